@@ -1,0 +1,137 @@
+"""A minimal batched Llama for generating a target's own outputs fast on a CPU.
+
+Purpose: distillation needs about a million tokens of the target's own text. `generate` of transformers copies the
+cache at every step; this keeps one static cache, fuses the projections and folds the query groups of grouped-query
+attention into the sequence axis, so that keys are never repeated. It serves generation of training data only, the
+engine under `serving/` has its own models.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rope_tables(theta: float, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine tables, each `[length, head_dim]` float32, in the half-split layout of Llama."""
+    inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse)
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of `x` `[batch, heads, tokens, head_dim]` by tables broadcastable to it."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+
+
+class LeanLlama:
+    """Llama weights in a static left-padded batch.
+
+    Args:
+        state: state dict of a `LlamaForCausalLM` with tied embeddings.
+        config: its configuration.
+        dtype: dtype of weights and cache.
+    """
+
+    def __init__(self, state: dict[str, Tensor], config, dtype: torch.dtype = torch.bfloat16):
+        self.config, self.dtype = config, dtype
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        get = lambda name: state[name].to(dtype).contiguous()  # noqa: E731
+        self.embed = get("model.embed_tokens.weight")
+        self.final_norm = get("model.norm.weight")
+        self.layers = []
+        for i in range(config.num_hidden_layers):
+            p = f"model.layers.{i}."
+            qkv = torch.cat([state[f"{p}self_attn.{n}_proj.weight"] for n in "qkv"]).to(dtype).contiguous()
+            gate_up = torch.cat([state[f"{p}mlp.{n}_proj.weight"] for n in ("gate", "up")]).to(dtype).contiguous()
+            self.layers.append(
+                (get(f"{p}input_layernorm.weight"), qkv, get(f"{p}self_attn.o_proj.weight"),
+                 get(f"{p}post_attention_layernorm.weight"), gate_up, get(f"{p}mlp.down_proj.weight"))
+            )
+        self.cos, self.sin = (t.to(dtype) for t in rope_tables(config.rope_parameters["rope_theta"], self.head_dim, 4096))
+        self.cache: list[tuple[Tensor, Tensor]] = []
+
+    def start(self, batch: int, length: int) -> None:
+        """Allocate the cache for `batch` rows of at most `length` tokens."""
+        shape = (batch, self.kv_heads, length, self.head_dim)
+        self.cache = [(torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)) for _ in self.layers]
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
+
+    def forward(self, ids: Tensor, at: int, positions: Tensor, visible: Tensor) -> Tensor:
+        """Run `ids` `[batch, k]`, stored at cache columns `at..at+k`.
+
+        Args:
+            positions: `[batch, k]` rotary positions (padding may hold anything).
+            visible: `[batch, k, at + k]` bool, which columns each query may read.
+        Returns:
+            normalised last hidden states, `[batch, k, hidden]`.
+        """
+        batch, k = ids.shape
+        groups = self.heads // self.kv_heads
+        x = self.embed[ids]
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        mask = visible[:, None].repeat(1, 1, groups, 1)  # [batch, 1, groups * k, columns]
+        for (norm1, qkv, out, norm2, gate_up, down), (keys, values) in zip(self.layers, self.cache, strict=True):
+            y = F.linear(self.norm(x, norm1), qkv).view(batch, k, self.heads + 2 * self.kv_heads, self.head_dim).transpose(1, 2)
+            q, key, value = y.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+            q, key = rotate(q, cos, sin), rotate(key, cos, sin)
+            keys[:, :, at : at + k], values[:, :, at : at + k] = key, value
+            q = q.reshape(batch, self.kv_heads, groups * k, self.head_dim)
+            a = F.scaled_dot_product_attention(q, keys[:, :, : at + k], values[:, :, : at + k], attn_mask=mask)
+            a = a.view(batch, self.heads, k, self.head_dim).transpose(1, 2).reshape(batch, k, -1)
+            x = x + F.linear(a, out)
+            gate, up = F.linear(self.norm(x, norm2), gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, down)
+        return self.norm(x, self.final_norm)
+
+
+@torch.inference_mode()
+def generate_batch(model: LeanLlama, prompts: list[list[int]], new_tokens: int, eos: int, temperature: float = 0.0,
+                   generator: torch.Generator | None = None) -> list[tuple[list[int], Tensor]]:
+    """Continue every prompt by up to `new_tokens` tokens.
+
+    Returns:
+        for each prompt its output tokens (EOS included where it came) and the normalised hidden states that predict
+        tokens 1.. of prompt + output, `[prompt + output - 1, hidden]`.
+    """
+    batch, width = len(prompts), max(map(len, prompts))
+    ids = torch.zeros(batch, width, dtype=torch.long)
+    real = torch.zeros(batch, width + new_tokens, dtype=torch.bool)
+    for row, p in enumerate(prompts):
+        ids[row, width - len(p) :] = torch.tensor(p)
+        real[row, width - len(p) :] = True
+    offset = torch.tensor([width - len(p) for p in prompts])
+    model.start(batch, width + new_tokens)
+    columns = torch.arange(width)
+    visible = real[:, None, :width] & (columns[None, :, None] >= columns[None, None, :])
+    visible = visible | torch.eye(width, dtype=torch.bool)[None]  # padding reads itself: no empty softmax row
+    states = [model.forward(ids, 0, (columns[None] - offset[:, None]).clamp(min=0), visible)]
+    tokens: list[Tensor] = []
+    done = torch.zeros(batch, dtype=torch.bool)
+    for step in range(new_tokens):
+        logits = F.linear(states[-1][:, -1], model.embed).float()
+        if temperature == 0:
+            token = logits.argmax(-1)
+        else:
+            token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator).squeeze(1)
+        tokens.append(token)
+        done |= token == eos
+        if bool(done.all()) or step == new_tokens - 1:
+            break
+        at = width + step
+        states.append(model.forward(token[:, None], at, (at - offset)[:, None], real[:, None, : at + 1]))
+    text, hidden = torch.stack(tokens, 1), torch.cat(states, 1)
+    result = []
+    for row, p in enumerate(prompts):
+        out = text[row].tolist()
+        if eos in out:
+            out = out[: out.index(eos) + 1]
+        first = width - len(p)
+        result.append((out, hidden[row, first : first + len(p) + len(out) - 1].clone()))
+    return result

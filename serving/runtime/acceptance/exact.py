@@ -1,0 +1,56 @@
+"""Exact acceptance: the output follows the target's distribution (Leviathan 2023, Algorithm 1; Chen 2023, Theorem 1).
+
+Keep x_i iff r < p_i(x_i) / q_i(x_i); at the first rejection sample norm(max(0, p_i − q_i)) and end the round; all kept:
+one bonus token from the next row. A deterministic proposal has a one-hot q: keep with probability p(x).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from serving.runtime.sampling import Streams, draw, residual
+from serving.runtime.types import Draft, Rows, Verdict
+
+
+def keeps(draft: Draft, i: int, target: Rows, rng: Streams) -> bool:
+    """The exact test of draft token i; a greedy request consumes no uniform."""
+    token = draft.tokens[i]
+    if target.sampling.greedy:
+        return token == target.top[i]
+    q = float(draft.rows[i].probs(0)[token]) if draft.rows else 1.0
+    # r < p/q without the division; r = 0 with p(x) = 0 rejects.
+    return rng.test.uniform() * q < float(target.probs(i)[token])
+
+
+def recover(draft: Draft, i: int, target: Rows, rng: Streams) -> int:
+    """Sample the token that replaces rejected draft token i from the residual distribution."""
+    if target.sampling.greedy:
+        return target.top[i]
+    return draw(residual(target.probs(i), draft_probs(draft, i, target.probs(i))), rng.sample.uniform())
+
+
+def draft_probs(draft: Draft, i: int, like: Tensor) -> Tensor:
+    """Warped draft distribution `[vocab]` of token i; one-hot for a deterministic proposal."""
+    if draft.rows:
+        return draft.rows[i].probs(0)
+    one_hot = like.new_zeros(like.shape)
+    one_hot[draft.tokens[i]] = 1.0
+    return one_hot
+
+
+class Exact:
+    """The lossless rule."""
+
+    lossless: ClassVar[bool] = True
+
+    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
+        stops = target.sampling.stop_token_ids
+        for i, token in enumerate(draft.tokens):
+            if not keeps(draft, i, target, rng):
+                return Verdict(accepted=i, token=recover(draft, i, target, rng), judged=i + 1)
+            if token in stops:
+                return Verdict(accepted=i + 1, token=None, judged=i + 1)
+        k = len(draft)
+        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k)

@@ -1,0 +1,69 @@
+"""CSD's rescue: a rejected token stays if its correction is a known habit and the target finds it likely enough.
+
+CSD, Algorithm 1: on a rejection draw t* once from the residual; rescue iff memory[(x, t*)] >= lambda, read before the
+update, and z(x) − z(t*) >= log tau on raw target logits (Eq. 3); every rejection updates the memory. A rescued token is
+kept and judging goes on behind it. Ours: no rescue of or against a stop or special token, a banned token, or a token
+that top-k or top-p removed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from serving.runtime.acceptance.exact import keeps, recover
+from serving.runtime.artifacts.correction_memory import CorrectionMemory
+from serving.runtime.sampling import Streams
+from serving.runtime.types import Draft, Rows, Verdict
+
+
+class Rescue:
+    """Exact acceptance with rescue.
+
+    Args:
+        memory: read and updated at every rejection.
+        min_count: lambda; `math.inf` never rescues.
+        tau: in (0, 1], smallest p̄(x)/p̄(t*) that is rescued.
+        special_tokens: tokens that are never rescued nor rescued against.
+        use_memory, use_gate: the paper's ablations (memory only, gate only).
+    """
+
+    lossless: ClassVar[bool] = False
+
+    def __init__(self, memory: CorrectionMemory, min_count: float, tau: float, special_tokens: frozenset[int] = frozenset(),
+                 *, use_memory: bool = True, use_gate: bool = True):
+        self.memory, self.min_count, self.log_tau = memory, min_count, math.log(tau)
+        self.special_tokens, self.use_memory, self.use_gate = special_tokens, use_memory, use_gate
+
+    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
+        stops = target.sampling.stop_token_ids
+        rescued = 0
+        for i, token in enumerate(draft.tokens):
+            if not keeps(draft, i, target, rng):
+                correction = recover(draft, i, target, rng)
+                rescue = self.rescues(i, token, correction, target)
+                self.memory.update(token, correction)
+                if not rescue:
+                    return Verdict(accepted=i, token=correction, judged=i + 1, rescued=rescued)
+                rescued += 1
+            if token in stops:
+                return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued=rescued)
+        k = len(draft)
+        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k, rescued=rescued)
+
+    def rescues(self, row: int, token: int, correction: int, target: Rows) -> bool:
+        """Whether a rejected token stays."""
+        protected = target.sampling.stop_token_ids | self.special_tokens
+        if token == correction or token in protected or correction in protected or not allowed(token, row, target):
+            return False
+        frequent = not self.use_memory or self.memory.count(token, correction) >= self.min_count
+        if not frequent or not self.use_gate:
+            return frequent
+        return target.raw_logit(row, token) - target.raw_logit(row, correction) >= self.log_tau
+
+
+def allowed(token: int, row: int, target: Rows) -> bool:
+    """Whether bans, top-k and top-p leave the token any probability."""
+    if token in target.sampling.banned_token_ids:
+        return False
+    return target.sampling.greedy or float(target.probs(row)[token]) > 0.0

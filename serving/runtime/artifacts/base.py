@@ -1,0 +1,152 @@
+"""Artifacts: the small files that strategies need, with their provenance.
+
+An artifact on disk is a folder: `artifact.json` (provenance, and the sha256 of every other file) beside data files in
+safetensors, ONNX, Arrow or JSON. Nothing is ever unpickled. Loading refuses, by name, an artifact of another pair, of
+another kind, of a newer schema, or with a changed file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.runtime.types import DraftwellError
+
+MANIFEST = "artifact.json"
+
+
+class ArtifactError(DraftwellError):
+    """An artifact that is missing, foreign, newer than this runtime, or changed."""
+
+
+class Provenance(BaseModel):
+    """Where an artifact comes from and what it may be used for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pair: str = Field(description="name of the pair in the catalogue")
+    fingerprint: str = Field(description="pair fingerprint: sha256 over weights, tokenizer and dtype")
+    device_class: str | None = Field(None, description="machine class that figures were measured on, where it matters")
+    trace_digest: str | None = Field(None, description="digest over all rows of the trace set it was made from")
+    parents: dict[str, str] = Field(default_factory=dict, description="kind → digest of the artifacts it was made from")
+    git_commit: str | None = Field(None, description="commit of the project that made it")
+    library_versions: dict[str, str] = Field(default_factory=dict)
+    parameters: dict[str, str | int | float | bool | None] = Field(default_factory=dict, description="settings it was made with")
+    metrics: dict[str, float] = Field(default_factory=dict, description="figures measured when it was made")
+
+
+def sha256_file(path: Path) -> str:
+    """Hex sha256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+class Artifact(ABC):
+    """Base of all artifact kinds: a kind says what its files are, this class keeps provenance and digests."""
+
+    kind: ClassVar[str]
+    schema_version: ClassVar[int] = 1
+
+    provenance: Provenance
+
+    @abstractmethod
+    def write_files(self, folder: Path) -> None:
+        """Write the data files into an empty folder."""
+
+    @classmethod
+    @abstractmethod
+    def read_files(cls, folder: Path, provenance: Provenance) -> Self:
+        """Build the artifact from its data files."""
+
+    def save(self, folder: Path) -> str:
+        """Write the whole folder atomically, replacing an old one, and return its digest."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            self.write_files(place)
+            files = {p.name: sha256_file(p) for p in sorted(place.iterdir())}
+            manifest = {"kind": self.kind, "schema_version": self.schema_version, "files": files,
+                        "provenance": self.provenance.model_dump()}
+            (place / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+            place.chmod(0o755)
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.replace(place, folder)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        return digest_of(folder)
+
+    @classmethod
+    def load(cls, folder: Path, *, fingerprint: str | None = None) -> Self:
+        """Read an artifact and check it.
+
+        Args:
+            folder: the artifact's folder.
+            fingerprint: fingerprint of the pair it shall be used with; None skips that check (tools that only look).
+        Raises:
+            ArtifactError: it is missing, of another kind or pair, newer than this runtime, or a file was changed.
+        """
+        manifest = read_manifest(folder)
+        if manifest["kind"] != cls.kind:
+            raise ArtifactError(f"{folder} holds a {manifest['kind']}, not a {cls.kind}")
+        if manifest["schema_version"] > cls.schema_version:
+            raise ArtifactError(f"{cls.kind} in {folder} has schema {manifest['schema_version']}, this runtime reads up to "
+                                f"{cls.schema_version}: upgrade draftwell")
+        for name, expected in manifest["files"].items():
+            if not (folder / name).is_file():
+                raise ArtifactError(f"{cls.kind} in {folder} lacks its file {name}: publish or deploy it again")
+            if sha256_file(folder / name) != expected:
+                raise ArtifactError(f"{folder / name} was changed since it was made (sha256 differs): publish or deploy it again")
+        provenance = Provenance.model_validate(manifest["provenance"])
+        if fingerprint is not None and provenance.fingerprint != fingerprint:
+            raise ArtifactError(f"the {cls.kind} in {folder} belongs to pair {provenance.pair} with fingerprint "
+                                f"{provenance.fingerprint[:12]}, not {fingerprint[:12]}: calibrate this pair (draftwell calibrate)")
+        return cls.read_files(folder, provenance)
+
+
+def read_manifest(folder: Path) -> dict:  # type: ignore[type-arg]
+    """The parsed `artifact.json` of a folder."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ArtifactError(f"{folder} holds no artifact (no {MANIFEST})")
+    try:
+        manifest = json.loads(path.read_text())
+        _ = manifest["kind"], manifest["schema_version"], manifest["files"], manifest["provenance"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} is not an artifact manifest: publish or deploy it again") from error
+    return manifest  # type: ignore[no-any-return]
+
+
+def digest_of(folder: Path) -> str:
+    """Digest of an artifact folder: sha256 over kind, schema and its files' digests (provenance left out)."""
+    manifest = read_manifest(folder)
+    body = json.dumps([manifest["kind"], manifest["schema_version"], manifest["files"]], sort_keys=True)
+    return hashlib.sha256(body.encode()).hexdigest()

@@ -1,0 +1,68 @@
+"""Correction memory of CSD: how often the target corrected draft token x to t* (CSD, section 4.2, Algorithm 1).
+
+Bounded (ours, the paper's limitations ask for it): at most 65,536 pairs. When it is full, a new pair takes the place of
+the oldest among the least counted, never of the newest, so that a new pattern can still grow.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from serving.runtime.artifacts.base import Artifact, Provenance
+
+MAX_PAIRS = 65_536
+
+
+class CorrectionMemory(Artifact):
+    """Counts of (draft token, correction); the order of `counts` is the order of first sight.
+
+    >>> memory = CorrectionMemory.empty()
+    >>> memory.update(3, 4); memory.count(3, 4)
+    1
+    """
+
+    kind = "correction_memory"
+
+    def __init__(self, counts: dict[tuple[int, int], int], provenance: Provenance, max_pairs: int = MAX_PAIRS):
+        self.counts, self.provenance, self.max_pairs = dict(counts), provenance, max_pairs
+
+    @classmethod
+    def empty(cls, provenance: Provenance | None = None, max_pairs: int = MAX_PAIRS) -> Self:
+        return cls({}, provenance or Provenance(pair="", fingerprint=""), max_pairs)
+
+    def count(self, drafted: int, correction: int) -> int:
+        """How often `drafted` was corrected to `correction`."""
+        return self.counts.get((drafted, correction), 0)
+
+    def update(self, drafted: int, correction: int) -> None:
+        """Count one rejection."""
+        pair = (drafted, correction)
+        if pair not in self.counts and len(self.counts) >= self.max_pairs:
+            least = min(self.counts.values())
+            del self.counts[next(p for p, n in self.counts.items() if n == least)]
+        self.counts[pair] = self.counts.get(pair, 0) + 1
+
+    def copy(self) -> CorrectionMemory:
+        """An independent memory with the same counts (deterministic mode works on a copy per request)."""
+        return CorrectionMemory(self.counts, self.provenance, self.max_pairs)
+
+    def write_files(self, folder: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.feather as feather
+
+        pairs = list(self.counts)
+        table = pa.table({
+            "drafted": pa.array([x for x, _ in pairs], pa.int32()),
+            "correction": pa.array([t for _, t in pairs], pa.int32()),
+            "count": pa.array(list(self.counts.values()), pa.int32()),
+        })
+        feather.write_feather(table, folder / "memory.arrow", compression="uncompressed")
+
+    @classmethod
+    def read_files(cls, folder: Path, provenance: Provenance) -> Self:
+        import pyarrow.feather as feather
+
+        table = feather.read_table(folder / "memory.arrow").to_pydict()
+        pairs = zip(table["drafted"], table["correction"], strict=True)
+        return cls(dict(zip(pairs, table["count"], strict=True)), provenance)

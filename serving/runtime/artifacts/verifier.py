@@ -1,0 +1,97 @@
+"""SPRINTER's verifier: will the target keep this draft token? (SPRINTER, section 3.2)
+
+A sigmoid of a linear layer on standardised features of the draft; label 1 iff q̄(x)/p̄(x) <= lambda.
+Features: `before` (hidden state that produced x), `after` (state having read x), `scalars`, or unions, in that order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from serving.runtime.artifacts.base import Artifact, ArtifactError, Provenance
+
+SCALARS = ("q_token", "confidence", "entropy", "rank")
+"""q̄(x), C, H in nats, and log(1 + rank of x); all of the raw draft distribution."""
+
+
+def scalar_features(raw: Tensor, token: int) -> Tensor:
+    """The four scalar features `[4]` float32 of drafting `token` from raw probabilities `[vocab]`."""
+    q = raw[token]
+    return torch.stack([q, raw.max(), torch.special.entr(raw).sum(), torch.log1p((raw > q).sum().float())]).float()
+
+
+class Verifier(Artifact):
+    """Linear classifier over draft features.
+
+    Args:
+        weight: `[features]` float32, acting on raw features (standardisation is folded in).
+        bias: scalar.
+        features: non-empty subset of ("before", "after", "scalars"), in that order.
+        threshold: score from which a token is kept (tau), in (0, 1).
+        ratio: lambda of the label.
+    """
+
+    kind = "verifier"
+    parts = ("before", "after", "scalars")
+
+    def __init__(self, weight: Tensor, bias: float, features: tuple[str, ...], threshold: float, ratio: float,
+                 provenance: Provenance):
+        if not features or any(f not in self.parts for f in features):
+            raise ArtifactError(f"unknown verifier features {features}: choose from {self.parts}")
+        if not bool(torch.isfinite(weight).all()) or not math.isfinite(bias):
+            raise ArtifactError("the verifier's weights are not finite: train it again")
+        self.weight, self.bias, self.features = weight.float(), float(bias), tuple(features)
+        self.threshold, self.ratio, self.provenance = threshold, ratio, provenance
+
+    def score(self, before: Tensor | None, after: Tensor | None, raw: Tensor, token: int) -> float:
+        """Probability in (0, 1) that the target keeps `token`.
+
+        Args:
+            before, after: `[hidden]` draft states, needed where `features` names them.
+            raw: `[vocab]` raw draft probabilities that `token` was drafted under.
+        """
+        parts = {"before": before, "after": after, "scalars": scalar_features(raw, token) if "scalars" in self.features else None}
+        x = torch.cat([parts[f].float().cpu() for f in self.features])  # type: ignore[union-attr]
+        return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, float(x @ self.weight) + self.bias))))
+
+    def write_files(self, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file({"weight": self.weight.contiguous(), "bias": torch.tensor([self.bias])}, folder / "verifier.safetensors")
+        settings = {"features": self.features, "threshold": self.threshold, "ratio": self.ratio}
+        (folder / "verifier.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (folder / "verifier.onnx").write_bytes(self.to_onnx())
+
+    @classmethod
+    def read_files(cls, folder: Path, provenance: Provenance) -> Self:
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / "verifier.safetensors")
+        settings = json.loads((folder / "verifier.json").read_text())
+        return cls(tensors["weight"], float(tensors["bias"]), tuple(settings["features"]), settings["threshold"],
+                   settings["ratio"], provenance)
+
+    def to_onnx(self) -> bytes:
+        """The same function as an ONNX graph: features `[batch, n]` float32 → score `[batch]`."""
+        try:
+            from onnx import TensorProto, helper, numpy_helper
+        except ImportError as error:
+            raise ArtifactError("writing a verifier needs the package onnx: pip install 'draftwell[pipeline]'") from error
+        weight = numpy_helper.from_array(self.weight.numpy().reshape(-1, 1), "weight")
+        bias = numpy_helper.from_array(torch.tensor([self.bias]).numpy(), "bias")
+        axes = numpy_helper.from_array(torch.tensor([1]).numpy(), "axes")
+        nodes = [helper.make_node("MatMul", ["features", "weight"], ["product"]),
+                 helper.make_node("Add", ["product", "bias"], ["logit"]),
+                 helper.make_node("Sigmoid", ["logit"], ["column"]),
+                 helper.make_node("Squeeze", ["column", "axes"], ["score"])]
+        graph = helper.make_graph(
+            nodes, "verifier", [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", self.weight.numel()])],
+            [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"])], [weight, bias, axes])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return bytes(model.SerializeToString())

@@ -1,0 +1,61 @@
+"""A model with known probabilities: logits are a table indexed by the last tokens of the context.
+
+It stands beside the real models for tests: losslessness is proved on it by enumeration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from serving.runtime.models.slots import Slots
+from serving.runtime.types import Forward, Output
+
+
+class TableModel:
+    """Logits of the next token from the last `order` tokens.
+
+    Args:
+        table: `[vocab] * (order + 1)` float32 logits; contexts shorter than `order` are padded with token 0.
+    """
+
+    def __init__(self, table: Tensor, *, slots: int = 8, max_context: int = 512):
+        self.table = table
+        self.order = table.ndim - 1
+        self.vocab_size = table.shape[-1]
+        self.max_context = max_context
+        self.slots = Slots([], slots, max_context, torch.float32, torch.device("cpu"))
+        self.tokens: list[list[int]] = [[] for _ in range(slots)]
+
+    @classmethod
+    def random(cls, vocab_size: int, seed: int, *, order: int = 2, sharpness: float = 2.0, slots: int = 8) -> Self:
+        """A table of normal logits with the given standard deviation."""
+        generator = torch.Generator().manual_seed(seed)
+        return cls(torch.randn([vocab_size] * (order + 1), generator=generator) * sharpness, slots=slots)
+
+    def open(self) -> int:
+        return self.slots.open()
+
+    def close(self, slot: int) -> None:
+        self.slots.close(slot)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self.slots.rollback(slot, length)
+
+    def next_logits(self, context: Sequence[int]) -> Tensor:
+        """Logits `[vocab]` behind a context."""
+        last = [0] * self.order + list(context)
+        return self.table[tuple(last[len(last) - self.order :])]
+
+    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+        outputs = []
+        for row in rows:
+            start = self.slots.reserve(row.slot, len(row.tokens))
+            known = self.tokens[row.slot][:start] + list(row.tokens)
+            self.tokens[row.slot] = known
+            logits = torch.stack([self.next_logits(known[: len(known) - i]) for i in reversed(range(row.keep))])
+            outputs.append(Output(logits.clone(), logits.clone()))
+        return outputs

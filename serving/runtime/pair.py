@@ -1,0 +1,148 @@
+"""A loaded pair: models over slots, tokenizer, fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from serving.runtime.artifacts.base import MANIFEST
+from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.runtime.engine import Engine
+from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
+from serving.runtime.types import DraftwellError, Model, Role, Sampling, VocabularyMismatch
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass
+class LoadedPair:
+    """Models by role over slots, with everything that text needs.
+
+    Args:
+        modules: role → the transformers module behind a model (peers are measured on the same weights).
+        fingerprint: what artifacts are checked against.
+    """
+
+    name: str
+    dtype: Dtype
+    device: str
+    models: dict[Role, Model]
+    modules: dict[Role, Any]
+    tokenizer: Any
+    fingerprint: str
+
+    def engine(self) -> Engine:
+        return Engine(self.models)
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.all_special_ids)
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """End-of-text ids of model and tokenizer."""
+        config = self.modules["target"].generation_config.eos_token_id
+        ids = config if isinstance(config, list) else [config]
+        return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+
+    def sampling(self, **settings: Any) -> Sampling:
+        """Sampling parameters with this pair's stop tokens."""
+        return Sampling(**{"stop_token_ids": self.stop_tokens, **settings})
+
+    def encode(self, prompt: str) -> list[int]:
+        """Ids of plain text."""
+        return list(self.tokenizer(prompt)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Ids of a conversation under the chat template, ready for the assistant's turn; plain text without a template."""
+        if not self.tokenizer.chat_template:
+            return self.encode("\n\n".join(m["content"] for m in messages))
+        return list(self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Ids of one user turn: under the chat template where the tokenizer has one."""
+        return self.encode_chat([{"role": "user", "content": prompt}])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu", slots: int = 1,
+              max_context: int | None = None) -> LoadedPair:
+    """Load the models of a pair.
+
+    Args:
+        files: where they lie.
+        slots: requests that can run at once.
+        max_context: positions per slot; None takes the models' own limit, at most 4096.
+    Raises:
+        DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(files.target)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    modules: dict[Role, Any] = {"target": load_module(files.target, torch_dtype, device)}
+    models: dict[Role, Model] = {"target": TransformersModel(modules["target"], slots=slots, max_context=max_context)}
+    vocab = models["target"].vocab_size
+    for role, folder in (("draft", files.draft), ("qualifier", files.qualifier)):
+        if folder is None:
+            continue
+        if (folder / MANIFEST).is_file():
+            draft = DistilledDraft.load(folder)
+            draft.check_donor(weights_digest(files.target))
+            module, head = build_distilled(draft, modules["target"]), draft.head_tokens
+        else:
+            check_same_tokenizer(files.target, folder, tokenizer)
+            module, head = load_module(folder, torch_dtype, device), None
+        modules[role] = module  # type: ignore[index]
+        own = module.config.get_text_config().vocab_size
+        if head is None and own < vocab:
+            vocab = models["target"].vocab_size = own  # type: ignore[attr-defined]
+        models[role] = TransformersModel(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab)  # type: ignore[index]
+    return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype))
+
+
+def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """A causal language model from a folder with config and safetensors."""
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise DraftwellError(f"{folder} holds no model (no config.json): check the pair's paths with `draftwell pairs`")
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True).to(device).eval()
+    except torch.OutOfMemoryError as error:
+        raise DraftwellError(f"{device} has too little memory for {folder.name} in {dtype}: take a smaller dtype or device") from error
+
+
+def build_distilled(draft: DistilledDraft, target: Any) -> Any:
+    """A module with the draft's layers and the target's own embedding tensor."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = dict(draft.config)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    with torch.device("cpu"):
+        module = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    module.base_model.set_input_embeddings(target.get_input_embeddings())
+    module.set_output_embeddings(target.get_output_embeddings())
+    missing, unexpected = module.load_state_dict(draft.state, strict=False)
+    lent = {"model.embed_tokens.weight", "lm_head.weight"}
+    if unexpected or set(missing) - lent:
+        raise DraftwellError(f"the distilled draft does not fit its own config ({[*unexpected, *missing][:2]} …): distil it again")
+    return module.to(target.device, target.dtype).eval()
+
+
+def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
+    """Refuse a draft whose token ids mean something else."""
+    from transformers import AutoTokenizer
+
+    if (draft / "tokenizer.json").is_file() or (draft / "tokenizer_config.json").is_file():
+        other = AutoTokenizer.from_pretrained(draft).get_vocab()
+        mine = tokenizer.get_vocab()
+        if any(mine.get(token, i) != i for token, i in other.items()):
+            raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: choose a draft of the same family")

@@ -1,0 +1,34 @@
+"""What drafters and acceptance rules offer to schedules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from serving.runtime.sampling import Streams
+from serving.runtime.types import Draft, Rows, Step, Verdict
+
+if TYPE_CHECKING:
+    from serving.runtime.session import Session
+
+
+class Drafter(Protocol):
+    """Proposes tokens behind text and pending draft."""
+
+    def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
+        """At most `limit` >= 0 tokens behind the session's text and the unverified `pending` tokens."""
+
+
+class AcceptanceRule(Protocol):
+    """Judges a draft against the target's distributions."""
+
+    lossless: bool
+
+    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
+        """Decide how much of a draft stays.
+
+        Args:
+            draft: k proposed tokens.
+            target: the target's rows for the k tokens and, if `bonus`, one more.
+            rng: tests read `rng.test`, sampled tokens `rng.sample`.
+            bonus: sample a token behind a fully kept draft (False when the next draft token will be tested there).
+        """

@@ -1,0 +1,147 @@
+"""Distributions and random streams.
+
+Two pairs of distributions, never mixed (METHODS): the *warped* one (temperature, top-k, top-p, bans) is for sampling,
+acceptance and residuals; the *raw* one (softmax at temperature 1, bans applied) is for confidence, entropy, thresholds,
+divergences and learned features. At temperature 0 a warped row is one-hot, so everything dynamic must read the raw row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serving.runtime import types
+from serving.runtime.types import DraftwellError, Sampling
+
+
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Warped probabilities of one position.
+
+    Args:
+        logits: `[vocab]` float32, bans already applied.
+    Returns:
+        `[vocab]` float32 that sums to 1; one-hot at temperature 0. Order as in transformers: temperature, top-k, top-p.
+    """
+    if sampling.greedy:
+        probs = torch.zeros_like(logits)
+        probs[logits.argmax()] = 1.0
+        return probs
+    scaled = logits / sampling.temperature
+    if 0 < sampling.top_k < scaled.shape[-1]:
+        kth = scaled.topk(sampling.top_k).values[-1]
+        scaled = scaled.masked_fill(scaled < kth, -math.inf)
+    if sampling.top_p < 1.0:
+        ordered, index = scaled.sort(descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        scaled = scaled.masked_fill(torch.zeros_like(scaled, dtype=torch.bool).scatter(0, index, before >= sampling.top_p), -math.inf)
+    return scaled.softmax(-1)
+
+
+def draw(probs: Tensor, uniform: float) -> int:
+    """Draw a token from `probs` `[vocab]` (need not be normalised) by inversion of one uniform in [0, 1)."""
+    cumulative = probs.double().cumsum(-1)
+    # right=True takes the first token whose cumulative mass exceeds the point: it always has mass of its own.
+    return int(torch.searchsorted(cumulative, uniform * float(cumulative[-1]), right=True))
+
+
+def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """norm(max(0, p − q)) over `[vocab]`; p itself when rounding leaves no mass (Leviathan 2023, section 2.3)."""
+    left = (target_probs - draft_probs).clamp(min=0.0)
+    total = float(left.sum())
+    return left / total if total > 0.0 else target_probs
+
+
+class LogitRows:
+    """Logits of consecutive positions of one model, with both kinds of distribution computed when asked for.
+
+    Args:
+        logits: `[rows, vocab]` float32.
+        sampling: the request's sampling parameters.
+        hidden: `[rows, hidden]`, last hidden states of the same positions.
+    """
+
+    def __init__(self, logits: Tensor, sampling: Sampling, hidden: Tensor | None = None):
+        if sampling.banned_token_ids:
+            logits = logits.clone()
+            logits[:, list(sampling.banned_token_ids)] = -math.inf
+        self.logits = logits
+        self.sampling = sampling
+        self._hidden = hidden
+        self._top: list[int] | None = None
+        self._probs: dict[int, Tensor] = {}
+        self._raw: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return int(self.logits.shape[0])
+
+    @property
+    def top(self) -> list[int]:
+        """The most likely token of each row."""
+        if self._top is None:
+            self._top = self.logits.argmax(-1).tolist()
+            if not bool(torch.isfinite(self.logits.amax(-1)).all()):
+                raise DraftwellError("a model returned NaN or infinite logits: check its weights and dtype")
+        return self._top
+
+    def probs(self, row: int) -> Tensor:
+        """Warped probabilities `[vocab]` of a row."""
+        if row not in self._probs:
+            _ = self.top  # checks for NaN
+            self._probs[row] = warp(self.logits[row], self.sampling)
+        return self._probs[row]
+
+    def raw(self, row: int) -> Tensor:
+        """Raw probabilities `[vocab]` (temperature 1) of a row."""
+        if row not in self._raw:
+            self._raw[row] = self.logits[row].softmax(-1)
+        return self._raw[row]
+
+    def raw_logit(self, row: int, token: int) -> float:
+        """Raw logit of a token."""
+        return float(self.logits[row, token])
+
+    def hidden(self, row: int) -> Tensor:
+        """Last hidden state `[hidden]` of a row."""
+        if self._hidden is None:
+            raise DraftwellError("this model returns no hidden states, which the strategy needs")
+        return self._hidden[row]
+
+    def confidence(self, row: int) -> float:
+        """C: the largest raw probability of a row."""
+        return float(self.raw(row).max())
+
+    def entropy(self, row: int) -> float:
+        """Entropy of the raw distribution of a row, in nats."""
+        return float(torch.special.entr(self.raw(row)).sum())
+
+    def sample(self, row: int, stream: types.Stream) -> int:
+        """Draw from the warped distribution of a row; greedy requests consume no uniform."""
+        return self.top[row] if self.sampling.greedy else draw(self.probs(row), stream.uniform())
+
+
+class Stream:
+    """A private stream of uniforms in [0, 1)."""
+
+    def __init__(self, seed: int, purpose: int):
+        self._generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), purpose]))
+        self.drawn = 0
+
+    def uniform(self) -> float:
+        self.drawn += 1
+        return float(self._generator.random())
+
+
+class Streams:
+    """The random streams of one request, one for each purpose.
+
+    Draft, test and sample (residual and bonus) never share a uniform, and each is read by one side only, so that the
+    result does not depend on which side runs first (METHODS, condition 1).
+    """
+
+    def __init__(self, seed: int):
+        self.draft = Stream(seed, 1)
+        self.test = Stream(seed, 2)
+        self.sample = Stream(seed, 3)

@@ -1,0 +1,25 @@
+"""Serial schedule: draft, verify, draft, verify (Leviathan 2023, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from serving.runtime.protocols import AcceptanceRule, Drafter
+from serving.runtime.session import Session
+from serving.runtime.types import Draft, Step, Verdict
+
+
+def serial(session: Session, drafter: Drafter, rule: AcceptanceRule, learn: Callable[[Draft, Verdict], None] | None = None) -> Step[None]:
+    """Run a request to its end.
+
+    Args:
+        learn: called between verifications with what was judged; the only place where online state may change.
+    """
+    yield from session.prefill()
+    while not session.text.finished:
+        draft = yield from drafter.propose(session, session.text.remaining - 1)
+        rows = yield from session.verify(draft)
+        verdict = rule.judge(draft, rows, session.rng)
+        session.commit(draft, verdict)
+        if learn:
+            learn(draft, verdict)

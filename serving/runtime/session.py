@@ -1,0 +1,96 @@
+"""One request in flight: its text, its counters, its random streams, and its lane on each model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from serving.runtime.sampling import Streams
+from serving.runtime.stats import Stats
+from serving.runtime.types import Draft, Forward, Model, Output, Role, Rows, Sampling, Step, Text, Verdict
+
+
+class Lane:
+    """A model as one request sees it: a slot that holds the first `length` tokens of text and draft."""
+
+    def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats):
+        self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
+        self.length = 0
+
+    def read(self, sequence: Sequence[int], keep: int = 1) -> Step[Rows]:
+        """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens."""
+        unseen = tuple(sequence[self.length :])
+        prefill = self.length == 0
+        if self.role == "target":
+            self.stats.target_tokens += len(unseen)
+            self.stats.prefill_calls += prefill
+            self.stats.target_calls += not prefill
+        else:
+            self.stats.draft_calls += 1
+        output: Output = yield Forward(self.role, self.slot, unseen, keep, prefill)
+        self.length = len(sequence)
+        return output.rows(self.sampling)
+
+    def rollback(self, length: int) -> None:
+        """Forget everything behind the first `length` tokens, if there is more."""
+        if length < self.length:
+            self.model.rollback(self.slot, length)
+            self.length = length
+
+
+class Session:
+    """What a strategy works with.
+
+    Args:
+        prompt: token ids, at least one.
+        models: the pair's models by role; a slot is opened on each.
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model]):
+        self.text = Text(prompt, sampling)
+        self.sampling = sampling
+        self.rng = Streams(sampling.seed)
+        self.stats = Stats()
+        self.lanes: dict[Role, Lane] = {}
+        try:
+            for role, model in models.items():
+                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def target(self) -> Lane:
+        return self.lanes["target"]
+
+    @property
+    def draft(self) -> Lane:
+        return self.lanes["draft"]
+
+    def prefill(self) -> Step[None]:
+        """Read the prompt and sample the first token from the target, which gives the shortest time to first token."""
+        rows = yield from self.target.read(self.text.ids)
+        self.append_sampled(rows)
+
+    def append_sampled(self, rows: Rows) -> None:
+        """Append one token sampled from the target."""
+        self.stats.sampled += self.text.append([rows.sample(0, self.rng.sample)])
+
+    def verify(self, draft: Draft) -> Step[Rows]:
+        """Target rows for every draft token and for the bonus token behind them: `len(draft) + 1` rows."""
+        return (yield from self.target.read(self.text.ids + draft.tokens, keep=len(draft) + 1))
+
+    def commit(self, draft: Draft, verdict: Verdict) -> None:
+        """Make a verdict's tokens final and roll every lane back behind a rejection."""
+        kept = len(self.text.ids) + verdict.accepted
+        tokens = draft.tokens[: verdict.accepted]
+        self.text.append(tokens if verdict.token is None else [*tokens, verdict.token])
+        self.stats.count(draft, verdict)
+        if verdict.rejected:
+            for lane in self.lanes.values():
+                lane.rollback(kept)
+
+    def close(self) -> None:
+        """Give all slots back."""
+        for lane in self.lanes.values():
+            lane.model.close(lane.slot)
+        self.lanes = {}

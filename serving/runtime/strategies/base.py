@@ -1,0 +1,71 @@
+"""What a strategy is: a name, a config, the models and artifacts it needs, and a generator that decodes one request."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from serving.runtime.artifacts.base import Artifact
+from serving.runtime.session import Session
+from serving.runtime.types import DraftwellError, Model, Role, Step
+
+A = TypeVar("A", bound=Artifact)
+
+
+class StrategyConfig(BaseModel):
+    """Base of all strategy configs: unknown keys are refused, every field has bounds and a description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What strategies of a pair work with.
+
+    Args:
+        artifacts: kind → artifact.
+        special_tokens: ids with a meaning of their own (end of turn, padding …).
+        deterministic: online state is copied for every request, so that a result never depends on earlier requests.
+    """
+
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    special_tokens: frozenset[int] = frozenset()
+    deterministic: bool = False
+
+
+class Strategy(ABC):
+    """Base of all strategies. Class attributes describe it to people (`draftwell strategies`)."""
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+    paper: ClassVar[str]
+    roles: ClassVar[tuple[Role, ...]] = ("target", "draft")
+    artifacts: ClassVar[tuple[str, ...]] = ()
+    Config: ClassVar[type[StrategyConfig]]
+
+    def __init__(self, config: StrategyConfig, kit: Kit):
+        self.config: Any = config
+        self.kit = kit
+
+    @abstractmethod
+    def run(self, session: Session) -> Step[None]:
+        """Decode one request."""
+
+    def artifact(self, kind: type[A]) -> A:
+        """The artifact of a kind that this strategy needs."""
+        found = self.kit.artifacts.get(kind.kind)
+        if not isinstance(found, kind):
+            raise DraftwellError(f"strategy {self.name} needs the artifact {kind.kind}: make one with `draftwell calibrate` or "
+                                 "`draftwell train`, or take it from a release")
+        return found
+
+    def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
+        """The models this strategy uses, by role."""
+        missing = [role for role in self.roles if role not in models]
+        if missing:
+            raise DraftwellError(f"strategy {self.name} needs a {missing[0]} model, which this pair does not have")
+        return {role: models[role] for role in self.roles}

@@ -1,0 +1,27 @@
+"""Prompt lookup decoding: the context's own n-grams are the draft (Saxena 2023)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.drafting.ngram import NGram
+from serving.runtime.schedules.serial import serial
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Step
+
+
+class PromptLookup(Strategy):
+    name = "prompt_lookup"
+    lossless = True
+    paper = "Saxena 2023, prompt lookup decoding"
+    roles = ("target",)
+
+    class Config(StrategyConfig):
+        prompt_lookup_num_tokens: int = Field(10, ge=1, le=32, description="longest draft")
+        max_matching_ngram_size: int = Field(3, ge=1, le=8, description="longest n-gram looked up, tried down to 1")
+
+    def run(self, session: Session) -> Step[None]:
+        drafter = NGram(self.config.max_matching_ngram_size, self.config.prompt_lookup_num_tokens)
+        yield from serial(session, drafter, Exact())

@@ -1,0 +1,26 @@
+"""Speculative decoding with a fixed draft length (Leviathan 2023, Algorithm 1; Chen 2023)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.schedules.serial import serial
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Step
+
+
+class VanillaSD(Strategy):
+    name = "vanilla_sd"
+    lossless = True
+    paper = "Leviathan 2023 (2211.17192), Algorithm 1"
+
+    class Config(StrategyConfig):
+        num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
+
+    def run(self, session: Session) -> Step[None]:
+        drafter = DraftModel(FixedLength(self.config.num_speculative_tokens))
+        yield from serial(session, drafter, Exact())

@@ -1,0 +1,285 @@
+"""The ground of the runtime: requests, commands, drafts, verdicts, and the text being written.
+
+A strategy is a generator. It yields `Forward` (or `Overlap` of two generators) and is sent an `Output`; everything else
+it does is plain Python on plain data. The engine alone decides where, when and with whom a forward runs.
+
+Terms: *accepted* = a draft token kept; *recovered* = the token sampled from the target at a rejection; *bonus* = the token
+sampled from the target behind a fully accepted draft; *rescued* = a draft token kept against the exact rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Role = Literal["target", "draft", "qualifier"]
+FinishReason = Literal["stop", "length"]
+T = TypeVar("T")
+
+
+class DraftwellError(Exception):
+    """A user's mistake or a refused input: one line that names the thing and the mend (the CLI exits with code 2)."""
+
+
+class ContextTooLong(DraftwellError):
+    """Prompt plus requested tokens exceed what a model can read."""
+
+
+class VocabularyMismatch(DraftwellError):
+    """Two models of a pair do not share a tokenizer."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a request's tokens are drawn.
+
+    Args:
+        max_tokens: tokens to emit at most, at least 1.
+        temperature: 0 means greedy.
+        top_k: keep the k most likely tokens, 0 keeps all.
+        top_p: keep the smallest set with at least this probability, in (0, 1].
+        seed: seed of all random streams of the request.
+        stop_token_ids: tokens that end the text (EOS among them); the token itself is part of the output.
+        banned_token_ids: tokens that neither draft nor target may produce.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    banned_token_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise DraftwellError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if self.temperature < 0:
+            raise DraftwellError(f"temperature must be at least 0, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise DraftwellError(f"top_p must be in (0, 1], not {self.top_p}")
+        if self.top_k < 0:
+            raise DraftwellError(f"top_k must be at least 0, not {self.top_k}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Feed `tokens` to `model`'s slot and return the last `keep` rows of logits.
+
+    Args:
+        model: role of the model within the pair.
+        slot: the slot that the engine opened for this request.
+        tokens: tokens behind the slot's current end, at least one.
+        keep: number of trailing positions whose logits are wanted, at most `len(tokens)`.
+        prefill: the slot was empty; such a forward is timed and counted apart.
+    """
+
+    model: Role
+    slot: int
+    tokens: tuple[int, ...]
+    keep: int = 1
+    prefill: bool = False
+
+
+@dataclass
+class Output:
+    """What a forward returns: distributions and last hidden states of the kept positions.
+
+    Args:
+        logits: `[keep, vocab]` float32, as the model gives them.
+        hidden: `[keep, hidden]`, normalised last hidden states, or None where the model has none.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
+
+    def rows(self, sampling: Sampling) -> Rows:
+        """The kept positions under a request's sampling parameters."""
+        from serving.runtime.sampling import LogitRows
+
+        return LogitRows(self.logits, sampling, self.hidden)
+
+
+class Rows(Protocol):
+    """Distributions of consecutive positions of one model: *warped* for sampling and judging, *raw* for the rest."""
+
+    sampling: Sampling
+
+    def __len__(self) -> int: ...
+
+    @property
+    def top(self) -> list[int]:
+        """The most likely token of each row."""
+
+    def probs(self, row: int) -> Tensor:
+        """Warped probabilities `[vocab]` float32 of a row."""
+
+    def raw(self, row: int) -> Tensor:
+        """Raw probabilities `[vocab]` float32 (temperature 1, bans applied) of a row."""
+
+    def raw_logit(self, row: int, token: int) -> float:
+        """Raw logit of a token."""
+
+    def confidence(self, row: int) -> float:
+        """C: the largest raw probability of a row."""
+
+    def entropy(self, row: int) -> float:
+        """Entropy of the raw distribution of a row, in nats."""
+
+    def hidden(self, row: int) -> Tensor:
+        """Last hidden state `[hidden]` of a row."""
+
+    def sample(self, row: int, stream: Stream) -> int:
+        """Draw from the warped distribution of a row; a greedy request consumes no uniform."""
+
+
+class Stream(Protocol):
+    """A private stream of uniforms in [0, 1)."""
+
+    def uniform(self) -> float: ...
+
+
+Step = Generator["Forward | Overlap", Any, T]
+"""A generator of commands that ends with a value of type T."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two generators that run at once; the reply is the pair of their return values."""
+
+    first: Generator[Any, Any, Any]
+    second: Generator[Any, Any, Any]
+
+
+@dataclass
+class Draft:
+    """Tokens proposed for verification.
+
+    Args:
+        tokens: the proposed ids, in order.
+        rows: for each token the one-row distribution it was drawn from; empty for a deterministic proposal (n-gram,
+            ranked candidates), whose distribution is one-hot.
+        confidence: C of each token's distribution, where the drafter computes it (METHODS, "Two pairs").
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, part: slice) -> Draft:
+        return Draft(self.tokens[part], self.rows[part], self.confidence[part])
+
+    def __add__(self, other: Draft) -> Draft:
+        return Draft(self.tokens + other.tokens, self.rows + other.rows, self.confidence + other.confidence)
+
+
+@dataclass
+class Verdict:
+    """What an acceptance rule decided about a draft.
+
+    Args:
+        accepted: number of leading draft tokens kept (rescued ones included).
+        token: the token sampled from the target behind them, or None when the text ended inside the draft.
+        judged: number of draft tokens looked at: the kept ones and the first rejected.
+        rescued: kept against the exact rule.
+    """
+
+    accepted: int
+    token: int | None
+    judged: int
+    rescued: int = 0
+
+    @property
+    def rejected(self) -> bool:
+        return self.judged > self.accepted
+
+
+class Text:
+    """Prompt and output of a request; only final tokens are ever appended.
+
+    >>> text = Text([5, 6], Sampling(max_tokens=3, stop_token_ids=frozenset({9})))
+    >>> text.append([7, 9, 8]), text.output, text.finish_reason
+    (2, [7, 9], 'stop')
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling):
+        if not prompt:
+            raise DraftwellError("the prompt is empty: give at least one token")
+        self.ids = list(prompt)
+        self.prompt_length = len(prompt)
+        self.sampling = sampling
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def output(self) -> list[int]:
+        return self.ids[self.prompt_length :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.sampling.max_tokens - (len(self.ids) - self.prompt_length)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def append(self, tokens: Sequence[int]) -> int:
+        """Append final tokens up to the first stop token or the budget; return how many were taken."""
+        taken = 0
+        for token in tokens:
+            if self.finished:
+                break
+            self.ids.append(token)
+            taken += 1
+            if token in self.sampling.stop_token_ids:
+                self.finish_reason = "stop"
+            elif self.remaining == 0:
+                self.finish_reason = "length"
+        return taken
+
+
+class Model(Protocol):
+    """A model over slots. `slots.SlotModel` and the table model implement it.
+
+    A slot is one request's view: tokens are fed in order, `rollback` forgets the last ones.
+    """
+
+    vocab_size: int
+    max_context: int
+
+    def open(self) -> int:
+        """Take a free slot of length 0."""
+
+    def close(self, slot: int) -> None:
+        """Give the slot back."""
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Forget everything behind the first `length` tokens of a slot."""
+
+    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+        """Run all rows as one ragged batch; at most one row per slot."""
+
+
+class StopPolicy(Protocol):
+    """Decides when a draft is long enough; one object serves one request.
+
+    It may read the draft's own distributions and tokens, never the uniforms or the target of this round. The token it
+    looked at stays in the draft: dropping it would bias the output (METHODS, condition 2).
+    """
+
+    def start(self) -> None:
+        """A new draft begins."""
+
+    def stop_after(self, row: Rows, token: int) -> bool:
+        """Whether to stop behind `token`, drawn from the one-row `row`."""

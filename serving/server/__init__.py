@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI-shaped endpoints over a deployed bundle."""
