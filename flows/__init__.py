@@ -1,0 +1,1 @@
+"""Prefect flows: thin wrappers that connect components, registry and serving."""

