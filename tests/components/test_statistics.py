@@ -1,0 +1,47 @@
+"""The paired bootstrap: pairing, direction, one-sided bounds and refusals."""
+
+import random
+
+import pytest
+
+from components.statistics import paired_bootstrap_ratio
+from serving.runtime.types import DraftwellError
+
+
+def test_constant_advantage_has_no_width_although_prompts_differ_hundredfold() -> None:
+    seconds, tokens = [0.1, 10.0, 3.0, 0.7], [4, 64, 30, 9]
+    ratio, low, high = paired_bootstrap_ratio(seconds, tokens, [s / 1.5 for s in seconds], tokens)
+    assert ratio == pytest.approx(1.5)
+    assert (low, high) == pytest.approx((1.5, 1.5))  # an unpaired bootstrap would give a wide interval
+
+
+def test_seconds_per_token_decide_not_seconds() -> None:
+    ratio, _, _ = paired_bootstrap_ratio([1.0, 1.0], [10, 10], [1.0, 1.0], [5, 5])
+    assert ratio == pytest.approx(0.5)
+
+
+def test_small_advantage_in_noise_straddles_one() -> None:
+    rng = random.Random(1)
+    a = [1.0 + rng.uniform(-0.3, 0.3) for _ in range(12)]
+    b = [1.0 / 1.03 + rng.uniform(-0.3, 0.3) for _ in range(12)]
+    _, low, high = paired_bootstrap_ratio(a, [10] * 12, b, [10] * 12)
+    assert low < 1.0 < high
+
+
+def test_bounds_are_one_sided_at_the_given_level() -> None:
+    rng = random.Random(2)
+    a, b = ([rng.uniform(0.5, 1.5) for _ in range(20)] for _ in range(2))
+    narrow = paired_bootstrap_ratio(a, [8] * 20, b, [8] * 20, tail=0.25)
+    wide = paired_bootstrap_ratio(a, [8] * 20, b, [8] * 20, tail=0.01)
+    assert wide[1] < narrow[1] < narrow[0] < narrow[2] < wide[2]
+    assert wide == paired_bootstrap_ratio(a, [8] * 20, b, [8] * 20, tail=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(([], [], [], []), "at least one"), (([1.0], [1], [1.0, 2.0], [1, 1]), "same prompts"),
+     (([1.0], [0], [1.0], [1]), "positive"), (([float("nan")], [1], [1.0], [1]), "positive")],
+)
+def test_bad_measurements_are_refused(arguments: tuple[list[float], ...], word: str) -> None:
+    with pytest.raises(DraftwellError, match=word):
+        paired_bootstrap_ratio(*arguments)  # type: ignore[arg-type]
