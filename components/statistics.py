@@ -1,7 +1,7 @@
 """Intervals for ratios of speed, by a paired bootstrap over prompts.
 
-Prompts differ far more than strategies do (a translation and a repetition of the prompt are worlds apart), so both sides
-of a ratio are always resampled with the same prompts.
+Prompts differ far more than strategies do (a translation and a repetition of the prompt are worlds apart), so both
+sides of a ratio are always resampled with the same prompts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], 
                            seed: int = 0) -> tuple[float, float, float]:
     """How many times as fast b is as a, with a bootstrap interval.
 
-    The ratio is (Σ seconds_a / Σ tokens_a) / (Σ seconds_b / Σ tokens_b): seconds per token of a over those of b, so that
-    with a = autoregressive it is METHODS' speedup of b. Above 1, b is the faster one.
+    The ratio is (Σ seconds_a / Σ tokens_a) / (Σ seconds_b / Σ tokens_b): seconds per token of a over those of b, so
+    that with a = autoregressive it is METHODS' speedup of b. Above 1, b is the faster one.
 
     Args:
         seconds_a, tokens_a, seconds_b, tokens_b: one entry a prompt, the same prompts in the same order.
@@ -42,7 +42,8 @@ def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], 
 def _table(*columns: Sequence[float]) -> np.ndarray:
     """`[4, prompts]` float64, checked."""
     if len({len(column) for column in columns}) != 1:
-        raise DraftwellError(f"a paired comparison needs the same prompts on both sides, not {[len(c) for c in columns]} entries")
+        counts = [len(column) for column in columns]
+        raise DraftwellError(f"a paired comparison needs the same prompts on both sides, not {counts} entries")
     table = np.array(columns, dtype=np.float64)
     if table.shape[1] == 0:
         raise DraftwellError("a comparison needs at least one measured prompt")
