@@ -1,0 +1,114 @@
+"""Trace sets: content digests, atomic shards, and refusals that name the file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from serving.runtime.trace import TRACE_VERSION, TraceError, TraceHeader, TraceSet, trace_schema
+
+HEADER = TraceHeader(pair="tiny", fingerprint="f" * 64, dtype="float32", rollout=2, max_tokens=8, temperature=0.0,
+                     stop_token_ids=(2,))
+
+
+def row(i: int, **changes: Any) -> dict[str, Any]:
+    """A row with every kind of value: nulls, lists of several lengths, half floats."""
+    return {"prompt_id": f"p{i // 3}", "task": None if i % 2 else "qa", "turn": 0, "kind": "target", "temperature": 0.0,
+            "position": i % 3, "prompt_tokens": [1, 2, i] if i % 3 == 0 else None, "token": i, "target_token": i,
+            "target_p": 0.5, "confidence": 0.25 + i, "candidates": list(range(i % 4)), "ratio": float("inf"),
+            "hidden_before": [0.5, float(i)] if i % 2 else None, "rollout_tokens": [i, i + 1], **changes}
+
+
+def table(rows: list[dict[str, Any]], header: TraceHeader = HEADER) -> pa.Table:
+    schema = trace_schema(header)
+    return pa.Table.from_pylist([{name: r.get(name) for name in schema.names} for r in rows], schema=schema)
+
+
+def make(folder: Path, shards: list[list[dict[str, Any]]]) -> TraceSet:
+    traces = TraceSet(folder)
+    for i, rows in enumerate(shards):
+        traces.write_shard(i, table(rows))
+    return traces
+
+
+def test_rows_come_back_in_order_with_the_header(tmp_path: Path) -> None:
+    rows = [row(i) for i in range(7)]
+    traces = make(tmp_path, [rows[:3], rows[3:]])
+    assert traces.read(["token"]).to_pydict() == {"token": list(range(7))}
+    assert traces.read().column("hidden_before").to_pylist() == [r["hidden_before"] for r in rows]
+    assert traces.header == HEADER
+
+
+def test_digest_ignores_cuts_and_encoding_but_sees_every_value(tmp_path: Path) -> None:
+    rows = [row(i) for i in range(7)]
+    digest = make(tmp_path / "a", [rows]).digest()
+    assert make(tmp_path / "b", [rows[:1], rows[1:5], rows[5:]]).digest() == digest
+    other = TraceSet(tmp_path / "c")
+    (tmp_path / "c").mkdir()
+    pq.write_table(table(rows), other.shard(0), compression="none", use_dictionary=False, row_group_size=2)
+    assert other.digest() == digest
+    changed = [{"token": 99}, {"task": "qa2"}, {"prompt_tokens": None}, {"candidates": [0, 0]},
+               {"hidden_before": [0.5, 3.5]}, {"rollout_tokens": [3, 5]}, {"hidden_before": None}]
+    mutants = [[*rows[:3], row(3, **change), *rows[4:]] for change in changed]
+    digests = {make(tmp_path / f"d{i}", [mutant]).digest() for i, mutant in enumerate(mutants)}
+    assert len(digests | {digest}) == len(changed) + 1
+    assert make(tmp_path / "e", [rows[::-1]]).digest() != digest
+
+
+def test_list_boundaries_enter_the_digest(tmp_path: Path) -> None:
+    first = make(tmp_path / "a", [[row(0, candidates=[1, 2]), row(1, candidates=[3])]])
+    second = make(tmp_path / "b", [[row(0, candidates=[1]), row(1, candidates=[2, 3])]])
+    assert first.digest() != second.digest()
+
+
+def test_a_failed_write_leaves_the_old_shard_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = make(tmp_path, [[row(0)]])
+    before = traces.shard(0).read_bytes()
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        traces.write_shard(0, table([row(1)]))
+    assert traces.shard(0).read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["shard-00000.parquet"]
+
+
+def test_another_pairs_trace_is_refused_by_name(tmp_path: Path) -> None:
+    make(tmp_path, [[row(0)]])
+    with pytest.raises(TraceError, match=r"shard-00000.parquet is a trace of pair tiny .* not eeeeeeeeeeee") as error:
+        TraceSet(tmp_path, fingerprint="e" * 64).read()
+    assert "\n" not in str(error.value)
+    assert TraceSet(tmp_path, fingerprint="f" * 64).read().num_rows == 1
+
+
+def test_a_newer_schema_is_refused_even_with_unknown_fields(tmp_path: Path) -> None:
+    shard = table([row(0)])
+    newer = HEADER.model_dump_json().replace(f'"version":{TRACE_VERSION}', f'"version":{TRACE_VERSION + 1},"new":1')
+    TraceSet(tmp_path).write_shard(0, shard.replace_schema_metadata({"draftwell.trace": newer}))
+    with pytest.raises(TraceError, match=f"schema {TRACE_VERSION + 1}, this runtime reads up to {TRACE_VERSION}"):
+        TraceSet(tmp_path).read()
+
+
+def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
+    traces = make(tmp_path, [[row(0)], [row(i) for i in range(50)]])
+    whole = traces.shard(1).read_bytes()
+    for keep in (0, 10, len(whole) // 2, len(whole) - 3):
+        traces.shard(1).write_bytes(whole[:keep])
+        for action in (traces.read, traces.digest):
+            with pytest.raises(TraceError, match=r"shard-00001.parquet is truncated"):
+                action()
+
+
+def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="holds no trace"):
+        TraceSet(tmp_path / "nowhere").read()
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "shard-00000.parquet")
+    with pytest.raises(TraceError, match="no draftwell trace"):
+        TraceSet(tmp_path).read()
