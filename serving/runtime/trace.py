@@ -184,7 +184,7 @@ def _parse(path: Path, raw: bytes) -> TraceHeader:
         fields = json.loads(raw)
         version = int(fields["version"])
     except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} is no draftwell trace (it has no header): give a folder of `draftwell collect`") from error
+        raise TraceError(f"{path} is no draftwell trace (no header): give a folder of `draftwell collect`") from error
     if version > TRACE_VERSION:
         raise TraceError(f"{path} has trace schema {version}, this runtime reads up to {TRACE_VERSION}: "
                          "upgrade draftwell")

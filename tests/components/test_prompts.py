@@ -1,0 +1,77 @@
+"""Prompt files: both row forms, compressed or not, and one clear line for everything that is wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from components.prompts import Prompt, demo_prompts, read_prompts
+from serving.runtime.types import DraftwellError
+
+GOOD = '{"prompt": "Hello"}\n'
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    data = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.jsonl.gz"])
+def test_both_forms_of_rows_are_read(tmp_path: Path, name: str) -> None:
+    rows = [{"id": "a", "task": "qa", "prompt": "Grüße?", "reference": "42"}, {"question_id": 7, "category": "chat",
+            "turns": ["one", "two"], "reference": ["first", "second"]}, {"prompt": "x", "turns": None}]
+    path = write(tmp_path / name, "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    assert read_prompts(path) == [Prompt("a", "qa", ["Grüße?"], "42"), Prompt("7", "chat", ["one", "two"], "first"),
+                                  Prompt("line-5", None, ["x"], None)]
+
+
+def test_limit_and_skip_pick_a_window_and_read_no_further(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", "".join(f'{{"prompt": "{i}"}}\n' for i in range(5)) + "broken")
+    assert [p.prompt for p in read_prompts(path, limit=2, skip=3)] == ["3", "4"]
+    with pytest.raises(DraftwellError, match="line 6"):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(GOOD + '{"prompt": "half', "line 2: not valid JSON"), (GOOD + "[1]\n", "line 2: not a JSON object"),
+     ("\n" + '{"text": "x"}\n', "line 2: it has neither `prompt` nor `turns` .keys: text"),
+     (GOOD + '{"prompt": "  "}', "line 2: its prompt is empty"), ('{"turns": []}', "line 1: its prompt is empty"),
+     ('{"turns": ["a", 3]}', "line 1: `prompt` must be a string"), ('{"prompt": {"a": 1}}', "line 1: `prompt` must be"),
+     ('{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}', "line 2: id '1' is on line 1 too"),
+     ("", "holds no prompts"), ("\n \n", "holds no prompts"), (GOOD.encode() + b"\xff\n", "line 2: not UTF-8")],
+)
+def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(DraftwellError, match=message) as error:
+        read_prompts(write(tmp_path / "p.jsonl", text))
+    assert "p.jsonl" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_folder_truncated_and_short_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DraftwellError, match="no prompt file"):
+        read_prompts(tmp_path / "none.jsonl")
+    with pytest.raises(DraftwellError, match="cannot read"):
+        read_prompts(tmp_path)
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(gzip.compress(GOOD.encode() * 500)[:-9])
+    with pytest.raises(DraftwellError, match="no complete gzip file"):
+        read_prompts(path)
+    path.write_bytes(GOOD.encode())
+    with pytest.raises(DraftwellError, match="no complete gzip file"):
+        read_prompts(path)
+    with pytest.raises(DraftwellError, match="only 1 prompts, of which 1"):
+        read_prompts(write(tmp_path / "p.jsonl", GOOD), skip=1)
+    with pytest.raises(DraftwellError, match="at least 1, not 0"):
+        read_prompts(tmp_path / "p.jsonl", limit=0)
+
+
+def test_demo_prompts_come_with_the_package() -> None:
+    prompts = demo_prompts(16)
+    assert len(prompts) == 16
+    assert len({p.task for p in prompts}) >= 8
+    assert len(demo_prompts()) == 120
