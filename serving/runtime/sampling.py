@@ -40,13 +40,6 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     return scaled.softmax(-1)
 
 
-def draw(probs: Tensor, uniform: float) -> int:
-    """Draw a token from `probs` `[vocab]` (need not be normalised) by inversion of one uniform in [0, 1)."""
-    cumulative = probs.double().cumsum(-1)
-    # right=True takes the first token whose cumulative mass exceeds the point: it always has mass of its own.
-    return int(torch.searchsorted(cumulative, uniform * float(cumulative[-1]), right=True))
-
-
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """norm(max(0, p − q)) over `[vocab]`; p itself when rounding leaves no mass (Leviathan 2023, section 2.3)."""
     left = (target_probs - draft_probs).clamp(min=0.0)
@@ -119,19 +112,24 @@ class LogitRows:
 
     def sample(self, row: int, stream: types.Stream) -> int:
         """Draw from the warped distribution of a row; greedy requests consume no uniform."""
-        return self.top[row] if self.sampling.greedy else draw(self.probs(row), stream.uniform())
+        return self.top[row] if self.sampling.greedy else stream.draw(self.probs(row))
 
 
 class Stream:
-    """A private stream of uniforms in [0, 1)."""
+    """A private stream of random decisions, one uniform in [0, 1) each."""
 
     def __init__(self, seed: int, purpose: int):
         self._generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), purpose]))
-        self.drawn = 0
 
-    def uniform(self) -> float:
-        self.drawn += 1
-        return float(self._generator.random())
+    def draw(self, probs: Tensor) -> int:
+        """Draw a token from `probs` `[vocab]` (need not be normalised) by inversion of one uniform."""
+        cumulative = probs.double().cumsum(-1)
+        # right=True takes the first token whose cumulative mass exceeds the point: it always has mass of its own.
+        return int(torch.searchsorted(cumulative, self._generator.random() * float(cumulative[-1]), right=True))
+
+    def accepts(self, target_prob: float, draft_prob: float) -> bool:
+        """True with probability min(1, target_prob / draft_prob): r < p/q without the division, so p = 0 always rejects."""
+        return float(self._generator.random()) * draft_prob < target_prob
 
 
 class Streams:

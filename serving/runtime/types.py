@@ -138,13 +138,17 @@ class Rows(Protocol):
         """Last hidden state `[hidden]` of a row."""
 
     def sample(self, row: int, stream: Stream) -> int:
-        """Draw from the warped distribution of a row; a greedy request consumes no uniform."""
+        """Draw from the warped distribution of a row; a greedy request consumes no randomness."""
 
 
 class Stream(Protocol):
-    """A private stream of uniforms in [0, 1)."""
+    """A private source of random decisions."""
 
-    def uniform(self) -> float: ...
+    def draw(self, probs: Tensor) -> int:
+        """Draw a token from `probs` `[vocab]`, which need not be normalised."""
+
+    def accepts(self, target_prob: float, draft_prob: float) -> bool:
+        """True with probability min(1, target_prob / draft_prob)."""
 
 
 Step = Generator["Forward | Overlap", Any, T]

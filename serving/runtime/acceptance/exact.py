@@ -10,25 +10,24 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from serving.runtime.sampling import Streams, draw, residual
+from serving.runtime.sampling import Streams, residual
 from serving.runtime.types import Draft, Rows, Verdict
 
 
 def keeps(draft: Draft, i: int, target: Rows, rng: Streams) -> bool:
-    """The exact test of draft token i; a greedy request consumes no uniform."""
+    """The exact test of draft token i; a greedy request consumes no randomness."""
     token = draft.tokens[i]
     if target.sampling.greedy:
         return token == target.top[i]
     q = float(draft.rows[i].probs(0)[token]) if draft.rows else 1.0
-    # r < p/q without the division; r = 0 with p(x) = 0 rejects.
-    return rng.test.uniform() * q < float(target.probs(i)[token])
+    return rng.test.accepts(float(target.probs(i)[token]), q)
 
 
 def recover(draft: Draft, i: int, target: Rows, rng: Streams) -> int:
     """Sample the token that replaces rejected draft token i from the residual distribution."""
     if target.sampling.greedy:
         return target.top[i]
-    return draw(residual(target.probs(i), draft_probs(draft, i, target.probs(i))), rng.sample.uniform())
+    return rng.sample.draw(residual(target.probs(i), draft_probs(draft, i, target.probs(i))))
 
 
 def draft_probs(draft: Draft, i: int, like: Tensor) -> Tensor:

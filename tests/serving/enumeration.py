@@ -1,0 +1,89 @@
+"""Exact enumeration: run a request once for every sequence of random decisions and add up the probabilities.
+
+`Oracle` stands in for a request's random streams. It follows a script of decisions and, at the first one beyond the
+script, takes the first option and remembers the others; `joint_law` walks that tree until nothing is left.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+
+from serving.runtime.engine import Job, Task
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy
+from serving.runtime.types import Model, Role, Sampling
+
+
+class Oracle:
+    """Decides by script; all streams of a request share one oracle."""
+
+    def __init__(self, script: list[int]):
+        self.script, self.taken, self.open = script, 0, []
+        self.probability = 1.0
+        self.draft = self.test = self.sample = self
+
+    def decide(self, weights: list[float]) -> int:
+        options = [i for i, w in enumerate(weights) if w > 0]
+        if self.taken < len(self.script):
+            choice = self.script[self.taken]
+        else:
+            choice = options[0]
+            self.open += [(self.script[: self.taken] + [o]) for o in options[1:]]
+            self.script = [*self.script[: self.taken], choice]
+        self.taken += 1
+        self.probability *= weights[choice] / sum(weights)
+        return choice
+
+    def draw(self, probs: torch.Tensor) -> int:
+        return self.decide(probs.double().tolist())
+
+    def accepts(self, target_prob: float, draft_prob: float) -> bool:
+        p = min(1.0, target_prob / draft_prob)
+        return self.decide([p, 1.0 - p]) == 0
+
+
+def joint_law(build: Callable[[], Strategy], models: dict[Role, Model], prompt: list[int], sampling: Sampling) -> dict[tuple[int, ...], float]:
+    """Probability of every output of a strategy; `build` makes a fresh one, so that its state starts anew."""
+    law: dict[tuple[int, ...], float] = defaultdict(float)
+    pending: list[list[int]] = [[]]
+    while pending:
+        oracle = Oracle(pending.pop())
+        output = run_once(build(), models, prompt, sampling, oracle).output
+        law[tuple(output)] += oracle.probability
+        pending += oracle.open
+    return dict(law)
+
+
+def run_once(strategy: Strategy, models: dict[Role, Model], prompt: list[int], sampling: Sampling, oracle: Oracle) -> Job:
+    """Run one request under an oracle, without the engine's batching."""
+    session = Session(prompt, sampling, strategy.choose_models(models))
+    session.rng = oracle
+    job = Job(session, Task(strategy.run(session)))
+    job.task.resume()
+    while not job.task.done:
+        leaf = next(iter(job.task.leaves()))
+        leaf.resume(models[leaf.waiting.model].forward([leaf.waiting])[0])
+        job.task.join()
+    session.close()
+    return job
+
+
+def true_law(model, prompt: list[int], sampling: Sampling) -> dict[tuple[int, ...], float]:
+    """The target's own joint law, token by token from its table."""
+    from serving.runtime.sampling import LogitRows
+
+    law = {(): 1.0}
+    done: dict[tuple[int, ...], float] = defaultdict(float)
+    while law:
+        longer: dict[tuple[int, ...], float] = defaultdict(float)
+        for text, mass in law.items():
+            probs = LogitRows(model.next_logits([*prompt, *text])[None], sampling).probs(0)
+            for token, p in enumerate(probs.double().tolist()):
+                if p > 0:
+                    ended = token in sampling.stop_token_ids or len(text) + 1 == sampling.max_tokens
+                    (done if ended else longer)[(*text, token)] += mass * p
+        law = longer
+    return dict(done)

@@ -1,0 +1,34 @@
+"""Small pairs with known probabilities, and artifacts to go with them."""
+
+from __future__ import annotations
+
+import torch
+
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.artifacts.correction_memory import CorrectionMemory
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.artifacts.verifier import Verifier
+from serving.runtime.models.table_model import TableModel
+from serving.runtime.strategies import Kit
+
+ORIGIN = Provenance(pair="table", fingerprint="0" * 64)
+
+
+def table_pair(vocab: int = 3, seed: int = 0, noise: float = 1.0, sharpness: float = 1.5) -> dict:
+    """A target and a draft that is the target with noise on its logits."""
+    target = TableModel.random(vocab, seed, sharpness=sharpness)
+    generator = torch.Generator().manual_seed(seed + 1)
+    draft = TableModel(target.table + noise * torch.randn(target.table.shape, generator=generator))
+    return {"target": target, "draft": draft}
+
+
+def table_kit(vocab: int = 3, ratio: float = 3.0, **changes) -> Kit:
+    """All artifacts that strategies may ask for; `ratio` is t_verify / t_draft."""
+    artifacts = {
+        "acceptance_table": AcceptanceTable.empty(ORIGIN),
+        "correction_memory": CorrectionMemory.empty(ORIGIN),
+        "hardware_profile": HardwareProfile(1.0, {1: ratio, 32: ratio}, 0.1, ORIGIN),
+        "verifier": Verifier(torch.randn(vocab, generator=torch.Generator().manual_seed(3)), 0.0, ("before",), 0.5, 1.2, ORIGIN),
+    }
+    return Kit(artifacts | changes, deterministic=True)

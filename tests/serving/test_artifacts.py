@@ -1,0 +1,104 @@
+"""Artifacts survive a round trip and refuse what is not theirs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.base import ArtifactError, digest_of
+from serving.runtime.artifacts.correction_memory import CorrectionMemory
+from serving.runtime.artifacts.decoding_config import DecodingConfig
+from serving.runtime.artifacts.distilled_draft import DistilledDraft, quantise
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.artifacts.verifier import Verifier
+from tests.serving.kits import ORIGIN
+
+
+def samples() -> list:
+    return [
+        AcceptanceTable([5] * 20, [3] * 20, ORIGIN),
+        CorrectionMemory({(9, 1): 4, (2, 3): 1}, ORIGIN),
+        HardwareProfile(0.005, {1: 0.02, 8: 0.03}, 0.001, ORIGIN),
+        DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {"trials": []}, ORIGIN),
+        Verifier(torch.randn(6), 0.3, ("before", "scalars"), 0.5, 1.2, ORIGIN),
+        DistilledDraft({"model.layers.0.w": torch.randn(4, 8), "model.norm.weight": torch.ones(8)}, {"model_type": "llama"},
+                       torch.tensor([1, 2]), "d" * 64, ORIGIN),
+    ]
+
+
+@pytest.mark.parametrize("artifact", samples(), ids=lambda a: a.kind)
+def test_round_trip_and_refusals(artifact, tmp_path):
+    folder = tmp_path / artifact.kind
+    digest = artifact.save(folder)
+    again = type(artifact).load(folder, fingerprint=ORIGIN.fingerprint)
+    assert again.save(tmp_path / "again") == digest == digest_of(folder), "saving what was loaded changes nothing"
+    with pytest.raises(ArtifactError, match="belongs to pair table"):
+        type(artifact).load(folder, fingerprint="1" * 64)
+    other = AcceptanceTable if artifact.kind != "acceptance_table" else CorrectionMemory
+    with pytest.raises(ArtifactError, match=f"not a {other.kind}"):
+        other.load(folder)
+
+
+@pytest.mark.parametrize("artifact", samples(), ids=lambda a: a.kind)
+def test_tampering_is_named(artifact, tmp_path):
+    folder = tmp_path / "a"
+    artifact.save(folder)
+    for path in folder.iterdir():
+        if path.name == "artifact.json":
+            continue
+        original = path.read_bytes()
+        path.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
+        with pytest.raises(ArtifactError, match=path.name):
+            type(artifact).load(folder)
+        path.unlink()
+        with pytest.raises(ArtifactError, match=path.name):
+            type(artifact).load(folder)
+        path.write_bytes(original)
+    manifest = json.loads((folder / "artifact.json").read_text())
+    (folder / "artifact.json").write_text(json.dumps(manifest | {"schema_version": 99}))
+    with pytest.raises(ArtifactError, match="upgrade"):
+        type(artifact).load(folder)
+    (folder / "artifact.json").write_text("{")
+    with pytest.raises(ArtifactError, match="not an artifact manifest"):
+        type(artifact).load(folder)
+
+
+def test_a_failed_save_leaves_the_old_artifact(tmp_path, monkeypatch):
+    old = AcceptanceTable([5] * 20, [3] * 20, ORIGIN)
+    digest = old.save(tmp_path / "t")
+    new = AcceptanceTable([6] * 20, [3] * 20, ORIGIN)
+    monkeypatch.setattr(new, "write_files", lambda folder: (folder / "half").write_text("x") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        new.save(tmp_path / "t")
+    assert digest_of(tmp_path / "t") == digest and [p.name for p in tmp_path.iterdir()] == ["t"]
+
+
+def test_int8_is_within_half_a_step_per_output_channel():
+    weight = torch.randn(16, 64) * torch.logspace(-3, 1, 16)[:, None]
+    values, scale = quantise(weight)
+    assert values.dtype == torch.int8
+    assert bool(((values.float() * scale[:, None] - weight).abs() <= scale[:, None] / 2 + 1e-7).all())
+
+
+def test_onnx_and_torch_score_alike(tmp_path):
+    import onnxruntime
+
+    verifier = Verifier(torch.randn(10), -0.2, ("before", "scalars"), 0.5, 1.2, ORIGIN)
+    session = onnxruntime.InferenceSession(verifier.to_onnx(), providers=["CPUExecutionProvider"])
+    raw = torch.randn(30).softmax(-1)
+    before = torch.randn(6)
+    from serving.runtime.artifacts.verifier import scalar_features
+
+    features = torch.cat([before, scalar_features(raw, 4)])[None].numpy().astype(np.float32)
+    assert verifier.score(before, None, raw, 4) == pytest.approx(float(session.run(None, {"features": features})[0][0]), abs=1e-6)
+
+
+def test_profile_interpolates_between_measured_sizes():
+    profile = HardwareProfile(1.0, {1: 10.0, 4: 13.0, 8: 21.0}, 0.0, ORIGIN)
+    assert [profile.verify_seconds(k) for k in (1, 2, 4, 6, 8, 10)] == [10, 11, 13, 17, 21, 25]
+    with pytest.raises(ArtifactError):
+        HardwareProfile(0.0, {1: 1.0}, 0.0, ORIGIN)

@@ -1,0 +1,106 @@
+"""Slots and the transformers adapter: ragged batches and rollbacks equal the plain model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.runtime.models.slots import Slots
+from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.types import ContextTooLong, DraftwellError, Forward
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 128}
+
+
+def family(name: str):
+    """A tiny random model of a family, float32."""
+    import transformers as tf
+
+    torch.manual_seed(0)
+    config = {
+        "llama": lambda: tf.LlamaConfig(**SIZES),
+        "qwen2": lambda: tf.Qwen2Config(**SIZES),
+        "qwen3": lambda: tf.Qwen3Config(**SIZES, head_dim=8),
+        "gemma2": lambda: tf.Gemma2Config(**SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+        "gemma3": lambda: tf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+        "gpt_neox": lambda: tf.GPTNeoXConfig(**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}),
+        "gpt2": lambda: tf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+    }[name]()
+    return tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox", "gpt2"])
+def test_ragged_slots_equal_the_plain_model(name):
+    module = family(name)
+    texts = [torch.randint(0, 61, (n,)).tolist() for n in (9, 14, 5)]
+    with torch.no_grad():
+        expected = [module(torch.tensor([t])).logits[0] for t in texts]
+    model = TransformersModel(module, slots=3)
+    slots = [model.open() for _ in texts]
+    model.forward([Forward("target", s, tuple(t[:3])) for s, t in zip(slots, texts, strict=True)])
+    model.forward([Forward("target", slots[1], (7, 7, 7, 7), 1)])  # a draft that is rejected
+    model.rollback(slots[1], 3)
+    outputs = model.forward([Forward("target", s, tuple(t[3:]), len(t) - 3) for s, t in zip(slots, texts, strict=True)])
+    for out, want in zip(outputs, expected, strict=True):
+        assert torch.allclose(out.logits, want[3:], atol=2e-5)
+
+
+def test_a_reduced_head_is_the_full_one_elsewhere_minus_infinity():
+    module = family("llama")
+    head = torch.tensor([3, 5, 60])
+    full = TransformersModel(module)
+    reduced = TransformersModel(module, head_tokens=head)
+    row = Forward("draft", full.open(), (1, 2, 3), 2)
+    a, b = full.forward([row])[0].logits, reduced.forward([Forward("draft", reduced.open(), (1, 2, 3), 2)])[0].logits
+    assert torch.allclose(a[:, head], b[:, head], atol=1e-6)
+    assert int(torch.isfinite(b).sum()) == 2 * 3
+
+
+def test_a_failed_forward_leaves_slots_as_they_were():
+    model = TransformersModel(family("llama"), slots=2, max_context=8)
+    a, b = model.open(), model.open()
+    model.forward([Forward("target", a, (1, 2)), Forward("target", b, (1, 2, 3))])
+    with pytest.raises(ContextTooLong):
+        model.forward([Forward("target", a, (4,)), Forward("target", b, (1,) * 6)])
+    assert model.slots.lengths == [2, 3] or sorted(model.slots.lengths) == [2, 3]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["open", "close", "feed", "back"]), st.integers(0, 3), st.integers(1, 6)), max_size=40))
+def test_slots_behave_like_a_dictionary_of_lists(steps):
+    """Random sequences against a slow reference that keeps every value in a list."""
+    slots = Slots([(1, 1)], count=3, max_context=16, dtype=torch.float32, device=torch.device("cpu"))
+    reference: dict[int, list[float]] = {}
+    value = 0.0
+    for action, which, n in steps:
+        live = sorted(reference)
+        if action == "open":
+            if len(reference) == 3:
+                with pytest.raises(DraftwellError):
+                    slots.open()
+            else:
+                reference[slots.open()] = []
+            continue
+        if not live:
+            continue
+        slot = live[which % len(live)]
+        if action == "close":
+            slots.close(slot)
+            del reference[slot]
+        elif action == "back":
+            keep = max(0, len(reference[slot]) - n)
+            slots.rollback(slot, keep)
+            del reference[slot][keep:]
+        elif len(reference[slot]) + n > 16:
+            with pytest.raises(ContextTooLong):
+                slots.reserve(slot, n)
+        else:
+            start = slots.reserve(slot, n)
+            new = torch.arange(n, dtype=torch.float32)[None, :, None] + value
+            value += n
+            keys, _ = slots.write(0, slot, start, new, new)
+            reference[slot] += new.flatten().tolist()
+            assert keys.flatten().tolist() == reference[slot]

@@ -1,0 +1,94 @@
+"""Warping, residuals, and the separation of random streams."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.runtime.sampling import LogitRows, Stream, Streams, residual, warp
+from serving.runtime.types import DraftwellError, Sampling
+
+LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOGITS, st.floats(0.1, 2.0), st.integers(0, 5), st.floats(0.05, 1.0))
+def test_warped_probabilities_agree_with_transformers(logits, temperature, top_k, top_p):
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    theirs = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        theirs.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        theirs.append(TopPLogitsWarper(top_p))
+    mine = warp(logits, Sampling(temperature=temperature, top_k=top_k, top_p=top_p))
+    expected = theirs(None, logits[None].clone())[0].softmax(-1)
+    ordered = logits.sort(descending=True).values / temperature
+    edge = ordered.softmax(-1).cumsum(-1)
+    ties = len(set(logits.tolist())) < len(logits) or bool(((edge - top_p).abs() < 1e-5).any())
+    assert float(mine.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert ties or torch.allclose(mine, expected, atol=1e-5)
+
+
+def test_temperature_zero_is_one_hot_but_confidence_is_not():
+    rows = LogitRows(torch.tensor([[1.0, 2.0, 0.0]]), Sampling())
+    warm = LogitRows(torch.tensor([[1.0, 2.0, 0.0]]), Sampling(temperature=1.0))
+    assert rows.probs(0).tolist() == [0.0, 1.0, 0.0]
+    assert rows.confidence(0) == warm.confidence(0) == pytest.approx(float(torch.tensor([1.0, 2.0, 0.0]).softmax(-1).max()))
+    assert rows.entropy(0) == warm.entropy(0) > 0
+
+
+def test_bans_hold_for_both_distributions():
+    rows = LogitRows(torch.tensor([[1.0, 2.0, 0.0]]), Sampling(temperature=1.0, banned_token_ids=frozenset({1})))
+    assert rows.top == [0] and float(rows.probs(0)[1]) == float(rows.raw(0)[1]) == 0.0
+
+
+def test_entropy_of_a_reduced_head_is_finite():
+    rows = LogitRows(torch.tensor([[1.0, 1.0, -math.inf]]), Sampling())
+    assert rows.entropy(0) == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nan_and_infinite_logits_are_named(bad):
+    with pytest.raises(DraftwellError, match="NaN or infinite"):
+        _ = LogitRows(torch.tensor([[1.0, bad]]), Sampling()).top
+
+
+def test_residual_without_mass_falls_back_to_the_target():
+    p = torch.tensor([0.5, 0.5])
+    assert torch.equal(residual(p, p), p)
+    assert torch.allclose(residual(torch.tensor([0.7, 0.3]), torch.tensor([0.2, 0.8])), torch.tensor([1.0, 0.0]))
+
+
+def test_a_draw_never_lands_on_a_token_without_mass():
+    stream = Stream(0, 1)
+    probs = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0])
+    drawn = [stream.draw(probs) for _ in range(2000)]
+    assert set(drawn) == {1, 3} and abs(drawn.count(3) / 2000 - 0.7) < 0.05
+
+
+def test_zero_target_probability_always_rejects():
+    stream = Stream(0, 2)
+    assert not any(stream.accepts(0.0, q) for q in (0.0, 1e-30, 0.5, 1.0) for _ in range(50))
+    assert all(stream.accepts(0.5, 0.5) for _ in range(50))
+
+
+def test_streams_are_independent_of_each_other_and_of_order():
+    a, b = Streams(7), Streams(7)
+    probs = torch.full((50,), 0.02)
+    first = [a.draft.draw(probs) for _ in range(5)]
+    _ = [b.test.accepts(0.5, 1.0) for _ in range(9)]
+    assert [b.draft.draw(probs) for _ in range(5)] == first
+    assert [Streams(8).draft.draw(probs) for _ in range(5)] != first
+    c = Streams(7)
+    assert [c.sample.draw(probs) for _ in range(5)] != first
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}])
+def test_wrong_sampling_is_refused(wrong):
+    with pytest.raises(DraftwellError, match=next(iter(wrong))):
+        Sampling(**wrong)
