@@ -1,1 +1,4 @@
-"""The only place that knows MLflow: publish, resolve, promote; with the catalogue of pairs."""
+"""Registry: the catalogue of pairs, published artifacts with their lineage, releases, gates and bundles.
+
+Only this package knows MLflow. It imports `serving.runtime` and nothing else of the project.
+"""

@@ -145,4 +145,5 @@ def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
         other = AutoTokenizer.from_pretrained(draft).get_vocab()
         mine = tokenizer.get_vocab()
         if any(mine.get(token, i) != i for token, i in other.items()):
-            raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: choose a draft of the same family")
+            raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: "
+                                     "choose a draft of the same family")

@@ -31,7 +31,7 @@ class Oracle:
             choice = self.script[self.taken]
         else:
             choice = options[0]
-            self.open += [(self.script[: self.taken] + [o]) for o in options[1:]]
+            self.open += [([*self.script[:self.taken], o]) for o in options[1:]]
             self.script = [*self.script[: self.taken], choice]
         self.taken += 1
         self.probability *= weights[choice] / sum(weights)
@@ -45,7 +45,8 @@ class Oracle:
         return self.decide([p, 1.0 - p]) == 0
 
 
-def joint_law(build: Callable[[], Strategy], models: dict[Role, Model], prompt: list[int], sampling: Sampling) -> dict[tuple[int, ...], float]:
+def joint_law(build: Callable[[], Strategy], models: dict[Role, Model], prompt: list[int],
+              sampling: Sampling) -> dict[tuple[int, ...], float]:
     """Probability of every output of a strategy; `build` makes a fresh one, so that its state starts anew."""
     law: dict[tuple[int, ...], float] = defaultdict(float)
     pending: list[list[int]] = [[]]

@@ -43,7 +43,9 @@ def test_cancelled_requests_free_their_slots_at_once():
     job = engine.submit([1], Sampling(max_tokens=400), build_strategy("spide", {}, table_kit(8)))
     engine.step()
     engine.cancel(job)
-    assert job.finished and free_slots(engine) == {8} and engine.jobs == []
+    assert job.finished
+    assert free_slots(engine) == {8}
+    assert engine.jobs == []
 
 
 def test_a_failing_request_leaves_the_others_unharmed():
@@ -63,7 +65,8 @@ def test_a_failing_request_leaves_the_others_unharmed():
     bad = engine.submit([7, 2], Sampling(max_tokens=10), build_strategy("vanilla_sd"))
     while not (good.finished and bad.finished):
         engine.step()
-    assert isinstance(bad.error, RuntimeError) and good.error is None
+    assert isinstance(bad.error, RuntimeError)
+    assert good.error is None
     models["target"].forward = original
     assert good.output == Engine(models).generate([1, 2], Sampling(max_tokens=10), build_strategy("vanilla_sd")).output
     assert free_slots(engine) == {8}
@@ -72,7 +75,8 @@ def test_a_failing_request_leaves_the_others_unharmed():
 @pytest.mark.parametrize("name", list(STRATEGIES))
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_counters_add_up(name, temperature):
-    job = Engine(table_pair(vocab=8)).generate([1, 2, 3], Sampling(max_tokens=70, temperature=temperature), build_strategy(name, {}, table_kit(8)))
+    sampling = Sampling(max_tokens=70, temperature=temperature)
+    job = Engine(table_pair(vocab=8)).generate([1, 2, 3], sampling, build_strategy(name, {}, table_kit(8)))
     stats = job.session.stats
     assert stats.emitted == stats.accepted + stats.sampled == len(job.output) == 70
     assert stats.accepted <= stats.judged <= stats.drafted
@@ -94,11 +98,14 @@ def test_a_failed_submit_takes_no_slot():
 
 def test_text_is_cut_at_stop_tokens_and_budget():
     text = Text([1], Sampling(max_tokens=3, stop_token_ids=frozenset({9})))
-    assert text.append([2, 3]) == 2 and text.remaining == 1
-    assert text.append([4, 5]) == 1 and text.finish_reason == "length"
+    assert text.append([2, 3]) == 2
+    assert text.remaining == 1
+    assert text.append([4, 5]) == 1
+    assert text.finish_reason == "length"
     text = Text([9], Sampling(max_tokens=3, stop_token_ids=frozenset({9})))
     assert not text.finished, "a stop token in the prompt ends nothing"
-    assert text.append([9, 4]) == 1 and text.finish_reason == "stop"
+    assert text.append([9, 4]) == 1
+    assert text.finish_reason == "stop"
 
 
 @pytest.mark.parametrize(("name", "parameters", "message"), [
@@ -116,4 +123,5 @@ def test_wrong_names_and_values_are_one_line(name, parameters, message):
 def test_a_missing_artifact_is_named():
     engine = Engine(table_pair(vocab=8))
     job = engine.submit([1], Sampling(), build_strategy("sprinter"))
-    assert "verifier" in str(job.error) and job.finished
+    assert "verifier" in str(job.error)
+    assert job.finished

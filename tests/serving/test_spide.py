@@ -100,7 +100,8 @@ def test_deterministic_mode_leaves_the_shared_table_alone():
 
 
 def test_bins_and_prior():
-    assert len(EDGES) == 19 and len(MIDPOINTS) == 20
+    assert len(EDGES) == 19
+    assert len(MIDPOINTS) == 20
     bins = [AcceptanceTable.bin_of(c) for c in (0.0, 0.0999, 0.1, 0.8999, 0.9, 0.985, 0.99, 0.9979, 1 - 2**-9, 1.0)]
     assert bins == [0, 0, 1, 8, 9, 17, 18, 18, 19, 19]
     table = AcceptanceTable.empty(ORIGIN)
