@@ -1,0 +1,230 @@
+"""Bundles: what `make deploy` writes and the server loads. Data files only, checked before anything is read.
+
+A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, where asked for, `models/<role>/`. The manifest
+names every file with size and sha256 and carries a digest over itself. Weights that are not bundled are named by a
+folder under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has passed every check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.runtime.artifacts.base import ArtifactError, digest_of, read_manifest, sha256_file
+from serving.runtime.pair_files import (
+    SIDECAR,
+    PairFiles,
+    combine_digests,
+    combine_fingerprint,
+    is_artifact,
+    model_digest,
+    tokenizer_digest,
+)
+from serving.runtime.types import DraftwellError, Role
+
+if TYPE_CHECKING:
+    from serving.runtime.artifacts.base import Artifact
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+UNBOUND = frozenset({"distilled_draft"})
+"""Kinds that are part of a pair's fingerprint and so cannot carry it."""
+
+
+class BundleError(DraftwellError):
+    """A bundle that is missing, damaged, foreign or newer than this runtime."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileRecord(_Strict):
+    """One file of the bundle."""
+
+    sha256: str
+    size: int = Field(ge=0, description="bytes")
+
+
+class ModelRecord(_Strict):
+    """Where one model's weights come from."""
+
+    source: str = Field(description="hub:ORG/NAME, package:NAME==VERSION/FILE, local, or bundled")
+    revision: str | None = Field(None, description="commit or branch on the hub")
+    weights_sha256: str = Field(description="digest of the weights, as `pair_files.model_digest` computes it")
+    folder: str = Field(description="folder under $DRAFTWELL_MODELS, or inside the bundle where the source is bundled")
+
+
+class Manifest(_Strict):
+    """The contents of `manifest.json`."""
+
+    schema_version: int = SCHEMA
+    digest: str = Field("", description="sha256 over all other fields")
+    pair: str
+    device: str = Field(description="cpu or cuda")
+    device_class: str | None = Field(None, description="machine class of the hardware profile")
+    dtype: str
+    chat: bool = Field(False, description="whether prompts go through the chat template")
+    fingerprint: str = Field(description="pair fingerprint")
+    release_version: int
+    release_digest: str
+    gated: bool = Field(description="whether a passed gate record stood for the release")
+    ungated_reason: str | None = Field(None, description="why it was deployed without one")
+    versions: dict[str, int] = Field(description="kind → registered version")
+    runs: dict[str, str] = Field(description="kind → run id in the registry")
+    models: dict[Role, ModelRecord]
+    files: dict[str, FileRecord] = Field(description="path inside the bundle → its record; all files but this one")
+
+    def computed_digest(self) -> str:
+        """sha256 over the manifest without its digest."""
+        body = json.dumps(self.model_dump(exclude={"digest"}), sort_keys=True)
+        return hashlib.sha256(body.encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The text of `manifest.json`."""
+        return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A checked bundle."""
+
+    path: Path
+    manifest: Manifest
+
+    def artifacts(self) -> dict[str, Artifact]:
+        """kind → artifact, each bound to the bundle's fingerprint."""
+        classes = artifact_classes()
+        found = {}
+        for kind in self.manifest.versions:
+            if kind not in classes:
+                raise BundleError(f"{self.path} holds a {kind}, which this runtime does not know: upgrade draftwell")
+            bound = None if kind in UNBOUND else self.manifest.fingerprint
+            found[kind] = classes[kind].load(self.path / "artifacts" / kind, fingerprint=bound)
+        return found
+
+    def files(self, models_root: Path) -> PairFiles:
+        """The pair's model folders, from the bundle or from `models_root`, with digests and fingerprint checked."""
+        folders = {role: self._folder(role, record, models_root) for role, record in self.manifest.models.items()}
+        weights = {role: record.weights_sha256 for role, record in self.manifest.models.items()}
+        found = combine_fingerprint(weights, tokenizer_digest(folders["target"]), self.manifest.dtype)
+        if found != self.manifest.fingerprint:
+            raise BundleError(f"the bundle {self.path} was made for fingerprint {self.manifest.fingerprint[:12]} of "
+                              f"pair {self.manifest.pair}, the models here give {found[:12]}: fetch that pair's models "
+                              "or deploy again")
+        return PairFiles(self.manifest.pair, folders["target"], folders.get("draft"), folders.get("qualifier"))
+
+    def _folder(self, role: Role, record: ModelRecord, models_root: Path) -> Path:
+        bundled = record.source == "bundled"
+        folder = (self.path if bundled else models_root) / record.folder
+        name = f"the {role} of pair {self.manifest.pair}"
+        if not folder.is_dir():
+            raise BundleError(f"{name} ({record.source}) is not at {folder}: fetch it there (any `draftwell generate "
+                              f"--pair {self.manifest.pair}` does), set DRAFTWELL_MODELS, or deploy --with-weights")
+        found = self._bundled_digest(record.folder) if bundled else model_digest(folder)
+        if found != record.weights_sha256:
+            raise BundleError(f"{name} at {folder} has weights {found[:12]}, the bundle needs "
+                              f"{record.weights_sha256[:12]}: fetch the pair again or deploy again")
+        return folder
+
+    def _bundled_digest(self, folder: str) -> str:
+        """Digest of a bundled model from the file digests that `open_bundle` has checked."""
+        if is_artifact(self.path / folder):
+            return digest_of(self.path / folder)
+        place = PurePosixPath(folder)
+        return combine_digests({PurePosixPath(name).name: record.sha256 for name, record in self.manifest.files.items()
+                                if PurePosixPath(name).parent == place and name.endswith(".safetensors")})
+
+
+def artifact_classes() -> dict[str, type[Artifact]]:
+    """kind → class; imported here because some of them import torch."""
+    from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+    from serving.runtime.artifacts.correction_memory import CorrectionMemory
+    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.runtime.artifacts.distilled_draft import DistilledDraft
+    from serving.runtime.artifacts.hardware_profile import HardwareProfile
+    from serving.runtime.artifacts.verifier import Verifier
+
+    kinds: tuple[type[Artifact], ...] = (
+        AcceptanceTable, CorrectionMemory, DecodingConfig, DistilledDraft, HardwareProfile, Verifier)
+    return {cls.kind: cls for cls in kinds}
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Check a bundle and open it.
+
+    Args:
+        path: the bundle's folder, or a link to it (`dist/<pair>/current`), which is followed once.
+    Raises:
+        BundleError: it is missing, damaged, holds unlisted files, or is newer than this runtime; the file is named.
+    """
+    path = path.resolve()
+    if not path.is_dir():
+        raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`")
+    manifest = _read_manifest(path)
+    for name, record in manifest.files.items():
+        _check_file(path, name, record)
+    listed = {*manifest.files, MANIFEST}
+    for file in sorted(path.rglob("*")):
+        name = file.relative_to(path).as_posix()
+        if file.is_symlink() or (not file.is_dir() and name not in listed and file.name != SIDECAR):
+            raise BundleError(f"{file} is not part of the bundle: remove it or deploy again")
+    for kind in manifest.versions:
+        _check_fingerprint(path, kind, manifest)
+    return Bundle(path, manifest)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    try:
+        data: Any = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`") from error
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{file} is cut or not JSON: deploy again") from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > SCHEMA:
+        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell")
+    try:
+        manifest = Manifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again") from error
+    if manifest.digest != manifest.computed_digest():
+        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again")
+    if "target" not in manifest.models:
+        raise BundleError(f"{file} names no target: deploy again")
+    for name in (*manifest.files, *(record.folder for record in manifest.models.values())):
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again")
+    return manifest
+
+
+def _check_file(path: Path, name: str, record: FileRecord) -> None:
+    file = path / name
+    if not file.is_file():
+        raise BundleError(f"the bundle lacks its file {file}: deploy again")
+    if (size := file.stat().st_size) != record.size:
+        raise BundleError(f"{file} has {size} bytes, not {record.size}: it was cut or changed, deploy again")
+    if sha256_file(file) != record.sha256:
+        raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again")
+
+
+def _check_fingerprint(path: Path, kind: str, manifest: Manifest) -> None:
+    folder = path / "artifacts" / kind
+    if f"artifacts/{kind}/artifact.json" not in manifest.files:
+        raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again")
+    try:
+        found = read_manifest(folder)["provenance"]["fingerprint"]
+    except (ArtifactError, KeyError, TypeError) as error:
+        raise BundleError(f"{folder} holds no artifact: deploy again") from error
+    if kind not in UNBOUND and found != manifest.fingerprint:
+        raise BundleError(f"the {kind} in {folder} has fingerprint {found[:12]}, the bundle "
+                          f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again")
