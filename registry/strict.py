@@ -1,0 +1,66 @@
+"""Reading YAML and JSON into strict pydantic models, with one line for a person when something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from serving.runtime.types import DraftwellError
+
+
+class Strict(BaseModel):
+    """A model that refuses unknown keys and does not change once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], data: Any, where: str) -> Model:
+    """`data` as a `model`; the first thing wrong becomes one line that starts with `where`."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise DraftwellError(f"{where}: unknown key {place}: remove it or correct its name") from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise DraftwellError(f"{where}: {place + ': ' if place else ''}{message}") from error
+
+
+def read_text(path: Path, mend: str) -> str:
+    """The text of a file, or one line that names it and the mend."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise DraftwellError(f"cannot read {path} ({reason}): {mend}") from error
+
+
+def read_yaml(path: Path, model: type[Model]) -> Model:
+    """A YAML file as a `model`."""
+    import yaml
+
+    text = read_text(path, "check the path")
+    try:
+        data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise DraftwellError(f"{path}{line} is not valid YAML: mend it there") from error
+    return validate(model, data if data is not None else {}, str(path))
+
+
+def read_json(path: Path, model: type[Model]) -> Model:
+    """A JSON file as a `model`."""
+    text = read_text(path, "check the path")
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise DraftwellError(f"{path} is not valid JSON: write it again") from error
+    return validate(model, data, str(path))
