@@ -1,0 +1,42 @@
+"""Names and folders of what is published: the registered model's name, and an artifact's own files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from serving.runtime.artifacts.base import MANIFEST, read_manifest, sha256_file
+from serving.runtime.types import DraftwellError
+
+
+def base_pair(kind: str, pair: str) -> str:
+    """The pair alone: releases are registered for `<pair>.<device>`."""
+    return pair.rsplit(".", 1)[0] if kind == "release" else pair
+
+
+def model_name(kind: str, pair: str) -> str:
+    """Name of the registered model.
+
+    >>> model_name("verifier", "smollm2-135m")
+    'verifier.smollm2-135m'
+    """
+    if not re.fullmatch(r"[a-z0-9_]+\.[A-Za-z0-9._-]+", f"{kind}.{pair}"):
+        raise DraftwellError(f"{kind}.{pair} cannot be registered: name the pair with letters, digits, dots and dashes")
+    return f"{kind}.{pair}"
+
+
+def check_files(folder: Path, manifest: dict[str, Any]) -> None:
+    """Refuse an artifact folder whose files are not those of its manifest."""
+    for name, expected in manifest["files"].items():
+        if Path(name).name != name or not (folder / name).is_file() or sha256_file(folder / name) != expected:
+            raise DraftwellError(f"{folder / name} is missing or was changed since it was made: make it again")
+
+
+def copy_artifact(folder: Path, into: Path) -> Path:
+    """Copy an artifact's own files, and nothing that lies beside them."""
+    into.mkdir(parents=True)
+    for name in (MANIFEST, *read_manifest(folder)["files"]):
+        shutil.copyfile(folder / name, into / name)
+    return into

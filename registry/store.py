@@ -1,0 +1,254 @@
+"""The store: artifacts as versions of MLflow models, with their lineage.
+
+One experiment per pair (`draftwell/<pair>`), one registered model per `<kind>.<pair>`, one run per version. A version
+appears last, when all its files are there: whoever can see it can load it. Runs are always named by id (MLflow's active
+run belongs to a thread), and files are read back as plain data: `load_model` is never called.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from registry.connection import artifact_folder, connect, default_uri, reaching
+from registry.folders import base_pair, check_files, copy_artifact, model_name
+from registry.model_card import WORDS, describe, write_mlmodel
+from registry.strict import validate
+from serving.runtime.artifacts.base import Provenance, digest_of, read_manifest
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+    from registry.lineage import Lineage
+
+
+@dataclass(frozen=True)
+class Published:
+    """A registered version of an artifact.
+
+    Args:
+        kind: what it is, such as verifier.
+        name: registered model, `<kind>.<pair>`.
+        version: counted from 1 within the name.
+        run_id: the run that logged it.
+        digest: `digest_of` its folder.
+        source: where its files lie.
+        tags: digest, fingerprint, trace_digest, parents (JSON, kind → digest), git_commit and what was added later.
+    """
+
+    kind: str
+    name: str
+    version: int
+    run_id: str
+    digest: str
+    source: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the pair it belongs to."""
+        return self.tags.get("fingerprint", "")
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """kind → digest of what it was made from."""
+        return dict(json.loads(self.tags.get("parents", "{}")))
+
+
+class Store:
+    """The registry of artifacts.
+
+    Args:
+        tracking_uri: MLflow's address; None takes `$MLFLOW_TRACKING_URI`, else SQLite in the home.
+    """
+
+    def __init__(self, tracking_uri: str | None = None):
+        self.uri = tracking_uri or default_uri()
+        self.client = connect(self.uri)
+
+    def publish(self, folder: Path, *, pair: str, metrics: Mapping[str, float] | None = None,
+                parameters: Mapping[str, Any] | None = None, plots: Iterable[Path] = (), description: str = "",
+                parents: Mapping[str, str] | None = None) -> Published:
+        """Register an artifact folder as the next version of `<kind>.<pair>`.
+
+        The same data for the same pair is registered once: a second call returns the version that exists.
+
+        Args:
+            metrics: figures that MLflow compares; those of the provenance are added.
+            parameters: settings that MLflow compares; those of the provenance are added.
+            plots: pictures and reports, kept with the run.
+            description: Markdown for a person; made from the figures where it is empty.
+            parents: kind → digest of what it was made from; those of the provenance are added.
+        """
+        manifest, digest = read_manifest(folder), digest_of(folder)
+        check_files(folder, manifest)
+        kind, made = manifest["kind"], validate(Provenance, manifest["provenance"], str(folder)).model_dump()
+        manifest = {**manifest, "provenance": made}
+        name = model_name(kind, pair)
+        tags = {"kind": kind, "digest": digest, "fingerprint": made["fingerprint"],
+                "trace_digest": made["trace_digest"] or "", "git_commit": made["git_commit"] or "",
+                "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True)}
+        with reaching(self.uri):
+            if existing := self._find(name, digest, made["fingerprint"]):
+                return existing
+            figures, settings = {**made["metrics"], **(metrics or {})}, {**made["parameters"], **(parameters or {})}
+            words = description or describe(manifest, figures)
+            run_id, model_id, source = self._log(folder, manifest, base_pair(kind, pair), figures, settings, plots, words)
+            return self._register(name, source, run_id, model_id, tags, words)
+
+    def _find(self, name: str, digest: str, fingerprint: str) -> Published | None:
+        query = f"name = '{name}' and tag.digest = '{digest}' and tag.fingerprint = '{fingerprint}'"
+        found = self.client.search_model_versions(query, order_by=["version_number ASC"], max_results=1)
+        return _published(found[0]) if found else None
+
+    def _log(self, folder: Path, manifest: dict[str, Any], pair: str, metrics: Mapping[str, float],
+             parameters: Mapping[str, Any], plots: Iterable[Path], words: str) -> tuple[str, str, str]:
+        """One run with a logged model: (run id, model id, address of the files)."""
+        from mlflow.entities import LoggedModelOutput, Metric, Param
+
+        kind, client = manifest["kind"], self.client
+        settings = {key: str(value) for key, value in parameters.items()}
+        commit = {"mlflow.source.git.commit": c} if (c := manifest["provenance"]["git_commit"]) else {}
+        experiment = self._experiment(pair)
+        run = client.create_run(experiment, run_name=kind, tags={"mlflow.note.content": words, **commit})
+        run_id = run.info.run_id
+        try:
+            model = client.create_logged_model(experiment, kind, run_id, params=settings, model_type=kind)
+            with tempfile.TemporaryDirectory() as place:
+                copy = copy_artifact(folder, Path(place) / "model")
+                write_mlmodel(copy, manifest, model.artifact_location, run_id, model.model_id)
+                client.log_model_artifacts(model.model_id, str(copy))
+            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
+            now = int(time.time() * 1000)
+            client.log_batch(run_id, [Metric(k, float(v), now, 0, model_id=model.model_id, run_id=run_id)
+                                      for k, v in metrics.items()], [Param(k, v) for k, v in settings.items()])
+            for plot in plots:
+                client.log_artifact(run_id, str(plot), "plots")
+            client.finalize_logged_model(model.model_id, "READY")
+        except BaseException:
+            client.set_terminated(run_id, "FAILED")
+            raise
+        client.set_terminated(run_id)
+        return run_id, model.model_id, model.artifact_location
+
+    def _register(self, name: str, source: str, run_id: str, model_id: str, tags: dict[str, str],
+                  words: str) -> Published:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.create_registered_model(name, description=WORDS.get(tags["kind"], tags["kind"]))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        version = self.client.create_model_version(name, source, run_id, tags, description=words, model_id=model_id)
+        link = json.dumps([{"name": name, "version": version.version}])
+        self.client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})  # the UI's link from model to version
+        return _published(version)
+
+    def _experiment(self, pair: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        name, root = f"draftwell/{pair}", artifact_folder(self.uri)
+        if (known := self.client.get_experiment_by_name(name)) is not None:
+            return str(known.experiment_id)
+        try:
+            return str(self.client.create_experiment(name, artifact_location=f"{root}/{pair}" if root else None))
+        except MlflowException:  # another process was faster
+            if (known := self.client.get_experiment_by_name(name)) is None:
+                raise
+            return str(known.experiment_id)
+
+    def resolve(self, kind: str, pair: str, version_or_alias: int | str) -> Published:
+        """A version by number or by alias."""
+        name, wanted = model_name(kind, pair), str(version_or_alias)
+        from mlflow.exceptions import MlflowException
+
+        with reaching(self.uri):
+            try:
+                if wanted.isdigit():
+                    return _published(self.client.get_model_version(name, wanted))
+                return _published(self.client.get_model_version_by_alias(name, wanted))
+            except MlflowException as error:
+                if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                    raise
+        known = ", ".join(f"{alias} = {v}" for alias, v in self.get_aliases(kind, pair).items())
+        what = f"version {wanted}" if wanted.isdigit() else f"alias {wanted}"
+        have = f"it has {known}" if known else "run `draftwell demo`, or train, calibrate and gate this pair first"
+        raise DraftwellError(f"the registry holds no {what} of {name}: {have}")
+
+    def download(self, published: Published, into: Path) -> Path:
+        """The version's artifact files in the folder `into`, which is replaced; digests are checked first."""
+        from mlflow.artifacts import download_artifacts
+
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}.") as place:
+            with reaching(self.uri):
+                raw = Path(download_artifacts(artifact_uri=published.source, dst_path=place, tracking_uri=self.uri))
+            manifest = read_manifest(raw)
+            check_files(raw, manifest)
+            if digest_of(raw) != published.digest:
+                raise DraftwellError(f"the files of {published.name} version {published.version} are not those that "
+                                     "were published (digest differs): publish it again")
+            clean = copy_artifact(raw, Path(place) / "clean")
+            shutil.rmtree(into, ignore_errors=True)
+            os.replace(clean, into)
+        return into
+
+    def set_alias(self, published: Published, alias: str) -> None:
+        """Let an alias name this version; it leaves the version that had it."""
+        with reaching(self.uri):
+            self.client.set_registered_model_alias(published.name, alias, str(published.version))
+
+    def get_aliases(self, kind: str, pair: str) -> dict[str, int]:
+        """alias → version (searching for versions does not tell their aliases)."""
+        from mlflow.exceptions import MlflowException
+
+        with reaching(self.uri):
+            try:
+                model = self.client.get_registered_model(model_name(kind, pair))
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    return {}
+                raise
+        return {alias: int(version) for alias, version in sorted(model.aliases.items())}
+
+    def set_tag(self, published: Published, key: str, value: str) -> None:
+        """Add a tag to a version, or change it."""
+        with reaching(self.uri):
+            self.client.set_model_version_tag(published.name, str(published.version), key, value)
+
+    def log_text(self, published: Published, text: str, file: str) -> None:
+        """Keep a text with the version's run."""
+        with reaching(self.uri):
+            self.client.log_text(published.run_id, text, file)
+
+    def versions(self, kind: str, pair: str) -> list[Published]:
+        """All versions, the oldest first."""
+        with reaching(self.uri):
+            found: list[ModelVersion] = []
+            token: str | None = None
+            while token != "":
+                page = self.client.search_model_versions(f"name = '{model_name(kind, pair)}'", page_token=token)
+                found += page
+                token = page.token or ""
+        return sorted((_published(version) for version in found), key=lambda published: published.version)
+
+    def lineage(self, kind: str, pair: str, version_or_alias: int | str) -> Lineage:
+        """A version with what it was made from, up to the traces."""
+        from registry.lineage import trace
+
+        return trace(self, self.resolve(kind, pair, version_or_alias), pair)
+
+
+def _published(version: ModelVersion) -> Published:
+    kind = version.tags.get("kind") or version.name.split(".", 1)[0]
+    return Published(kind, version.name, int(version.version), version.run_id or "", version.tags.get("digest", ""),
+                     version.source or "", dict(version.tags))
