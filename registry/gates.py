@@ -1,0 +1,88 @@
+"""What a release must show before it is promoted: thresholds, recorded baselines, and the record of a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from registry.strict import Strict, read_json, read_yaml
+
+HERE = Path(__file__).parent
+
+
+class Gates(Strict):
+    """Thresholds of promotion; `gates.yaml` explains each."""
+
+    max_regression: float = Field(ge=0, lt=1, description="share by which a candidate may be slower than the champion")
+    min_speedup_lower_bound: float = Field(ge=0, description="lower end of the speedup over autoregressive")
+    lossless_identical: bool = Field(description="lossless strategies give autoregressive's tokens in float32")
+    min_acceptance_ratio: float = Field(ge=0, description="acceptance rate over the baseline's")
+    min_quality_ratio: float = Field(ge=0, description="quality of a lossy strategy over autoregressive's")
+    max_p95_tpot_ratio: float = Field(gt=0, description="p95 time per output token over autoregressive's")
+
+
+def load_gates(path: Path | None = None) -> Gates:
+    """The thresholds, from the project's `gates.yaml` or another file.
+
+    >>> load_gates().lossless_identical
+    True
+    """
+    return read_yaml(path or HERE / "gates.yaml", Gates)
+
+
+class StrategyCounts(Strict):
+    """Counts of one strategy over the baseline's prompts, greedy and in float32: the same on every machine."""
+
+    target_calls: int = Field(ge=0)
+    judged: int = Field(ge=0, description="draft tokens that the target looked at")
+    accepted: int = Field(ge=0)
+    output_digest: str = Field(description="sha256 over the output tokens of all prompts")
+
+
+class Baseline(Strict):
+    """Deterministic counts of a pair, which a fresh clone can be compared with."""
+
+    pair: str
+    fingerprint: str = Field(description="pair fingerprint in float32")
+    prompts_digest: str = Field(description="sha256 over the prompts")
+    prompts: int = Field(ge=1)
+    max_tokens: int = Field(ge=1)
+    strategies: dict[str, StrategyCounts]
+
+
+def load_baseline(pair: str) -> Baseline | None:
+    """The recorded counts of a pair, or None where none were recorded (`baselines/README.md` says how)."""
+    path = HERE / "baselines" / f"{pair}.json"
+    return read_json(path, Baseline) if path.is_file() else None
+
+
+class GateCheck(Strict):
+    """One measured value against its threshold."""
+
+    name: str
+    value: float
+    threshold: float
+    passed: bool
+
+
+class GateRecord(Strict):
+    """A verdict about exact versions. It stands as long as the release pins just these."""
+
+    pair: str
+    device: str
+    release_version: int = Field(ge=1)
+    pins: dict[str, int] = Field(description="kind → version that was judged")
+    passed: bool
+    checks: tuple[GateCheck, ...] = Field(min_length=1)
+    baseline_version: int | None = Field(None, description="release it was compared with; None where there was none")
+    created: str = Field(description="when it was judged, ISO 8601")
+
+    def objection(self, version: int, pins: dict[str, int]) -> str | None:
+        """Why the record does not let a release pass, or None."""
+        if self.release_version != version or self.pins != pins:
+            return f"its gate record names version {self.release_version} with other artifacts"
+        failed = [check.name for check in self.checks if not check.passed]
+        if failed or not self.passed:
+            return f"its gate failed ({', '.join(failed) or 'as a whole'})"
+        return None
