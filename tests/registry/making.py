@@ -1,0 +1,70 @@
+"""Small models, artifacts and verdicts to test the registry with."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+from registry.gates import GateCheck, GateRecord
+from registry.pairs import model_records
+from registry.releases import ReleaseVersion, create_release
+from registry.store import Published, Store
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.base import Artifact, Provenance
+from serving.runtime.artifacts.decoding_config import DecodingConfig
+from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.runtime.artifacts.verifier import Verifier
+from serving.runtime.pair_files import fingerprint
+
+
+def model_folder(folder: Path, seed: int = 1) -> Path:
+    """What the registry looks at of a model: config.json, weights, tokenizer."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}\n")
+    (folder / "tokenizer.json").write_text('{"vocab": ["a", "b"]}\n')
+    weights = np.random.default_rng(seed).normal(size=(4, 4)).astype(np.float32)
+    save_file({"weight": weights}, folder / "model.safetensors")
+    return folder
+
+
+def table(print_of_pair: str, accepted: int = 3) -> AcceptanceTable:
+    made = Provenance(pair="tiny", fingerprint=print_of_pair, trace_digest="7" * 64, git_commit="c" * 40,
+                      metrics={"brier": 0.25}, parameters={"prompts": 12})
+    return AcceptanceTable([5] * 20, [accepted] * 20, made)
+
+
+def config(print_of_pair: str, parents: dict[str, str] | None = None, strategy: str = "spide") -> DecodingConfig:
+    made = Provenance(pair="tiny", fingerprint=print_of_pair, parents=parents or {})
+    return DecodingConfig(strategy, {"gamma": 4}, {"speedup": 1.2}, made)
+
+
+def verifier(print_of_pair: str) -> Verifier:
+    made = Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"auc": 0.8})
+    return Verifier(torch.ones(4), 0.5, ("scalars",), 0.5, 1.2, made)
+
+
+def distilled(donor: str = "d" * 64) -> DistilledDraft:
+    state = {"model.norm.weight": torch.ones(4), "model.layers.0.mlp.up_proj.weight": torch.ones(4, 4)}
+    made = Provenance(pair="tiny", fingerprint="")
+    return DistilledDraft(state, {"num_hidden_layers": 1}, torch.tensor([0, 1]), donor, made)
+
+
+def publish(store: Store, artifact: Artifact, folder: Path, **more) -> Published:
+    artifact.save(folder)
+    return store.publish(folder, pair="tiny", **more)
+
+
+def release(store: Store, spec, files, folder: Path, accepted: int = 3) -> ReleaseVersion:
+    """A release of a table and a config made from it."""
+    mark = fingerprint(files, "float32")
+    first = publish(store, table(mark, accepted), folder / "table")
+    second = publish(store, config(mark, {"acceptance_table": first.digest}), folder / "config")
+    pins = {"acceptance_table": first.version, "decoding_config": second.version}
+    return create_release(store, "tiny", "cpu", pins, model_records(spec, files), {"speedup": 1.2, "prompts": ["a"]})
+
+
+def verdict(of: ReleaseVersion, value: float = 1.1) -> GateRecord:
+    check = GateCheck(name="min_speedup_lower_bound", value=value, threshold=1.0, passed=value >= 1)
+    return GateRecord(pair=of.pair, device=of.device, release_version=of.version, pins=of.pins, passed=check.passed,
+                      checks=(check,), created="2026-11-21T10:00:00Z")

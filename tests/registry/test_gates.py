@@ -1,0 +1,70 @@
+"""Thresholds and baselines are data, read strictly."""
+
+from pathlib import Path
+
+import pytest
+
+import registry.gates
+from registry.gates import Gates, load_baseline, load_gates
+from serving.runtime.types import DraftwellError
+
+COUNTS = '{"target_calls": 10, "judged": 20, "accepted": 12, "output_digest": "ab"}'
+BASELINE = ('{"pair": "tiny", "fingerprint": "f", "prompts_digest": "d", "prompts": 2, "max_tokens": 8, '
+            '"strategies": {"vanilla_sd": %s}}')
+
+
+def test_the_projects_thresholds() -> None:
+    gates = load_gates()
+    assert gates.max_regression == 0.05
+    assert gates.min_speedup_lower_bound == 1.0
+    assert gates.lossless_identical is True
+    assert gates.min_acceptance_ratio == 0.98
+    assert gates.min_quality_ratio == 0.9
+
+
+def test_every_threshold_is_explained() -> None:
+    lines = (Path(registry.gates.__file__).parent / "gates.yaml").read_text().splitlines()
+    for name in Gates.model_fields:
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{name}:"))
+        assert lines[at - 1].startswith("# ")
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (("max_regression: 0.05", "max_regression: 0.05\nmax_regresion: 1"), "unknown key max_regresion"),
+    (("max_regression: 0.05", "max_regression: 5"), "max_regression: Input should be less than 1"),
+    (("max_regression: 0.05", "max_regression: ["), "line .* is not valid YAML"),
+    (("max_regression: 0.05", ""), "max_regression: Field required"),
+])
+def test_a_wrong_threshold_is_one_line(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    text = (Path(registry.gates.__file__).parent / "gates.yaml").read_text()
+    (tmp_path / "gates.yaml").write_text(text.replace(*change))
+    with pytest.raises(DraftwellError, match=message) as caught:
+        load_gates(tmp_path / "gates.yaml")
+    assert str(tmp_path / "gates.yaml") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DraftwellError, match=r"cannot read .*nowhere\.yaml \(No such file"):
+        load_gates(tmp_path / "nowhere.yaml")
+
+
+def test_a_baseline_where_one_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.gates, "HERE", tmp_path)
+    (tmp_path / "baselines").mkdir()
+    assert load_baseline("tiny") is None
+    (tmp_path / "baselines" / "tiny.json").write_text(BASELINE % COUNTS)
+    found = load_baseline("tiny")
+    assert found is not None
+    assert found.strategies["vanilla_sd"].accepted == 12
+    (tmp_path / "baselines" / "tiny.json").write_text(BASELINE % "{}")
+    with pytest.raises(DraftwellError, match=r"strategies\.vanilla_sd\.target_calls: Field required"):
+        load_baseline("tiny")
+    (tmp_path / "baselines" / "tiny.json").write_text("{")
+    with pytest.raises(DraftwellError, match="not valid JSON"):
+        load_baseline("tiny")
+
+
+def test_recorded_baselines_can_be_read() -> None:
+    for path in (Path(registry.gates.__file__).parent / "baselines").glob("*.json"):
+        assert load_baseline(path.stem).pair == path.stem  # type: ignore[union-attr]
