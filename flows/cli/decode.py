@@ -1,0 +1,198 @@
+"""Commands that decode: pairs, strategies, generate, bench, serve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.options import (
+    Artifacts, DtypeOption, Limit, MaxTokens, Pair, Prompts, Seed, Temperature, Threads, progress, say, set_threads, write_json,
+)
+from serving.runtime.types import DraftwellError
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's commands."""
+    for command in (pairs, strategies, generate, bench, serve):
+        app.command()(command)
+
+
+def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the pairs of the catalogue and your own.
+
+    Example: draftwell pairs
+    """
+    from registry.pairs import list_pairs
+
+    found = list_pairs()
+    if as_json:
+        typer.echo(json.dumps([spec.model_dump(mode="json") for spec in found], indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("pair", "also called", "target", "draft", "dtype", "description", title="Pairs")
+    for spec in found:
+        models = {role: s.hub or (s.package and s.package.package) or s.artifact or s.path for role, s in spec.sources().items()}
+        table.add_row(spec.name, ", ".join(spec.aliases), models["target"], models.get("draft", "-"), spec.dtype, spec.description)
+    Console().print(table)
+
+
+def strategies(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the decoding strategies with their parameters.
+
+    Example: draftwell strategies --json
+    """
+    from serving.runtime.strategies import STRATEGIES, describe
+
+    found = [describe(cls) for cls in STRATEGIES.values()]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("strategy", "lossless", "parameters (default, bounds)", "artifacts", "paper", title="Strategies")
+    for row in found:
+        lines = [f"{name} = {p['default']}  [{p['minimum']} … {p['maximum']}]" if p["minimum"] is not None else f"{name} = {p['default']}"
+                 for name, p in row["parameters"].items()]
+        table.add_row(row["name"], "yes" if row["lossless"] else "no", "\n".join(lines) or "-", "\n".join(row["artifacts"]) or "-", row["paper"])
+    Console().print(table)
+
+
+def generate(
+    prompt: Annotated[str, typer.Option("--prompt", help="The user's turn.")],
+    pair: Pair = "default",
+    strategy: Annotated[str, typer.Option("--strategy", help="See `draftwell strategies`.")] = "vanilla_sd",
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of the strategy; may be repeated.")] = None,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    dtype: DtypeOption = None,
+    threads: Threads = None,
+    artifacts: Artifacts = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+) -> None:
+    """Generate one answer and say how it came about.
+
+    Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a prime number?"
+    """
+    from flows.workspace import Workspace, parse_settings
+    from serving.runtime.strategies import build_strategy, find_strategy
+
+    parameters = parse_settings(settings or [])
+    if not prompt.strip():
+        raise DraftwellError("--prompt is empty: give the model something to answer")
+    find_strategy(strategy)
+    build_strategy(strategy, parameters)
+    workspace = Workspace(pair, dtype, say)
+    set_threads(threads)
+    loaded = workspace.load()
+    [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
+    job = loaded.engine().generate(loaded.encode_prompt(prompt), loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed), chosen)
+    text, stats = loaded.decode(job.output), job.session.stats
+    if as_json:
+        typer.echo(json.dumps({
+            "pair": workspace.spec.name, "strategy": strategy, "parameters": chosen.config.model_dump(), "dtype": workspace.dtype,
+            "prompt": prompt, "text": text, "token_ids": job.output, "finish_reason": job.session.text.finish_reason,
+            "stats": {"emitted": stats.emitted, "drafted": stats.drafted, "judged": stats.judged, "accepted": stats.accepted,
+                      "rescued": stats.rescued, "target_calls": stats.target_calls, "draft_calls": stats.draft_calls,
+                      "acceptance_rate": stats.acceptance_rate, "mat": stats.mat, "wall_seconds": stats.wall_seconds,
+                      "ttft_seconds": stats.first_token_seconds, "tokens_per_second": stats.emitted / stats.wall_seconds}}))
+        return
+    typer.echo(text)
+    rate = f"{stats.acceptance_rate:.0%} of judged draft tokens accepted, " if stats.acceptance_rate is not None else ""
+    say(f"{stats.emitted} tokens in {stats.wall_seconds:.2f} s ({stats.emitted / stats.wall_seconds:.1f} tokens/s), "
+        f"{rate}{stats.target_calls} target calls after the prompt")
+
+
+def bench(
+    pair: Pair = "default",
+    strategies: Annotated[str, typer.Option("--strategies", help="Comma-separated names; autoregressive is always measured.")] = "vanilla_sd",
+    prompts: Prompts = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Interleaved runs; medians are reported.")] = 1,
+    dtype: DtypeOption = None,
+    threads: Threads = None,
+    peer: Annotated[list[str] | None, typer.Option("--peer", help="Measure `transformers` in the same run.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="strategy.key=value; may be repeated.")] = None,
+    artifacts: Artifacts = None,
+    out: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+) -> None:
+    """Compare strategies on the same prompts, interleaved, and print one table.
+
+    Example: draftwell bench --pair default --strategies vanilla_sd,spide --limit 8 --json report.json
+    """
+    from components.evaluation import bench as measure
+    from components.prompts import demo_prompts, read_prompts
+    from components.reports import bench_table
+    from flows.workspace import Workspace
+    from serving.runtime.strategies import build_strategy
+
+    wanted = parse_wanted(strategies, settings or [])
+    for name, parameters in wanted:
+        build_strategy(name, parameters)
+    for name in peer or []:
+        if name != "transformers":
+            raise DraftwellError(f"unknown peer {name!r}: the only peer is transformers")
+    if out is not None and not out.parent.is_dir() and out.parent != Path(".draftwell"):
+        raise DraftwellError(f"the folder {out.parent} does not exist: make it first, or name another file")
+    rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
+    workspace = Workspace(pair, dtype, say)
+    set_threads(threads)
+    loaded = workspace.load()
+    kit = workspace.kit(loaded, [name for name, _ in wanted], folder=artifacts)
+    with progress("bench") as bar:
+        report = measure(loaded, wanted, rows, kit, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
+                         peers=tuple(peer or ()), progress=bar)
+    if out is not None:
+        write_json(out, report)
+    from rich.console import Console
+
+    Console().print(bench_table(report))
+
+
+def parse_wanted(strategies: str, settings: list[str]) -> list[tuple[str, dict[str, str]]]:
+    """Names with their parameters; autoregressive comes first whether it was named or not."""
+    from flows.workspace import parse_settings
+    from serving.runtime.strategies import find_strategy
+
+    names = list(dict.fromkeys(["autoregressive", *(n.strip() for n in strategies.split(",") if n.strip())]))
+    for name in names:
+        find_strategy(name)
+    parameters: dict[str, dict[str, str]] = {name: {} for name in names}
+    for key, value in parse_settings(settings).items():
+        name, dot, field = key.partition(".")
+        if not dot or name not in parameters:
+            raise DraftwellError(f"--set {key}={value} names no benched strategy: write it as strategy.key=value")
+        parameters[name][field] = value
+    return list(parameters.items())
+
+
+def serve(
+    pair: Pair = "default",
+    bundle: Annotated[Path | None, typer.Option("--bundle", help="Bundle folder; dist/<pair>/current if left out.")] = None,
+    host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8000,
+    slots: Annotated[int, typer.Option("--slots", min=1, help="Requests that run at once.")] = 4,
+    threads: Threads = None,
+) -> None:
+    """Serve a deployed bundle over OpenAI's API.
+
+    Example: draftwell serve --pair default --port 8000
+    """
+    from registry.pairs import find_pair
+
+    folder = bundle or Path("dist") / find_pair(pair).name / "current"
+    if not folder.is_dir():
+        raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair}`")
+    from serving.server.main import run
+
+    set_threads(threads)
+    run(folder, host=host, port=port, slots=slots)

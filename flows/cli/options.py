@@ -1,0 +1,65 @@
+"""Options that several commands share, and how they print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serving.runtime.types import DraftwellError
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+Pair = Annotated[str, typer.Option("--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file.")]
+DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Weights and cache; the pair's own if left out.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores if left out.")]
+Prompts = Annotated[Path | None, typer.Option("--prompts", help="JSONL (or .jsonl.gz) with `prompt` or `turns`; the shipped demo prompts if left out.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N prompts.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all random streams.")]
+Artifacts = Annotated[Path | None, typer.Option("--artifacts", help="Folder of artifact folders that goes before the workspace's.")]
+
+
+def say(line: str) -> None:
+    """One line of progress, on stderr."""
+    typer.secho(line, err=True, dim=True)
+
+
+def set_threads(threads: int | None) -> None:
+    """Fix the number of CPU threads before the first forward."""
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr; the callback takes (done, total)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file atomically; a missing parent folder of the user's own choice is a mistake, not made silently."""
+    import json
+
+    from serving.runtime.artifacts.base import write_atomically
+
+    if not path.parent.is_dir() and path.parent != Path(".draftwell"):
+        raise DraftwellError(f"the folder {path.parent} does not exist: make it first, or name another file")
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())

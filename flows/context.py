@@ -1,0 +1,45 @@
+"""Loading a pair once for all flows of a process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from flows.stations import Bar, Station
+from flows.workspace import Say, Workspace
+
+if TYPE_CHECKING:
+    from components.prompts import Prompt
+    from flows.settings import PipelineSettings
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, dtype: str | None, device: str, slots: int, say: Say) -> Station:
+    workspace = Workspace(name, dtype, say)
+    return Station(workspace, workspace.load(slots=slots, device=device))
+
+
+def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, say: Say = print, bar: Bar | None = None) -> Station:
+    """A pair's workspace with its models; the last one loaded is kept."""
+    station = _loaded(name, dtype, device, slots, say)
+    return Station(station.workspace, station.pair, bar)
+
+
+def station_of(settings: PipelineSettings, say: Say = print) -> Station:
+    """The station of a pipeline's settings."""
+    if settings.threads:
+        import torch
+
+        torch.set_num_threads(settings.threads)
+    return open_station(settings.pair, settings.dtype, device=settings.device, say=say)
+
+
+def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
+    """The prompts of each station, cut from one file: bench first, then collect (tuning and the memory use collect's)."""
+    from components.prompts import demo_prompts, read_prompts
+
+    rows = read_prompts(settings.prompts) if settings.prompts else demo_prompts()
+    bench = rows[: settings.bench_prompts]
+    rest = rows[settings.bench_prompts :] or rows
+    collect = rest[: settings.collect_prompts]
+    return {"bench": bench, "collect": collect, "calibrate": collect[: settings.calibrate_prompts], "tune": collect[: settings.tune_prompts]}

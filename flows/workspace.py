@@ -1,0 +1,136 @@
+"""Where a pair's traces and artifacts lie on this machine, and how strategies get theirs.
+
+Everything of a pair and dtype lies under `$DRAFTWELL_HOME/pairs/<pair>/<dtype>/`: `traces/`, `artifacts/<kind>/`,
+`reports/`. An artifact is looked for in three places: a folder that the user names, the workspace, and what the pair
+ships with. A hardware profile of another machine class is measured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from registry.pairs import fetch, find_pair
+from serving.runtime.pair_files import PairFiles, draftwell_home
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from serving.runtime.artifacts.base import Artifact
+    from serving.runtime.pair import LoadedPair
+    from serving.runtime.strategies import Kit, Strategy
+
+Say = Callable[[str], None]
+
+
+class Workspace:
+    """One pair in one dtype on this machine.
+
+    Args:
+        name: name or alias of the pair, or the path of a pair's YAML file.
+        dtype: None takes the pair's own.
+        say: called with a line before each step that takes long.
+    """
+
+    def __init__(self, name: str, dtype: str | None = None, say: Say = lambda line: None):
+        self.spec = find_pair(name)
+        self.dtype = dtype or self.spec.dtype
+        self.say = say
+        self.root = draftwell_home() / "pairs" / self.spec.name / self.dtype
+        self.traces, self.artifacts, self.reports = (self.root / n for n in ("traces", "artifacts", "reports"))
+        self._files: PairFiles | None = None
+
+    @property
+    def shipped(self) -> Path:
+        """Artifacts that come with the pair's catalogue entry."""
+        return self.spec.folder / self.spec.name.replace("-", "_") / "artifacts" / self.dtype
+
+    def files(self) -> PairFiles:
+        """The pair's model folders, fetched and converted if need be."""
+        if self._files is None:
+            self._files = fetch(self.spec, progress=self.say)
+        return self._files
+
+    def load(self, *, slots: int = 1, device: str = "cpu", max_context: int | None = None) -> LoadedPair:
+        """The pair's models, ready to run."""
+        files = self.files()
+        from serving.runtime.pair import load_pair
+
+        self.say(f"loading {self.spec.name} in {self.dtype}")
+        return load_pair(files, dtype=self.dtype, device=device, slots=slots, max_context=max_context)  # type: ignore[arg-type]
+
+    def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> Kit:
+        """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.
+
+        Args:
+            folder: a folder of artifact folders that goes before the workspace's; a foreign artifact there is an error.
+        """
+        from serving.runtime.strategies import Kit, find_strategy
+
+        if folder is not None and not folder.is_dir():
+            raise DraftwellError(f"no artifacts folder {folder}: check --artifacts")
+        kinds = {kind: None for name in names for kind in find_strategy(name).artifacts}
+        found = {kind: self._find(pair, kind, folder) for kind in kinds}
+        if "hardware_profile" in found:
+            found["hardware_profile"] = self._profile_for(pair, found["hardware_profile"])
+        artifacts = {kind: artifact for kind, artifact in found.items() if artifact is not None}
+        return Kit(artifacts, pair.special_tokens, deterministic)
+
+    def strategies(self, pair: LoadedPair, wanted: Iterable[tuple[str, Mapping[str, Any]]], **options: Any) -> list[Strategy]:
+        """Strategies by name and parameters, with their artifacts."""
+        from serving.runtime.strategies import build_strategy
+
+        wanted = list(wanted)
+        kit = self.kit(pair, [name for name, _ in wanted], **options)
+        return [build_strategy(name, dict(parameters), kit) for name, parameters in wanted]
+
+    def save(self, artifact: Artifact) -> Path:
+        """Put an artifact into the workspace and return its folder."""
+        folder = self.artifacts / artifact.kind
+        artifact.save(folder)
+        return folder
+
+    def _find(self, pair: LoadedPair, kind: str, folder: Path | None) -> Artifact | None:
+        from serving.runtime.bundle import artifact_classes
+
+        cls = artifact_classes()[kind]
+        for place in (folder, self.artifacts, self.shipped):
+            if place is None or not (place / kind / "artifact.json").is_file():
+                continue
+            if place == self.shipped:
+                return _if_fitting(cls, place / kind, pair.fingerprint)
+            return cls.load(place / kind, fingerprint=pair.fingerprint)
+        return None
+
+    def _profile_for(self, pair: LoadedPair, found: Any) -> Any:
+        from serving.runtime.device import device_class
+
+        here = device_class(pair.device)
+        if found is not None and found.provenance.device_class == here:
+            return found
+        if "draft" not in pair.models:
+            return None
+        from components.profiling import profile
+        from components.provenance import provenance
+
+        self.say(f"measuring a hardware profile for {here} (once, about 10 s)")
+        made = profile(pair, provenance(pair, device_class=here))
+        self.save(made)
+        return made
+
+
+def _if_fitting(cls: Any, folder: Path, fingerprint: str) -> Any:
+    """A shipped artifact, or None where it was made for other weights (a user's own file in the pair's place)."""
+    artifact = cls.load(folder)
+    return artifact if artifact.provenance.fingerprint == fingerprint else None
+
+
+def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
+    """`key=value` strings as a dict; anything else is a user's mistake."""
+    settings = {}
+    for item in pairs:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise DraftwellError(f"--set {item!r} is not key=value, for example --set num_speculative_tokens=4")
+        settings[key.strip()] = value.strip()
+    return settings
