@@ -1,0 +1,89 @@
+"""A tiny random pair with a tokenizer and a chat template, and a server that answers from it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import uvicorn
+
+from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import Kit, build_strategy
+from serving.server.app import create_app
+from serving.server.served import ServedModel
+
+MERGES = [("t", "h"), ("th", "e"), ("a", "n"), ("i", "n"), ("o", "n"), ("e", "r"), ("Ġ", "the")]
+SPECIAL = ["<|start|>", "<|end|>"]
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('a system message must come first') }}{% endif %}"
+    "<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}<|start|>assistant\n"
+)
+MAX_CONTEXT = 256
+
+
+def tiny_tokenizer() -> Any:
+    """Byte-level: every byte is a token, so that characters are spread over tokens; a few merges, two special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*alphabet, *(a + b for a, b in MERGES)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=MERGES))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=TEMPLATE)
+
+
+def tiny_module(vocab_size: int, eos: int) -> Any:
+    """A random Llama whose greedy text wanders instead of looping."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = LlamaConfig(vocab_size=vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, max_position_embeddings=MAX_CONTEXT, initializer_range=0.35, eos_token_id=eos,
+                         bos_token_id=None, tie_word_embeddings=False)
+    return LlamaForCausalLM(config).eval()
+
+
+def tiny_pair(slots: int) -> LoadedPair:
+    """A target, and a draft that agrees with it often, but not always."""
+    tokenizer = tiny_tokenizer()
+    target = tiny_module(len(tokenizer), tokenizer.eos_token_id)
+    draft = copy.deepcopy(target)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight += torch.randn(weight.shape, generator=generator) * 0.03
+    modules = {"target": target, "draft": draft}
+    models = {role: TransformersModel(module, slots=slots) for role, module in modules.items()}
+    return LoadedPair("tiny", "float32", "cpu", models, modules, tokenizer, "none")  # type: ignore[arg-type]
+
+
+def served_pair(strategy: str = "vanilla_sd", *, slots: int = 3, kit: Kit | None = None, **parameters: Any) -> ServedModel:
+    return ServedModel("tiny", tiny_pair(slots), build_strategy(strategy, parameters, kit), slots)
+
+
+@contextmanager
+def serving(served: ServedModel) -> Iterator[tuple[str, Any]]:
+    """A running server: its address and its scheduler."""
+    app = create_app(served, drain_seconds=10)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=10))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}", app.state.scheduler
+    finally:
+        server.should_exit = True
+        thread.join()
