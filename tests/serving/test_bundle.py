@@ -1,0 +1,262 @@
+"""Opening a bundle: all of it is checked before anything is read, and what is wrong is named in one line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.base import Provenance, sha256_file
+from serving.runtime.artifacts.decoding_config import DecodingConfig
+from serving.runtime.bundle import FileRecord, Manifest, ModelRecord, open_bundle
+from serving.runtime.pair_files import (
+    SIDECAR,
+    PairFiles,
+    combine_digests,
+    fingerprint,
+    models_root,
+    tokenizer_digest,
+    weights_digest,
+)
+from serving.runtime.types import DraftwellError
+
+
+def model_folder(folder: Path, seed: int) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}\n")
+    (folder / "tokenizer.json").write_text("{}\n")
+    save_file({"weight": np.full((2, 2), seed, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def seal(folder: Path, **changes) -> None:
+    """Write the manifest of a bundle folder anew, so that only what a test plants is wrong."""
+    data = json.loads((folder / "manifest.json").read_text()) | changes
+    if "files" not in changes:
+        data["files"] = {p.relative_to(folder).as_posix(): FileRecord(sha256=sha256_file(p), size=p.stat().st_size)
+                         for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "manifest.json"}
+    manifest = Manifest.model_validate(data)
+    (folder / "manifest.json").write_text(manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`bundle/` with a bundled draft, and `models/` with its target."""
+    root = tmp_path_factory.mktemp("made")
+    target, bundle = model_folder(root / "models" / "big", 1), root / "bundle"
+    draft = model_folder(bundle / "models" / "draft", 2)
+    mark = fingerprint(PairFiles("tiny", target, draft), "float32")
+    (draft / SIDECAR).unlink()
+    provenance = Provenance(pair="tiny", fingerprint=mark)
+    AcceptanceTable([5] * 20, [3] * 20, provenance).save(bundle / "artifacts" / "acceptance_table")
+    DecodingConfig("spide", {}, {}, provenance).save(bundle / "artifacts" / "decoding_config")
+    models = {"target": ModelRecord(source="local", weights_sha256=weights_digest(target), folder="big"),
+              "draft": ModelRecord(source="bundled", weights_sha256=sha256_file(draft / "model.safetensors"),
+                                   folder="models/draft")}
+    manifest = Manifest(pair="tiny", device="cpu", dtype="float32", fingerprint=mark, release_version=1, models=models,
+                        release_digest="r", gated=True, versions={"acceptance_table": 1, "decoding_config": 1},
+                        runs={}, files={})
+    (bundle / "manifest.json").write_text(manifest.to_json())
+    seal(bundle)
+    return root
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+@pytest.fixture
+def bundle(root: Path) -> Path:
+    return root / "bundle"
+
+
+def refused(path: Path, message: str) -> None:
+    with pytest.raises(DraftwellError, match=message) as caught:
+        open_bundle(path)
+    assert "\n" not in str(caught.value)
+    assert ": " in str(caught.value)
+
+
+def test_a_whole_bundle_opens(root: Path, bundle: Path) -> None:
+    opened = open_bundle(bundle)
+    artifacts = opened.artifacts()
+    assert isinstance(artifacts["acceptance_table"], AcceptanceTable)
+    assert isinstance(artifacts["decoding_config"], DecodingConfig)
+    assert opened.files(root / "models") == PairFiles("tiny", root / "models" / "big", bundle / "models" / "draft")
+
+
+FILES = ["artifacts/acceptance_table/artifact.json", "artifacts/acceptance_table/table.json",
+         "artifacts/decoding_config/artifact.json", "artifacts/decoding_config/config.json",
+         "models/draft/config.json", "models/draft/model.safetensors", "models/draft/tokenizer.json"]
+
+
+def test_the_list_below_is_complete(bundle: Path) -> None:
+    assert sorted(open_bundle(bundle).manifest.files) == FILES
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_cut_or_missing_file_is_named(bundle: Path, name: str) -> None:
+    file = bundle / name
+    data = file.read_bytes()
+    file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    refused(bundle, rf"{name} was changed since it was made \(sha256 differs\): deploy again")
+    file.write_bytes(data[:-1])
+    refused(bundle, rf"{name} has {len(data) - 1} bytes, not {len(data)}: it was cut or changed, deploy again")
+    file.unlink()
+    refused(bundle, rf"the bundle lacks its file .*{name}: deploy again")
+
+
+def test_a_changed_manifest_is_refused(bundle: Path) -> None:
+    file = bundle / "manifest.json"
+    text = file.read_text()
+    file.write_text(text.replace('"release_version": 1', '"release_version": 2'))
+    refused(bundle, r"manifest\.json was changed since it was made \(its digest differs\)")
+    file.write_text(text[:-20])
+    refused(bundle, r"manifest\.json is cut or not JSON: deploy again")
+    file.write_text(text.replace('"pair"', '"pear"'))
+    refused(bundle, r"manifest\.json is not a bundle manifest \(pair: Field required\): deploy again")
+    file.write_text("[]")
+    refused(bundle, "is not a bundle manifest")
+
+
+def test_what_is_no_bundle_is_named(bundle: Path, tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", "there is no bundle at .*nowhere: build one with `draftwell deploy`")
+    (bundle / "manifest.json").unlink()
+    refused(bundle, r"is not a bundle \(no manifest\.json\): build one")
+
+
+def test_a_newer_schema_is_refused_by_name(bundle: Path) -> None:
+    data = json.loads((bundle / "manifest.json").read_text())
+    (bundle / "manifest.json").write_text(json.dumps({**data, "schema_version": 2, "new_field": 1}))
+    refused(bundle, r"manifest\.json has schema 2, this runtime reads up to 1: upgrade draftwell")
+
+
+def test_files_that_are_not_listed_are_refused(bundle: Path) -> None:
+    (bundle / "artifacts" / "extra.py").write_text("")
+    refused(bundle, r"extra\.py is not part of the bundle: remove it or deploy again")
+    (bundle / "artifacts" / "extra.py").unlink()
+    (bundle / "models" / "draft" / SIDECAR).write_text("{}")  # digests that the runtime keeps are no data
+    open_bundle(bundle)
+    os.symlink("/etc", bundle / "artifacts" / "link")
+    refused(bundle, "link is not part of the bundle")
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "artifacts/../../secret", ""])
+def test_no_path_leaves_the_bundle(bundle: Path, name: str) -> None:
+    (bundle.parent / "secret").write_text("s")
+    seal(bundle, files={name: {"sha256": sha256_file(bundle.parent / "secret"), "size": 1}})
+    refused(bundle, f"names the path '{name}', which leaves the bundle")
+    target = ModelRecord(source="local", weights_sha256="w", folder=name).model_dump()
+    seal(bundle, models={"target": target})
+    refused(bundle, f"names the path '{name}', which leaves the bundle")
+
+
+def test_an_artifact_of_another_pair_is_refused(bundle: Path) -> None:
+    made = Provenance(pair="other", fingerprint="e" * 64)
+    AcceptanceTable([5] * 20, [3] * 20, made).save(bundle / "artifacts" / "acceptance_table")
+    seal(bundle)
+    refused(bundle, "the acceptance_table in .* has fingerprint eeeeeeeeeeee, the bundle .* belongs to another pair")
+
+
+def test_an_artifact_that_the_runtime_does_not_know_is_refused(bundle: Path) -> None:
+    shutil.copytree(bundle / "artifacts" / "acceptance_table", bundle / "artifacts" / "oracle")
+    seal(bundle, versions={"oracle": 1})
+    with pytest.raises(DraftwellError, match="holds a oracle, which this runtime does not know: upgrade draftwell"):
+        open_bundle(bundle).artifacts()
+    seal(bundle, versions={"verifier": 1})
+    refused(bundle, "lacks its artifact verifier: deploy again")
+
+
+@pytest.mark.parametrize(("spoil", "message"), [
+    (lambda big: shutil.rmtree(big), r"the target of pair tiny \(local\) is not at .*big: fetch it there"),
+    (lambda big: save_file({"weight": np.zeros(3)}, big / "model.safetensors"), "has weights .*, the bundle needs"),
+    (lambda big: (big / "model.safetensors").unlink(), "holds no safetensors weights: fetch the model again"),
+    (lambda big: (big / "tokenizer.json").write_text("{ }"), "was made for fingerprint .* the models here give"),
+    (lambda big: (big / "tokenizer.json").unlink(), "holds no tokenizer"),
+])
+def test_other_weights_or_tokenizers_are_refused(
+        root: Path, bundle: Path, spoil: Callable[[Path], object], message: str) -> None:
+    spoil(root / "models" / "big")
+    with pytest.raises(DraftwellError, match=message) as caught:
+        open_bundle(bundle).files(root / "models")
+    assert "\n" not in str(caught.value)
+
+
+def test_digests_of_weights_are_kept_and_made_anew_when_a_file_changes(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", 1)
+    file = folder / "model.safetensors"
+    assert weights_digest(folder) == sha256_file(file)
+    kept = json.loads((folder / SIDECAR).read_text())
+    stat = file.stat()
+    assert kept["model.safetensors"] == {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256_file(file)}
+    (folder / SIDECAR).write_text((folder / SIDECAR).read_text().replace(sha256_file(file), "0" * 64))
+    assert weights_digest(folder) == "0" * 64  # it was not read again
+    os.utime(file, ns=(1, 1))
+    assert weights_digest(folder) == sha256_file(file)
+    (folder / SIDECAR).write_text("no JSON")
+    assert weights_digest(folder) == sha256_file(file)
+
+
+def test_a_folder_that_cannot_be_written_to_is_only_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model_folder(tmp_path / "model", 1)
+
+    def read_only(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("serving.runtime.pair_files.write_atomically", read_only)
+    assert weights_digest(folder) == sha256_file(folder / "model.safetensors")
+    assert not (folder / SIDECAR).exists()
+
+
+def test_every_part_of_a_pair_enters_its_fingerprint(tmp_path: Path) -> None:
+    one, two, three = (model_folder(tmp_path / str(n), n) for n in (1, 2, 3))
+    files = [PairFiles("a", one, two), PairFiles("a", two, one), PairFiles("a", one), PairFiles("a", one, two, three)]
+    marks = {fingerprint(f, dtype) for f in files for dtype in ("float32", "bfloat16")}
+    assert len(marks) == 8
+    assert fingerprint(PairFiles("b", one, two), "float32") in marks  # names and paths do not
+    (one / "tokenizer.json").write_text("{ }")
+    assert fingerprint(files[0], "float32") not in marks
+    with pytest.raises(DraftwellError, match="unknown dtype int8: choose from bfloat16"):
+        fingerprint(files[0], "int8")
+
+
+def test_shards_and_other_tokenizers_have_digests(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", 1)
+    save_file({"more": np.ones(2)}, folder / "more.safetensors")
+    assert weights_digest(folder) == combine_digests(
+        {name: sha256_file(folder / name) for name in ("model.safetensors", "more.safetensors")})
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    assert tokenizer_digest(folder) == sha256_file(folder / "tokenizer.model")
+
+
+def test_the_models_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(tmp_path / "m"))
+    assert models_root() == tmp_path / "m"
+    monkeypatch.delenv("DRAFTWELL_MODELS")
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path / "h"))
+    assert models_root() == tmp_path / "h" / "models"
+    monkeypatch.delenv("DRAFTWELL_HOME")
+    monkeypatch.chdir(tmp_path)
+    assert models_root() == tmp_path / ".draftwell" / "models"
+
+
+def test_a_bundle_opens_where_mlflow_prefect_and_the_registry_cannot_be_imported(bundle: Path) -> None:
+    code = """
+import sys
+for name in ("mlflow", "prefect", "registry", "components", "flows"):
+    sys.modules[name] = None
+from pathlib import Path
+from serving.runtime.bundle import open_bundle
+assert "torch" not in sys.modules
+print(sorted(open_bundle(Path(sys.argv[1])).artifacts()))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(bundle)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['acceptance_table', 'decoding_config']"
