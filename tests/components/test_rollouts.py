@@ -1,0 +1,98 @@
+"""Branches: the packed forward equals feeding every prefix and its branch separately, family by family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from components.rollouts import SlowBranches, TransformersBranches, branches
+from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.types import Forward
+from tests.components.tiny import VOCAB, llama, table_pair
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices of this size gain nothing from threads, and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def gemma2() -> Any:
+    """Sliding windows on every other layer, and soft caps."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(3)
+    config = Gemma2Config(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=8, max_position_embeddings=256, sliding_window=4,
+                          query_pre_attn_scalar=8, initializer_range=0.3, attn_logit_softcapping=5.0,
+                          final_logit_softcapping=6.0)
+    return Gemma2ForCausalLM(config).eval()
+
+
+def gpt2() -> Any:
+    """Learned positions, one key head for each query head."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(4)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.2,
+                                      bos_token_id=1, eos_token_id=2)).eval()
+
+
+def read(model: TransformersModel, ids: list[int]) -> int:
+    slot = model.open()
+    model.forward([Forward("draft", slot, tuple(ids), prefill=True)])
+    return slot
+
+
+@pytest.mark.parametrize("module", [lambda: llama(2), gemma2, gpt2], ids=["llama-gqa", "gemma2-window-softcap", "gpt2"])
+def test_packed_branches_equal_separate_ones(module: Any) -> None:
+    model = TransformersModel(module(), slots=2, max_context=48)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, VOCAB, (20,), generator=generator).tolist()
+    starts = [1, 7, 8, 13, 19, 20]  # a first token alone, neighbours, and the whole text
+    slot = read(model, ids)
+    other = read(model, ids[::-1])  # what lies in the other slot must not matter
+    fast = branches(model, slot, ids, starts, depth=5)
+    slow = SlowBranches(model, other, ids, starts)
+    assert isinstance(fast, TransformersBranches)
+    for round_ in range(2):
+        for _ in range(5 - round_):
+            tokens = torch.randint(3, VOCAB, (len(starts),), generator=generator).tolist()
+            for mine, reference in zip(fast.step(tokens), slow.step(tokens), strict=True):
+                assert mine is not None
+                torch.testing.assert_close(mine, reference, atol=2e-5, rtol=1e-4)
+        fast.rewind()
+        slow.rewind()
+
+
+def test_branches_leave_the_slot_as_it_was() -> None:
+    model = TransformersModel(llama(2), slots=1)
+    ids = [5, 9, 4, 11]
+    slot = read(model, ids)
+    branches(model, slot, ids, [2, 4], depth=3).step([7, 8])
+    [after] = model.forward([Forward("draft", slot, (6,))])
+    [alone] = model.forward([Forward("draft", read_again(model, slot, ids), (6,))])
+    torch.testing.assert_close(after.logits, alone.logits)
+
+
+def read_again(model: TransformersModel, slot: int, ids: list[int]) -> int:
+    model.close(slot)
+    return read(model, ids)
+
+
+def test_other_models_take_the_slow_path() -> None:
+    model = table_pair().models["draft"]
+    slot = model.open()
+    model.forward([Forward("draft", slot, (3, 4, 5))])
+    branch = branches(model, slot, [3, 4, 5], [1, 3], depth=2)
+    assert isinstance(branch, SlowBranches)
+    branch.step([8, 9])
+    logits, _ = branch.step([10, 11])
+    assert torch.equal(logits[0], model.next_logits([3, 8, 10]))
+    assert torch.equal(logits[1], model.next_logits([3, 4, 5, 9, 11]))
