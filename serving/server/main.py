@@ -14,6 +14,7 @@ from serving.runtime.types import DraftwellError
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 DRAIN_SECONDS = 30
+BACKLOG = 1024
 
 
 @app.command(epilog="Example: draftwell-serve --bundle dist/smollm2-135m/current --port 8000 --slots 8")
@@ -30,11 +31,32 @@ def serve(
                                                                         "seed always gives the same answer.")] = False,
 ) -> None:
     """Answer /v1/chat/completions, /v1/completions, /v1/models and /health from a bundle, as OpenAI's clients expect."""
-    listener = listen(host, port)  # before the weights are read: a port in use should not cost a minute
-    try:
-        run(listener, bundle, slots=slots, dtype=dtype, threads=threads, max_context=max_context, deterministic=deterministic)
-    finally:
-        listener.close()
+    run(bundle, host=host, port=port, slots=slots, dtype=dtype, threads=threads, max_context=max_context, deterministic=deterministic)
+
+
+def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int = 8, dtype: str | None = None,
+        threads: int | None = None, max_context: int | None = None, deterministic: bool = False) -> None:
+    """Load a bundle and serve it until SIGINT or SIGTERM; requests in flight are finished first.
+
+    Raises:
+        DraftwellError: the address is taken, the server's packages are missing, or the bundle is refused.
+    """
+    with listen(host, port) as listener:  # first of all: a port in use should not cost the reading of the weights
+        try:
+            import uvicorn
+
+            from serving.server.app import create_app
+        except ImportError as error:
+            raise DraftwellError(f"the server needs the package {error.name}: pip install 'draftwell[server]'") from error
+        from serving.server.served import from_bundle
+
+        served = from_bundle(bundle, slots=slots, dtype=dtype, threads=threads, max_context=max_context, deterministic=deterministic)
+        config = uvicorn.Config(create_app(served, drain_seconds=DRAIN_SECONDS), log_level="info", access_log=False, backlog=BACKLOG,
+                                timeout_graceful_shutdown=DRAIN_SECONDS)
+        listener.listen(BACKLOG)  # whoever reads the next line can connect
+        print(f"draftwell-serve: {served.name} with {served.strategy.name} in {served.pair.dtype}, {slots} slots, "
+              f"on http://{address_of(listener)}/v1", flush=True)
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -50,25 +72,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run(listener: socket.socket, bundle: Path, *, slots: int, dtype: str | None, threads: int | None, max_context: int | None,
-        deterministic: bool) -> None:
-    """Load a bundle and serve it until SIGINT or SIGTERM; requests in flight are finished first."""
-    try:
-        import uvicorn
-
-        from serving.server.app import create_app
-    except ImportError as error:
-        raise DraftwellError(f"the server needs the package {error.name}: pip install 'draftwell[server]'") from error
-    from serving.server.served import from_bundle
-
-    served = from_bundle(bundle, slots=slots, dtype=dtype, threads=threads, max_context=max_context, deterministic=deterministic)
+def address_of(listener: socket.socket) -> str:
+    """host:port of a bound socket."""
     host, port = listener.getsockname()[:2]
-    address = f"[{host}]" if ":" in host else host
-    print(f"draftwell-serve: {served.name} with {served.strategy.name} in {served.pair.dtype}, {slots} slots, "
-          f"on http://{address}:{port}/v1", flush=True)
-    config = uvicorn.Config(create_app(served, drain_seconds=DRAIN_SECONDS), log_level="info", access_log=False,
-                            timeout_graceful_shutdown=DRAIN_SECONDS)
-    uvicorn.Server(config).run(sockets=[listener])
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def main() -> None:

@@ -99,8 +99,16 @@ def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads
     files = bundle.files(models_root())
     pair = load_pair(files, dtype=manifest.dtype, device=manifest.device,  # type: ignore[arg-type]
                      slots=slots, max_context=max_context)
-    strategy = build_strategy(config.strategy, config.parameters, Kit(artifacts, pair.special_tokens, deterministic))
+    needed = {kind: artifacts[kind] for kind in find_strategy(config.strategy).artifacts if kind in artifacts}
+    warm_up(pair, build_strategy(config.strategy, config.parameters, Kit(needed, pair.special_tokens, deterministic=True)))
+    strategy = build_strategy(config.strategy, config.parameters, Kit(needed, pair.special_tokens, deterministic))
     return ServedModel(manifest.pair, pair, strategy, slots, threads)
+
+
+def warm_up(pair: LoadedPair, strategy: Strategy) -> None:
+    """Decode a few tokens: a missing artifact or broken weights show before the first client comes, not after."""
+    prompt = pair.encode_prompt("Hello")
+    pair.engine().generate(prompt, pair.sampling(max_tokens=8), strategy)
 
 
 def check_device(device: str) -> None:

@@ -1,0 +1,167 @@
+"""Starting the server: from a bundle, from the command line, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.base import Artifact, Provenance, sha256_file
+from serving.runtime.artifacts.decoding_config import DecodingConfig
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.bundle import FileRecord, Manifest, ModelRecord
+from serving.runtime.device import device_class
+from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
+from serving.runtime.types import DraftwellError, Role
+from serving.server.served import from_bundle
+from tests.serving.served_pair import tiny_pair
+
+ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[Role, Path]:
+    """The tiny pair as folders."""
+    root, pair = tmp_path_factory.mktemp("models"), tiny_pair(1)
+    for role, module in pair.modules.items():
+        module.set_attn_implementation("eager")
+        module.save_pretrained(root / role)
+        pair.tokenizer.save_pretrained(root / role)
+    return {role: root / role for role in pair.modules}
+
+
+def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, parameters: dict[str, Any] | None = None,
+                machine: str | None = None, leave_out: str = "") -> Path:
+    """A bundle with weights; its profile and its config were made on `machine`."""
+    records = {}
+    for role, source in models.items():
+        shutil.copytree(source, folder / "models" / role, ignore=shutil.ignore_patterns(".*"))
+        records[role] = ModelRecord(source="bundled", weights_sha256=weights_digest(source), folder=f"models/{role}")
+    mark = fingerprint(PairFiles("tiny", models["target"], models["draft"]), "float32")
+    provenance = Provenance(pair="tiny", fingerprint=mark, device_class=machine)
+    made: list[Artifact] = [AcceptanceTable([50] * 20, [25] * 20, provenance), HardwareProfile(1.0, {1: 4.0}, 0.1, provenance)]
+    if strategy:
+        made.append(DecodingConfig(strategy, parameters or {}, {}, provenance))
+    made = [artifact for artifact in made if artifact.kind != leave_out]
+    for artifact in made:
+        artifact.save(folder / "artifacts" / artifact.kind)
+    files = {p.relative_to(folder).as_posix(): FileRecord(sha256=sha256_file(p), size=p.stat().st_size)
+             for p in sorted(folder.rglob("*")) if p.is_file()}
+    manifest = Manifest(pair="tiny", device="cpu", dtype="float32", fingerprint=mark, release_version=1, release_digest="r", gated=True,
+                        models=records, versions={artifact.kind: 1 for artifact in made}, runs={}, files=files)
+    (folder / "manifest.json").write_text(manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json())
+    return folder
+
+
+def test_the_strategy_is_the_one_that_was_tuned(tmp_path: Path, models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+    served = from_bundle(bundle, slots=2, max_context=64)
+    assert (served.name, served.strategy.name, served.strategy.config.tau) == ("tiny", "spide", 0.6)
+    assert (served.pair.dtype, served.slots, served.max_context) == ("float32", 2, 64)
+    table = served.strategy.artifact(AcceptanceTable)
+    assert table.total == [50] * 20, "state starts from the artifact, untouched by the warm-up"
+    served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
+    assert sum(table.total) > 50 * 20, "and learns from what is served"
+
+
+def test_deterministic_serving_leaves_the_state_alone(tmp_path: Path, models: dict[Role, Path]) -> None:
+    served = from_bundle(make_bundle(tmp_path / "bundle", models, "spide"), deterministic=True)
+    served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
+    assert served.strategy.artifact(AcceptanceTable).total == [50] * 20
+
+
+def refused(bundle: Path, message: str, **options: Any) -> None:
+    with pytest.raises(DraftwellError, match=message) as caught:
+        from_bundle(bundle, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bundle_without_a_choice_is_not_served_some_other_way(tmp_path: Path, models: dict[Role, Path]) -> None:
+    refused(make_bundle(tmp_path / "bundle", models, None), "holds no decoding config")
+
+
+def test_a_missing_artifact_is_found_before_the_first_request(tmp_path: Path, models: dict[Role, Path]) -> None:
+    refused(make_bundle(tmp_path / "bundle", models, "spide", leave_out="acceptance_table"), "needs the artifact acceptance_table")
+
+
+def test_another_dtype_is_refused(tmp_path: Path, models: dict[Role, Path]) -> None:
+    refused(make_bundle(tmp_path / "bundle", models, "vanilla_sd"), "tuned in float32, not bfloat16", dtype="bfloat16")
+
+
+def test_a_profile_of_another_machine_is_refused_where_it_matters(tmp_path: Path, models: dict[Role, Path],
+                                                                  caplog: pytest.LogCaptureFixture) -> None:
+    refused(make_bundle(tmp_path / "spide", models, "spide", machine="abacus"), "profile was measured on abacus, this machine is cpu-")
+    assert from_bundle(make_bundle(tmp_path / "plain", models, "vanilla_sd", machine="abacus")).strategy.name == "vanilla_sd"
+    assert "tuned on abacus" in caplog.text
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ENTRY, *options], capture_output=True, text=True, timeout=60, check=False)
+
+
+def one_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("draftwell-serve: ")
+    assert result.stderr.count("\n") == 1
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_help_has_an_example_and_loads_nothing_heavy() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert "Example: draftwell-serve --bundle" in result.stdout
+    loaded = subprocess.run([sys.executable, "-c", "import sys, serving.server.main; print(*sys.modules)"], capture_output=True,
+                            text=True, timeout=60, check=True).stdout.split()
+    assert not {"torch", "transformers", "fastapi", "uvicorn", "pydantic", "numpy"} & set(loaded)
+
+
+@pytest.mark.parametrize(("options", "word"), [
+    ([], "--bundle"), (["--bundle", "x", "--port", "99999"], "--port"), (["--bundle", "x", "--slots", "0"], "--slots"),
+    (["--wat"], "--wat"),
+])
+def test_a_wrong_option_is_one_line(options: list[str], word: str) -> None:
+    one_line(run(*options), word, "--help")
+
+
+def test_a_missing_bundle_is_one_line(tmp_path: Path) -> None:
+    one_line(run("--bundle", str(tmp_path / "none"), "--port", "0"), str(tmp_path / "none"), "draftwell deploy")
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        one_line(run("--bundle", str(tmp_path), "--port", str(port)), f"127.0.0.1:{port}", "--port")
+
+
+def test_the_command_answers_from_a_bundle_and_ends_on_sigterm(tmp_path: Path, models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
+    with subprocess.Popen([*ENTRY, "--bundle", str(bundle), "--port", "0", "--threads", "1"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, line + process.stderr.read()  # type: ignore[union-attr]
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+            request = urllib.request.Request(f"{found.group()}/chat/completions", json.dumps(body).encode(),
+                                             {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as response:
+                answer = json.load(response)
+            assert answer["usage"]["completion_tokens"] <= 3
+            assert answer["speculation"]["strategy"] == "vanilla_sd"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert process.returncode in (0, -signal.SIGTERM)
