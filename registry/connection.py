@@ -36,11 +36,12 @@ def connect(uri: str) -> MlflowClient:
     """A client for the registry at `uri`; a SQLite database is created by the first, the others wait for it."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     try:
         from mlflow import MlflowClient
     except ImportError as error:
         raise DraftwellError("the registry needs the package mlflow: pip install 'draftwell[pipeline]'") from error
-    for name in ("alembic", "mlflow.store.db.utils"):
+    for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry.abstract_store"):
         logging.getLogger(name).setLevel(logging.WARNING)
     with reaching(uri), _one_at_a_time(uri):
         client = MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
