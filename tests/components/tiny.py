@@ -11,6 +11,7 @@ import torch
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
+from serving.runtime.types import Model, Role
 
 VOCAB = 24
 EOS = 2
@@ -55,7 +56,7 @@ def near(module: Any, noise: float, seed: int = 1) -> Any:
 
 
 def pair_of(target: Any, draft: Any | None, modules: dict[Any, Any] | None = None) -> LoadedPair:
-    models = {"target": target} | ({"draft": draft} if draft is not None else {})
+    models: dict[Role, Model] = {"target": target} | ({"draft": draft} if draft is not None else {})
     known = modules or {"target": SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=EOS))}
     return LoadedPair("tiny", "float32", "cpu", models, known, Letters(), "f" * 64)
 
@@ -69,6 +70,7 @@ def llama_pair(*, slots: int = 4, noise: float = 0.06) -> LoadedPair:
 
 def table_pair(*, slots: int = 4, vocab: int = VOCAB) -> LoadedPair:
     """Two tables: no hidden states of a transformer, no attention."""
-    target = TableModel.random(vocab, 0, slots=slots)
+    target = TableModel.random(vocab, 0, order=1, slots=slots)
+    target.table[..., EOS] += 0.5  # some texts end by themselves
     draft = TableModel(target.table + torch.randn(target.table.shape, generator=torch.Generator().manual_seed(5)), slots=slots)
     return pair_of(target, draft)

@@ -1,0 +1,230 @@
+"""Replay equals real runs, counter by counter and prompt by prompt; its clock is checked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.collection import collect
+from components.prompts import Prompt
+from components.replay import Texts, read_texts, replay
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.models.trace_model import NotInTrace, RolloutExhausted, TracedText, TraceModel
+from serving.runtime.pair import LoadedPair
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.trace import TraceError, TraceSet
+from serving.runtime.types import DraftwellError, Forward, Sampling
+from tests.components.tiny import llama_pair, table_pair
+
+WORDS = ["hello world", "abc", "so it goes", "xyzzy!", "one two three one two three", "ok?", "1984"]
+PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(WORDS)]
+ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
+COUNTERS = [field.name for field in fields(Stats) if not field.name.endswith("_seconds")]
+MAX_TOKENS = 20
+K = 24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices of this size gain nothing from threads, and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=[table_pair, llama_pair], ids=["tables", "llamas"])
+def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedPair, TraceSet]:
+    make: Callable[[], LoadedPair] = request.param
+    pair = make()
+    folder = tmp_path_factory.mktemp("trace")
+    return pair, collect(pair, PROMPTS, folder, max_tokens=MAX_TOKENS, rollout=K, batch=4, hidden=False)
+
+
+def kit_of(deterministic: bool = True, ratio: float = 3.0) -> Kit:
+    """A profile on which 3 draft forwards fit into a verification, and a table that has seen something."""
+    table = AcceptanceTable([20] * 20, [min(20, i + 3) for i in range(20)], ORIGIN)
+    profile = HardwareProfile(1.0, {1: ratio, 5: ratio * 1.1}, 0.1, ORIGIN)
+    return Kit({"acceptance_table": table, "hardware_profile": profile}, deterministic=deterministic)
+
+
+def profile_of(kit: Kit) -> HardwareProfile:
+    profile = kit.artifacts["hardware_profile"]
+    assert isinstance(profile, HardwareProfile)
+    return profile
+
+
+def real_runs(pair: LoadedPair, name: str, parameters: dict[str, Any], kit: Kit, max_tokens: int = MAX_TOKENS) -> list[Stats]:
+    """Every prompt in order, one at a time, on the real models; state is carried where the kit says so."""
+    engine, strategy = pair.engine(), build_strategy(name, parameters, kit)
+    sampling = pair.sampling(max_tokens=max_tokens)
+    return [engine.generate(pair.encode_prompt(prompt.prompt), sampling, strategy).session.stats for prompt in PROMPTS]
+
+
+def counters(stats: Stats) -> dict[str, Any]:
+    return {name: getattr(stats, name) for name in COUNTERS}
+
+
+CASES: list[tuple[str, dict[str, Any], bool]] = [
+    ("autoregressive", {}, True),
+    *[("vanilla_sd", {"num_speculative_tokens": gamma}, True) for gamma in (1, 2, 5, 18)],
+    *[("spide", {"tau": tau, "parallel": parallel}, deterministic)
+      for tau in (0.0, 0.05, 0.3) for parallel in (False, True) for deterministic in (False, True)],
+    ("spide", {"dynamic": False, "num_speculative_tokens": 4, "parallel": True}, False),
+    ("prompt_lookup", {}, True),
+    ("prompt_lookup", {"max_matching_ngram_size": 1, "prompt_lookup_num_tokens": 4}, True),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "deterministic"), CASES)
+def test_replay_equals_a_real_run(traced: tuple[LoadedPair, TraceSet], name: str, parameters: dict[str, Any],
+                                  deterministic: bool) -> None:
+    pair, trace = traced
+    kit = kit_of(deterministic)
+    result = replay(trace, name, parameters, kit, profile_of(kit))  # before the real run: replay must leave the kit alone
+    real = real_runs(pair, name, parameters, kit)
+    assert [one.name for one in result.per_prompt] == [prompt.id for prompt in PROMPTS]
+    for one, stats in zip(result.per_prompt, real, strict=True):
+        assert counters(one.stats) == counters(stats)
+    assert counters(result.stats) == counters(Stats.total(real))
+    assert result.exact
+
+
+def test_the_traces_end_both_ways_and_drafts_are_kept_and_dropped(traced: tuple[LoadedPair, TraceSet]) -> None:
+    """Without all of these the test above would prove little."""
+    _, trace = traced
+    kit = kit_of()
+    lengths = [len(text.output) for text in read_texts(trace).texts]
+    assert MAX_TOKENS in lengths
+    assert min(lengths) < MAX_TOKENS
+    stats = replay(trace, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit)).stats
+    assert 0.1 < stats.accepted / stats.judged < 0.9
+    assert replay(trace, "prompt_lookup", {}, kit, profile_of(kit)).stats.accepted > 0
+
+
+def test_carried_state_matters_and_replay_leaves_it_alone(traced: tuple[LoadedPair, TraceSet]) -> None:
+    _, trace = traced
+    carried, copied = kit_of(False), kit_of(True)
+    table = carried.artifacts["acceptance_table"]
+    assert isinstance(table, AcceptanceTable)
+    before = list(table.total)
+    parameters = {"tau": 0.3, "parallel": False}
+    first = replay(trace, "spide", parameters, carried, profile_of(carried))
+    assert table.total == before
+    assert counters(replay(trace, "spide", parameters, carried, profile_of(carried)).stats) == counters(first.stats)
+    assert counters(replay(trace, "spide", parameters, copied, profile_of(copied)).stats) != counters(first.stats)
+
+
+def test_a_smaller_budget_is_that_of_a_real_run(traced: tuple[LoadedPair, TraceSet]) -> None:
+    pair, trace = traced
+    kit = kit_of()
+    for name, parameters in (("vanilla_sd", {"num_speculative_tokens": 5}), ("spide", {"tau": 0.05})):
+        for budget in (1, 2, 9):
+            result = replay(trace, name, parameters, kit, profile_of(kit), max_tokens=budget)
+            real = real_runs(pair, name, parameters, kit, budget)
+            assert [counters(one.stats) for one in result.per_prompt] == [counters(stats) for stats in real]
+    with pytest.raises(DraftwellError, match="texts of 20 tokens, not 21"):
+        replay(trace, "autoregressive", {}, kit, profile_of(kit), max_tokens=21)
+
+
+def test_rollouts_bound_the_drafts_that_can_be_replayed(traced: tuple[LoadedPair, TraceSet]) -> None:
+    _, trace = traced
+    kit, texts = kit_of(), read_texts(trace)
+    cut_texts = [replace(text, tokens=[row[:4] for row in text.tokens]) for text in texts.texts]
+    short = replace(texts, texts=cut_texts, rollout=4)
+    whole = replay(texts, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit))
+    cut = replay(short, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit))
+    assert counters(cut.stats) == counters(whole.stats)
+    with pytest.raises(RolloutExhausted, match="rollouts of 4") as error:
+        replay(short, "vanilla_sd", {"num_speculative_tokens": 5}, kit, profile_of(kit))
+    assert (error.value.needed, error.value.recorded) == (5, 4)
+    on = replay(short, "vanilla_sd", {"num_speculative_tokens": 7}, kit, profile_of(kit), extend=True)
+    full = replay(texts, "vanilla_sd", {"num_speculative_tokens": 7}, kit, profile_of(kit))
+    assert not on.exact
+    assert (on.stats.accepted, on.stats.target_calls) == (full.stats.accepted, full.stats.target_calls)
+
+
+def text_of(ids: list[int], prompt_length: int, tokens: list[list[int]]) -> TracedText:
+    flat = [[0.5] * len(row) for row in tokens]
+    return TracedText("text", ids, prompt_length, tokens, flat, flat)
+
+
+def test_time_is_the_sum_of_forwards_and_overlaps_take_their_longer_side() -> None:
+    # The draft is right twice and then wrong; texts of four tokens behind a prompt of two.
+    text = text_of([3, 4, 5, 6, 7, 8], 2, [[9, 9], [6, 9], [7, 9], [9, 9]])
+    texts = Texts([text], 4, frozenset(), 2)
+    profile = HardwareProfile(1.0, {1: 10.0, 2: 11.0, 3: 12.0}, 0.25, ORIGIN)
+    kit = Kit({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
+    plain = replay(texts, "autoregressive", {}, kit, profile)
+    assert plain.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 3 * 10.0 + 3 * 0.25)
+    # Prefill 11; draft reads 3 tokens (1 × 12/10), then 1 (1.0); the target judges two and adds a bonus (3 tokens: 12).
+    serial = replay(texts, "vanilla_sd", {"num_speculative_tokens": 2}, kit, profile)
+    assert serial.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 1.0 + 12.0 + 0.25)
+    # A draft of one (1.2); a verification of 2 (11) beside the two further drafts that the budget allows (2); the second of
+    # them is wrong, and its verification (2 tokens: 11) has no draft beside it.
+    together = {"dynamic": False, "num_speculative_tokens": 1}
+    overlapped = replay(texts, "spide", together, kit, profile)
+    one_by_one = replay(texts, "spide", together, kit, profile, overlap=False)
+    assert overlapped.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 11.0 + 11.0 + 2 * 0.25)
+    assert one_by_one.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 11.0 + 2.0 + 11.0 + 2 * 0.25)
+
+
+def test_a_prompt_longer_than_the_profile_never_costs_less() -> None:
+    text = text_of([3] * 60, 58, [[9], [9]])
+    falling = HardwareProfile(1.0, {1: 10.0, 8: 12.0, 16: 11.9}, 0.0, ORIGIN)
+    result = replay(Texts([text], 2, frozenset(), 1), "autoregressive", {}, Kit(), falling)
+    assert result.per_prompt[0].seconds == pytest.approx(11.9 + 10.0)
+
+
+def test_trace_models_follow_a_rollback_onto_the_text() -> None:
+    text = text_of([3, 4, 5, 6, 7], 2, [[5, 6, 1], [9, 8, 1], [7, 7, 1]])
+    model = TraceModel(text, "draft")
+    greedy = Sampling()
+
+    def feed(*tokens: int) -> list[int]:
+        return model.forward([Forward("draft", 0, tokens, keep=1)])[0].rows(greedy).top
+
+    assert feed(3, 4) == [5]
+    assert feed(5) == [9]
+    assert feed(9) == [8]  # beside the text since position 3
+    model.rollback(0, 3)
+    assert feed(6) == [7]
+    target = TraceModel(text, "target")
+    rows = target.forward([Forward("target", 0, (3, 4, 5, 9, 8), keep=4)])[0].rows(greedy)
+    assert rows.top == [5, 6, -1, -1]
+
+
+def test_what_a_trace_cannot_answer_is_refused() -> None:
+    text = text_of([3, 4, 5, 6], 2, [[5, 6], [9, 8]])
+    draft = TraceModel(text, "draft")
+    with pytest.raises(NotInTrace, match="neither its own"):
+        draft.forward([Forward("draft", 0, (3, 4, 5, 1))])
+    output = TraceModel(text, "target").forward([Forward("target", 0, (3, 4))])[0]
+    with pytest.raises(NotInTrace, match="temperature 0 only"):
+        output.rows(Sampling(temperature=0.5))
+    rows = output.rows(Sampling())
+    for ask in (lambda: rows.raw(0), lambda: rows.probs(0), lambda: rows.hidden(0), lambda: rows.confidence(0)):
+        with pytest.raises(NotInTrace, match="must be measured instead"):
+            ask()
+
+
+def test_unfit_traces_and_strategies_are_refused_in_one_line(traced: tuple[LoadedPair, TraceSet], tmp_path: Path) -> None:
+    pair, trace = traced
+    kit = kit_of()
+    with pytest.raises(DraftwellError, match="csd is lossy"):
+        replay(trace, "csd", {}, kit, profile_of(kit))
+    with pytest.raises(DraftwellError, match="parameter num_speculative_tokens"):
+        replay(trace, "vanilla_sd", {"num_speculative_tokens": 0}, kit, profile_of(kit))
+    drafted = collect(pair, PROMPTS[:1], tmp_path / "d", max_tokens=4, rollout=1, prefix_kinds=("draft",))
+    sampled = collect(pair, PROMPTS[:1], tmp_path / "s", max_tokens=4, rollout=1, temperature=0.7)
+    for unfit, message in ((drafted, "no text written by the target"), (sampled, "sampled at temperature 0.7")):
+        with pytest.raises(TraceError, match=message):
+            read_texts(unfit)
