@@ -40,8 +40,8 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """The rest, once no token follows; bytes that never became a character show as U+FFFD, as `decode` gives them."""
-        text = self._unread()
+        """The rest, once no token follows; a character that the budget cut in half is left out."""
+        text = self._unread().rstrip(HALF)
         self._start = self._read = len(self._ids)
         return text
 

@@ -38,10 +38,15 @@ def test_no_half_character_is_ever_emitted(text: str) -> None:
     assert detokenizer.flush() == ""
 
 
-def test_bytes_that_never_become_a_character_appear_at_the_end_only() -> None:
+def test_a_character_cut_in_half_by_the_end_is_left_out() -> None:
     detokenizer = Detokenizer(from_bytes)
     assert [detokenizer.push(byte) for byte in b"a\xf0\x9f"] == ["a", "", ""]
-    assert detokenizer.flush() == "\ufffd"
+    assert detokenizer.flush() == ""
+
+
+def test_bytes_that_are_no_character_show_as_one_that_says_so() -> None:
+    detokenizer = Detokenizer(from_bytes)
+    assert "".join(detokenizer.push(byte) for byte in b"a\xf0b") == "a\ufffdb"
 
 
 def test_spaces_at_the_border_of_two_pieces_are_kept() -> None:
@@ -52,7 +57,7 @@ def test_spaces_at_the_border_of_two_pieces_are_kept() -> None:
 @given(st.binary(max_size=40))
 def test_pieces_concatenate_to_the_whole_decoding(data: bytes) -> None:
     detokenizer = Detokenizer(from_bytes)
-    assert "".join(map(detokenizer.push, data)) + detokenizer.flush() == from_bytes(data)
+    assert "".join(map(detokenizer.push, data)) + detokenizer.flush() == from_bytes(data).rstrip("\ufffd")
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
@@ -82,8 +87,9 @@ def test_tokens_behind_the_stop_string_are_not_counted() -> None:
 
 
 def test_a_stop_string_may_be_completed_by_what_was_held_for_a_character() -> None:
-    stream = TextStream(from_bytes, ["\ufffd"])
-    assert stream.push(b"a\xe2") == "a"
+    words = [b"the ", b"END\xe2"]
+    stream = TextStream(lambda ids: b"".join(words[i] for i in ids).decode(errors="replace"), ["END"])
+    assert stream.push([0, 1]) == "the "
     assert not stream.stopped
     assert stream.flush() == ""
     assert stream.stopped
