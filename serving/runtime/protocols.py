@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from serving.runtime.sampling import Streams
 from serving.runtime.types import Draft, Rows, Step, Verdict
@@ -21,7 +21,7 @@ class Drafter(Protocol):
 class AcceptanceRule(Protocol):
     """Judges a draft against the target's distributions."""
 
-    lossless: bool
+    lossless: ClassVar[bool]
 
     def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
         """Decide how much of a draft stays.

@@ -1,0 +1,65 @@
+"""Deterministic counts: what strategies do in float32 at temperature 0, the same on every machine but for near-ties.
+
+They are recorded in registry/baselines/ and compared by `gate.compare_with_baseline`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from components.evaluation import prompts_digest
+from components.measuring import Config, Progress, labels_of
+from components.prompts import Prompt
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.artifacts.correction_memory import CorrectionMemory
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.pair import LoadedPair
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.types import DraftwellError
+
+
+def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
+                         kit: Kit | None = None, progress: Progress | None = None) -> dict[str, Any]:
+    """Greedy counts of strategies over prompts.
+
+    Args:
+        pair: loaded in float32.
+        kit: artifacts to work with; None takes `fixed_kit`, whose artifacts are the same everywhere.
+    Returns:
+        `pair`, `fingerprint`, `prompts_digest`, `prompts`, `max_tokens` and `strategies: {label: {target_calls, judged,
+        accepted, output_digest}}`.
+    Raises:
+        DraftwellError: the pair is not in float32.
+    """
+    if pair.dtype != "float32":
+        raise DraftwellError(f"deterministic counts need the pair in float32, not {pair.dtype}: load it with --dtype float32")
+    kit = kit or fixed_kit(pair)
+    counts: dict[str, dict[str, Any]] = {}
+    for number, (label, (name, parameters)) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
+        strategy = build_strategy(name, dict(parameters), Kit(kit.artifacts, kit.special_tokens, deterministic=True))
+        outputs: list[list[int]] = []
+        parts: list[Stats] = []
+        for prompt in prompts:
+            job = pair.engine().generate(pair.encode_prompt(prompt.prompt), pair.sampling(max_tokens=max_tokens), strategy)
+            outputs.append(job.output)
+            parts.append(job.session.stats)
+            if progress:
+                progress(number * len(prompts) + len(parts), len(prompts) * len(strategies), label)
+        total = Stats.total(parts)
+        counts[label] = {"target_calls": total.target_calls, "judged": total.judged, "accepted": total.accepted,
+                         "output_digest": hashlib.sha256(json.dumps(outputs).encode()).hexdigest()}
+    return {"pair": pair.name, "fingerprint": pair.fingerprint, "prompts_digest": prompts_digest(prompts),
+            "prompts": len(prompts), "max_tokens": max_tokens, "strategies": counts}
+
+
+def fixed_kit(pair: LoadedPair) -> Kit:
+    """Artifacts that need no calibration: an empty table and memory, and a profile with the draft at a fifth of the
+    target's time (a measured profile would make SPIDE's counts depend on the machine)."""
+    origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
+    artifacts = [AcceptanceTable.empty(origin), CorrectionMemory.empty(origin), HardwareProfile(1.0, {1: 5.0, 32: 8.0}, 0.0, origin)]
+    return Kit({artifact.kind: artifact for artifact in artifacts}, pair.special_tokens, deterministic=True)

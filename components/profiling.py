@@ -1,0 +1,106 @@
+"""Hardware profile: how long single forwards take on this machine.
+
+Draft and target forwards of all sizes are measured in turn, round by round, so that a slow minute of the machine hits
+all of them alike; medians, with the device synchronised before each clock is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.device import device_class
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import build_strategy
+from serving.runtime.types import DraftwellError, Forward, Role
+
+Log = Callable[[str, float, int], None]
+
+
+def profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), repeats: int = 15,
+            context: int = 128, log: Log | None = None) -> HardwareProfile:
+    """Measure single forwards behind a context, and what a round costs beside them.
+
+    Args:
+        provenance: of the profile; its device class is filled in where it is None.
+        sizes: tokens of the target forwards; 1 is always measured, sizes that do not fit the context are left out.
+        repeats: forwards a median is taken over.
+        context: tokens in the slot before a measured forward.
+        log: called with (name, milliseconds, tokens).
+    Raises:
+        DraftwellError: the pair has no draft.
+    """
+    if "draft" not in pair.models:
+        raise DraftwellError(f"pair {pair.name} has no draft model: a hardware profile needs one")
+    room = min(pair.models[role].max_context for role in ("target", "draft")) - context
+    sizes = sorted({1, *(k for k in sizes if k <= room)})
+    if room < 1:
+        raise DraftwellError(f"a context of {context} tokens does not fit pair {pair.name}: profile with a shorter one")
+    seconds = time_forwards(pair, sizes, repeats, context)
+    t_draft = median(seconds["draft", 1])
+    t_verify = {k: median(seconds["target", k]) for k in sizes}
+    t_rest = rest_of_a_round(pair)
+    if log:
+        log("t_draft_ms", t_draft * 1e3, 1)
+        for k, value in t_verify.items():
+            log("t_verify_ms", value * 1e3, k)
+        log("t_rest_ms", t_rest * 1e3, 0)
+    if provenance.device_class is None:
+        provenance = provenance.model_copy(update={"device_class": device_class(pair.device)})
+    return HardwareProfile(t_draft, t_verify, t_rest, provenance)
+
+
+def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int) -> dict[tuple[Role, int], list[float]]:
+    """(role, tokens) → seconds of each of `repeats` forwards; the first, cold round is dropped."""
+    plan: list[tuple[Role, int]] = [("draft", 1), *(("target", k) for k in sizes)]
+    seconds: dict[tuple[Role, int], list[float]] = {key: [] for key in plan}
+    roles: tuple[Role, ...] = ("target", "draft")
+    slots = {role: pair.models[role].open() for role in roles}
+    try:
+        for role in roles:
+            pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
+        for turn in range(repeats + 1):
+            for role, k in plan:
+                taken = timed(pair, role, slots[role], k, context)
+                if turn:
+                    seconds[role, k].append(taken)
+    finally:
+        for role, slot in slots.items():
+            pair.models[role].close(slot)
+    return seconds
+
+
+def timed(pair: LoadedPair, role: Role, slot: int, tokens: int, context: int) -> float:
+    """Seconds of one forward that returns the logits of all its tokens, as a verification does."""
+    model = pair.models[role]
+    command = Forward(role, slot, filler(pair, tokens), keep=tokens)
+    synchronise(pair.device)
+    start = time.perf_counter()
+    model.forward([command])
+    synchronise(pair.device)
+    taken = time.perf_counter() - start
+    model.rollback(slot, context)
+    return taken
+
+
+def filler(pair: LoadedPair, count: int) -> tuple[int, ...]:
+    """Some valid token ids; which ones does not matter to the time."""
+    return tuple(1 + i % (pair.models["target"].vocab_size - 1) for i in range(count))
+
+
+def rest_of_a_round(pair: LoadedPair, tokens: int = 24) -> float:
+    """Seconds outside forwards in a round of vanilla speculative decoding, from a short generation."""
+    sampling = pair.sampling(max_tokens=tokens, stop_token_ids=frozenset())
+    stats = pair.engine().generate(filler(pair, 8), sampling, build_strategy("vanilla_sd")).session.stats
+    return stats.overhead_seconds / max(1, stats.rounds)
+
+
+def synchronise(device: str) -> None:
+    """Wait until the device is idle, so that a clock read next tells the truth."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)

@@ -1,0 +1,65 @@
+"""Provenance of what the components make: which pair, which trace, which code and which libraries."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.device import device_class
+from serving.runtime.pair import LoadedPair
+
+__all__ = ["device_class", "git_commit", "library_versions", "provenance"]
+
+LIBRARIES = ("draftwell", "torch", "transformers", "numpy", "onnxruntime", "safetensors", "scikit-learn")
+
+
+def provenance(pair: LoadedPair, *, trace_digest: str | None = None, parents: Mapping[str, str] | None = None,
+               parameters: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None,
+               device_class: str | None = None) -> Provenance:
+    """Where an artifact of `pair` that is made now comes from.
+
+    Args:
+        trace_digest: digest over all rows of the trace set it is made from.
+        parents: kind → digest of the artifacts it is made from.
+        parameters: settings it is made with; values that are no number, text or None are written as text.
+        metrics: figures measured on it; None and NaN are left out, because JSON has no word for them.
+        device_class: machine class, for figures that hold on one class only.
+    """
+    return Provenance(
+        pair=pair.name, fingerprint=pair.fingerprint, device_class=device_class, trace_digest=trace_digest,
+        parents=dict(parents or {}), git_commit=git_commit(), library_versions=library_versions(),
+        parameters={name: plain(value) for name, value in (parameters or {}).items()},
+        metrics={name: float(value) for name, value in (metrics or {}).items() if value is not None and value == value})
+
+
+def plain(value: Any) -> str | int | float | bool | None:
+    """A setting as a JSON scalar."""
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that results depend on; what is not installed is left out."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """Commit of this project's own checkout; None where it is installed, not checked out."""
+    here = Path(__file__).resolve()
+    if not (here.parent.parent / ".git").exists():  # an installed copy may lie inside another project's repository
+        return None
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here.parent, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

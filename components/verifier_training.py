@@ -1,0 +1,159 @@
+"""Training SPRINTER's verifier: will the target find this draft token acceptable? (SPRINTER, section 3.2)
+
+Label 1 iff q̄(x)/p̄(x) <= lambda. Logistic regression: BCE, Adam, early stopping on validation prompts, class weights
+(ours) whose effect on the bias is taken back afterwards, so that a score is a probability. Which features it reads is
+chosen by validation AUC; every figure of the report is of test prompts that nothing was chosen on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from components.verifier_data import Examples, read_examples, split_by_prompt
+from components.verifier_report import auc_of, test_report
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.artifacts.verifier import Verifier
+from serving.runtime.trace import TraceSet
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Log = Callable[[str, float, int], None]
+
+CANDIDATES = (("scalars",), ("before",), ("after",), ("before", "scalars"), ("after", "scalars"), ("before", "after"),
+              ("before", "after", "scalars"))
+RATE, BATCH, EPOCHS, PATIENCE, DECAY = 1e-3, 64, 20, 3, 1e-2
+
+
+def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, ratio: float = 1.2,
+                   features: Literal["auto"] | Sequence[str] = "auto", wanted_false_positive: float | None = 0.1,
+                   seed: int = 0, log: Log | None = None) -> tuple[Verifier, dict[str, Any]]:
+    """Train, choose features and threshold, and test.
+
+    Args:
+        provenance: of the verifier; parameters and metrics are filled in.
+        ratio: lambda of the label.
+        features: groups to read ("before", "after", "scalars"), or "auto": the best on validation prompts.
+        wanted_false_positive: eta_FP that the threshold tau shall keep to on validation prompts; None takes tau = .5.
+        log: called with ("validation_auc", value, number of the candidate) and with the figures of the test.
+    Returns:
+        the verifier and a report: chosen features, candidates with their validation AUC, rows and prompts of each split,
+        threshold, and the figures of `verifier_report.test_report`.
+    Raises:
+        DraftwellError: an empty or single-class trace, NaN, too few prompts, features that the trace lacks.
+    """
+    if ratio <= 0:
+        raise DraftwellError(f"ratio (lambda) must be positive, not {ratio}")
+    if wanted_false_positive is not None and not 0 <= wanted_false_positive <= 1:
+        raise DraftwellError(f"wanted_false_positive must be in [0, 1], not {wanted_false_positive}")
+    splits = split_by_prompt(read_examples(trace), seed)
+    for name, part in splits.items():
+        check_classes(name, part.ratio <= ratio)
+    tried = {}
+    for number, names in enumerate(candidates(splits["train"], features)):
+        weight, bias = fit(splits["train"], splits["validation"], names, ratio, seed)
+        auc = auc_of(splits["validation"].ratio <= ratio, scores(splits["validation"].features(names), weight, bias))
+        tried[names] = (auc, weight, bias)
+        if log:
+            log("validation_auc", auc, number)
+    chosen = max(tried, key=lambda names: tried[names][0])
+    _, weight, bias = tried[chosen]
+    validation, test = ((part.ratio, scores(part.features(chosen), weight, bias)) for part in
+                        (splits["validation"], splits["test"]))
+    threshold = choose_threshold(*validation, wanted_false_positive)
+    report = {
+        "features": list(chosen), "ratio": ratio, "threshold": threshold,
+        "candidates": {"+".join(names): auc for names, (auc, _, _) in tried.items()},
+        "rows": {name: len(part) for name, part in splits.items()},
+        "prompts": {name: sorted(set(part.prompt.tolist())) for name, part in splits.items()},
+        **test_report(*test, splits["test"].confidence, ratio, threshold)}
+    metrics = {name: report[name] for name in ("auc", "baseline_auc", "prevalence", "brier", "calibration_error", "eta_tp", "eta_fp")
+               if report[name] is not None}
+    if log:
+        for name, value in metrics.items():
+            log(name, value, 0)
+    made = provenance.model_copy(update={
+        "parameters": {**provenance.parameters, "ratio": ratio, "features": "+".join(chosen), "seed": seed,
+                       "wanted_false_positive": wanted_false_positive},
+        "metrics": {**provenance.metrics, **metrics}})
+    return Verifier(torch.from_numpy(weight), bias, chosen, threshold, ratio, made), report
+
+
+def candidates(examples: Examples, features: Literal["auto"] | Sequence[str]) -> list[tuple[str, ...]]:
+    """The feature sets to try; a named set must be there."""
+    if features == "auto":
+        return [names for names in CANDIDATES if all(name in examples.parts for name in names)]
+    unknown = [name for name in features if name not in Verifier.parts]
+    if unknown or not features:
+        raise DraftwellError(f"verifier features must be some of {', '.join(Verifier.parts)}, not {', '.join(features) or 'none'}")
+    absent = [name for name in features if name not in examples.parts]
+    if absent:
+        raise DraftwellError(f"the trace holds no hidden states for the feature {absent[0]!r}: collect it again with them")
+    return [tuple(name for name in Verifier.parts if name in features)]
+
+
+def check_classes(name: str, labels: np.ndarray) -> None:
+    """Refuse a split in which all draft tokens are acceptable, or none is."""
+    if labels.all() or not labels.any():
+        what = "acceptable" if labels.all() else "unacceptable"
+        raise DraftwellError(f"all {len(labels)} draft tokens of the {name} prompts are {what}, so nothing can be learnt or "
+                             "tested: collect more prompts, or change the ratio (lambda)")
+
+
+def fit(train: Examples, validation: Examples, names: tuple[str, ...], ratio: float, seed: int) -> tuple[np.ndarray, float]:
+    """Weight `[width]` float32 and bias of a logistic regression on raw features.
+
+    Standardisation is folded into both. The weights of the epoch with the least validation loss are kept.
+    """
+    x, y = train.features(names), train.ratio <= ratio
+    mean, scale = x.mean(0), np.maximum(x.std(0), 1e-6)
+    positive = float(y.sum() / (len(y) - y.sum()))  # odds of label 1
+    inputs, targets = tensors((x - mean) / scale, y)
+    held_inputs, held_targets = tensors((validation.features(names) - mean) / scale, validation.ratio <= ratio)
+    loss = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(1.0 / positive))
+    weight, bias = torch.zeros(inputs.shape[1], requires_grad=True), torch.zeros((), requires_grad=True)
+    optimiser = torch.optim.AdamW([weight, bias], lr=RATE, weight_decay=DECAY)
+    generator = torch.Generator().manual_seed(seed)
+    best, kept, since = math.inf, (weight.detach().clone(), 0.0), 0
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(inputs), generator=generator).split(BATCH):
+            optimiser.zero_grad()
+            loss(inputs[rows] @ weight + bias, targets[rows]).backward()
+            optimiser.step()
+        with torch.no_grad():
+            value = float(loss(held_inputs @ weight + bias, held_targets))
+        since += 1
+        if value < best:
+            best, kept, since = value, (weight.detach().clone(), float(bias)), 0
+        if since >= PATIENCE:
+            break
+    raw = kept[0].numpy() / scale
+    # The weights made both classes equally frequent: log-odds are too high by -log(odds), which is taken back here.
+    return raw.astype(np.float32), kept[1] + math.log(positive) - float(mean @ raw)
+
+
+def tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
+
+
+def scores(x: np.ndarray, weight: np.ndarray, bias: float) -> np.ndarray:
+    """`[rows]` probabilities of features `[rows, width]`."""
+    found: np.ndarray = 1.0 / (1.0 + np.exp(-np.clip(x.astype(np.float64) @ weight + bias, -60, 60)))
+    return found
+
+
+def choose_threshold(ratio: np.ndarray, score: np.ndarray, wanted_false_positive: float | None) -> float:
+    """The smallest tau in (0, 1) whose eta_FP, the share of tokens with q̄/p̄ > 1 scored at least tau, is as wanted."""
+    unacceptable = np.sort(score[ratio > 1])[::-1]
+    if wanted_false_positive is None or not len(unacceptable):
+        return 0.5
+    allowed = int(wanted_false_positive * len(unacceptable))
+    tau = np.nextafter(unacceptable[allowed], 1.0) if allowed < len(unacceptable) else 0.0
+    return float(np.clip(tau, 1e-6, 1 - 1e-6))
