@@ -10,6 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from components.evaluation import prompts_digest
 from components.measuring import Config, Progress, labels_of
 from components.prompts import Prompt
@@ -17,6 +19,7 @@ from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.artifacts.verifier import SCALARS, Verifier
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
@@ -58,8 +61,13 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
 
 
 def fixed_kit(pair: LoadedPair) -> Kit:
-    """Artifacts that need no calibration: an empty table and memory, and a profile with the draft at a fifth of the
-    target's time (a measured profile would make SPIDE's counts depend on the machine)."""
+    """Artifacts that need no calibration and are the same on every machine.
+
+    An empty table and memory; a profile with the draft at a fifth of the target's time (a measured one would make
+    SPIDE's counts depend on the machine); a verifier that keeps a token while C is at least one half.
+    """
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
-    artifacts = [AcceptanceTable.empty(origin), CorrectionMemory.empty(origin), HardwareProfile(1.0, {1: 5.0, 32: 8.0}, 0.0, origin)]
+    by_confidence = torch.tensor([20.0 if name == "confidence" else 0.0 for name in SCALARS])
+    artifacts = [AcceptanceTable.empty(origin), CorrectionMemory.empty(origin), HardwareProfile(1.0, {1: 5.0, 32: 8.0}, 0.0, origin),
+                 Verifier(by_confidence, -10.0, ("scalars",), 0.5, 1.2, origin)]
     return Kit({artifact.kind: artifact for artifact in artifacts}, pair.special_tokens, deterministic=True)

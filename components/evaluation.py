@@ -26,13 +26,15 @@ REFERENCE = "autoregressive"
 
 def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], kit: Kit, *, max_tokens: int = 128,
           temperature: float = 0.0, runs: int = 1, warmup: bool = True, seed: int = 0, peers: Sequence[str] = (),
-          threads: int | None = None, log: Log | None = None, progress: Progress | None = None) -> dict[str, Any]:
+          threads: int | None = None, extra: Sequence[StrategyContender] = (), log: Log | None = None,
+          progress: Progress | None = None) -> dict[str, Any]:
     """Measure strategies against autoregressive decoding.
 
     Args:
         strategies: (name, parameters); `autoregressive` is measured too where it is not among them.
         peers: names of `peers.PEERS`, such as "transformers".
         threads: threads of torch during the run, None leaves them as they are.
+        extra: further contenders under labels of their own, such as a champion with its own artifacts.
         log: called with (name, value, 0) for the main figures of every strategy.
     Returns:
         plain JSON: `pair`, `fingerprint`, `machine`, `settings`, `prompts` (how many), `prompt_ids`, `prompts_digest`,
@@ -48,7 +50,7 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         groups = load_peers(pair, peers, gamma=gamma_of(configs))
         measured = measure(pair, kit, configs, prompts, max_tokens=max_tokens, temperature=temperature, runs=runs,
                            warmup=warmup, seed=seed, progress=progress,
-                           extra=[contender for group in groups.values() for contender in group.contenders])
+                           extra=[*extra, *(contender for group in groups.values() for contender in group.contenders)])
         judge = Judge(pair, prompts, measured, greedy=temperature == 0)
         entries = {label: judge.figures(label) for label in measured}
         machine = describe_machine(pair)
@@ -63,6 +65,14 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         "strategies": own,
         "peers": {name: {c.label.partition("/")[2]: entries[c.label] for c in group.contenders} | {"notes": group.notes}
                   for name, group in groups.items()}}
+
+
+def config_quality(pair: LoadedPair, kit: Kit, config: Config, prompts: Sequence[Prompt], *, max_tokens: int = 64) -> float:
+    """Share of a config's emitted tokens, decoded greedily, that are the target's argmax behind the same prefix."""
+    measured = next(iter(measure(pair, kit, [config], prompts, max_tokens=max_tokens, warmup=False).values()))
+    encoded = [pair.encode_prompt(prompt.prompt) for prompt in prompts]
+    matches = sum(argmax_matches(pair, ids, run.tokens) for ids, run in zip(encoded, measured.typical, strict=True))
+    return matches / sum(measured.tokens)
 
 
 class Judge:

@@ -116,10 +116,15 @@ def labels_of(configs: Sequence[Config]) -> list[str]:
     for name, parameters in configs:
         settings = ", ".join(f"{key}={value}" for key, value in sorted(parameters.items()))
         labels.append(f"{name}({settings})" if names.count(name) > 1 and settings else name)
+    check_labels(labels)
+    return labels
+
+
+def check_labels(labels: Sequence[str]) -> None:
+    """Refuse two contenders of one name."""
     doubled = next((label for label in labels if labels.count(label) > 1), None)
     if doubled:
         raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters")
-    return labels
 
 
 def measure(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int = 128,
@@ -141,6 +146,7 @@ def measure(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequ
     contenders: list[Contender] = [StrategyContender(pair, kit, config, label)
                                    for config, label in zip(configs, labels_of(configs), strict=True)]
     contenders += extra
+    check_labels([contender.label for contender in contenders])
     encoded = [pair.encode_prompt(prompt.prompt) for prompt in prompts]
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     if warmup:
