@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +16,7 @@ from components.prompts import Prompt
 from components.provenance import library_versions
 from components.quality import Difference, argmax_matches, difference
 from components.statistics import paired_bootstrap_ratio
+from components.threads import using_threads
 from serving.runtime.device import device_class, usable_cores
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
@@ -202,20 +202,6 @@ def cpu_model() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
-@contextmanager
-def using_threads(threads: int | None) -> Iterator[None]:
-    """Run torch with this many threads, then with as many as before."""
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def log_figures(entries: dict[str, dict[str, Any]], log: Log) -> None:

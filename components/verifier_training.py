@@ -1,8 +1,8 @@
 """Training SPRINTER's verifier: will the target find this draft token acceptable? (SPRINTER, section 3.2)
 
 Label 1 iff q̄(x)/p̄(x) <= lambda. Logistic regression: BCE, Adam, early stopping on validation prompts, class weights
-(ours) whose effect on the bias is taken back afterwards, so that a score is a probability. Which features it reads is
-chosen by validation AUC; every figure of the report is of test prompts that nothing was chosen on.
+(ours), then Platt's scaling on validation prompts, so that a score is a probability. Which features it reads is chosen
+by validation AUC; every figure of the report is of test prompts that nothing was chosen on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from components.threads import using_threads
 from components.verifier_data import Examples, read_examples, split_by_prompt
 from components.verifier_report import auc_of, test_report
 from serving.runtime.artifacts.base import Provenance
@@ -29,7 +30,7 @@ Log = Callable[[str, float, int], None]
 
 CANDIDATES = (("scalars",), ("before",), ("after",), ("before", "scalars"), ("after", "scalars"), ("before", "after"),
               ("before", "after", "scalars"))
-RATE, BATCH, EPOCHS, PATIENCE, DECAY = 1e-3, 64, 20, 3, 1e-2
+RATE, BATCH, EPOCHS, PATIENCE, DECAY = 2e-3, 64, 20, 4, 1e-2
 
 
 def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, ratio: float = 1.2,
@@ -58,13 +59,14 @@ def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, ratio:
         check_classes(name, part.ratio <= ratio)
     tried = {}
     for number, names in enumerate(candidates(splits["train"], features)):
-        weight, bias = fit(splits["train"], splits["validation"], names, ratio, seed)
+        with using_threads(1):  # steps of 64 rows are too small to be shared
+            weight, bias = fit(splits["train"], splits["validation"], names, ratio, seed)
         auc = auc_of(splits["validation"].ratio <= ratio, scores(splits["validation"].features(names), weight, bias))
         tried[names] = (auc, weight, bias)
         if log:
             log("validation_auc", auc, number)
     chosen = max(tried, key=lambda names: tried[names][0])
-    _, weight, bias = tried[chosen]
+    weight, bias = calibrated(splits["validation"], chosen, ratio, *tried[chosen][1:])
     validation, test = ((part.ratio, scores(part.features(chosen), weight, bias)) for part in
                         (splits["validation"], splits["test"]))
     threshold = choose_threshold(*validation, wanted_false_positive)
@@ -131,12 +133,34 @@ def fit(train: Examples, validation: Examples, names: tuple[str, ...], ratio: fl
             value = float(loss(held_inputs @ weight + bias, held_targets))
         since += 1
         if value < best:
-            best, kept, since = value, (weight.detach().clone(), float(bias)), 0
+            best, kept, since = value, (weight.detach().clone(), float(bias.detach())), 0
         if since >= PATIENCE:
             break
     raw = kept[0].numpy() / scale
-    # The weights made both classes equally frequent: log-odds are too high by -log(odds), which is taken back here.
-    return raw.astype(np.float32), kept[1] + math.log(positive) - float(mean @ raw)
+    return raw.astype(np.float32), kept[1] - float(mean @ raw)
+
+
+def calibrated(held: Examples, names: tuple[str, ...], ratio: float, weight: np.ndarray, bias: float) -> tuple[np.ndarray, float]:
+    """Weight and bias whose scores are probabilities on `held`: Platt's scaling a·z + c with his smoothed targets.
+
+    Class weights shift the scores of `fit` and early stopping flattens them; neither changes their order, and this
+    corrects both.
+    """
+    y = held.ratio <= ratio
+    z = held.features(names).astype(np.float64) @ weight + bias
+    targets = np.where(y, (y.sum() + 1) / (y.sum() + 2), 1 / ((~y).sum() + 2))
+    design = np.stack([z, np.ones_like(z)], axis=1)
+    scale = np.array([1.0, 0.0])
+    for _ in range(50):  # Newton's method with a trace of ridge: two unknowns, a convex loss
+        p = 1 / (1 + np.exp(-np.clip(design @ scale, -60, 60)))
+        hessian = design.T @ (design * (p * (1 - p))[:, None]) + 1e-6 * np.eye(2)
+        step = np.linalg.solve(hessian, design.T @ (p - targets))
+        scale -= step * min(1.0, 5.0 / max(1e-12, float(np.abs(step).max())))
+        if np.abs(step).max() < 1e-8:
+            break
+    if scale[0] <= 0:  # worse than chance on these prompts: scaling would turn the order round
+        return weight, bias
+    return (weight * scale[0]).astype(np.float32), float(bias * scale[0] + scale[1])
 
 
 def tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:

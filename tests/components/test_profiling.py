@@ -1,0 +1,72 @@
+"""The profile: what is timed, in which order, and what the runtime reads of it. No test asserts a time."""
+
+import pytest
+
+from components.profiling import filler, profile, time_forwards
+from components.provenance import provenance
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.device import device_class
+from serving.runtime.types import DraftwellError
+from tests.components.tiny import pair_of, table_pair
+
+
+class Spy:
+    """A model that notes its forwards."""
+
+    def __init__(self, model, seen):
+        self.model, self.seen = model, seen
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def forward(self, rows):
+        self.seen.append((rows[0].model, len(rows[0].tokens), rows[0].keep, self.model.slots.lengths[rows[0].slot]))
+        return self.model.forward(rows)
+
+
+def spied():
+    pair, seen = table_pair(), []
+    return pair_of(Spy(pair.models["target"], seen), Spy(pair.models["draft"], seen)), seen
+
+
+def test_draft_and_target_alternate_and_every_forward_starts_behind_the_same_context():
+    pair, seen = spied()
+    times = time_forwards(pair, [1, 4], repeats=3, context=16)
+    assert seen[:2] == [("target", 16, 1, 0), ("draft", 16, 1, 0)]
+    turn = [("draft", 1, 1, 16), ("target", 1, 1, 16), ("target", 4, 4, 16)]
+    assert seen[2:] == turn * 4
+    assert {key: len(values) for key, values in times.items()} == {("draft", 1): 3, ("target", 1): 3, ("target", 4): 3}
+
+
+def test_a_profile_is_complete_saved_and_of_this_machine(tmp_path):
+    pair, logged = table_pair(), []
+    made = profile(pair, provenance(pair), sizes=(8, 2, 4000), repeats=2, context=8, log=lambda *row: logged.append(row))
+    assert list(made.t_verify) == [1, 2, 8]  # 1 is always there, what does not fit is left out
+    assert made.t_draft > 0
+    assert made.t_rest >= 0
+    assert made.provenance.device_class == device_class()
+    made.save(tmp_path / "p")
+    assert HardwareProfile.load(tmp_path / "p", fingerprint=pair.fingerprint).t_verify == made.t_verify
+    assert [name for name, _, _ in logged] == ["t_draft_ms", *["t_verify_ms"] * 3, "t_rest_ms"]
+
+
+def test_all_slots_are_free_afterwards_even_if_a_model_fails():
+    pair = table_pair(slots=1)
+    profile(pair, provenance(pair), sizes=(1,), repeats=1, context=4)
+    pair.models["draft"].table = pair.models["draft"].table[:1]  # the next forward fails
+    with pytest.raises(IndexError):
+        time_forwards(pair, [1], repeats=1, context=4)
+    assert [pair.models[role].open() for role in ("target", "draft")] == [0, 0]
+
+
+def test_what_cannot_be_profiled_is_refused():
+    pair = table_pair()
+    with pytest.raises(DraftwellError, match="context"):
+        profile(pair, provenance(pair), context=512)
+    with pytest.raises(DraftwellError, match="no draft"):
+        profile(pair_of(pair.models["target"], None), provenance(pair))
+
+
+def test_filler_ids_are_in_the_vocabulary():
+    pair = table_pair()
+    assert set(filler(pair, 100)) <= set(range(pair.models["target"].vocab_size))
