@@ -79,10 +79,10 @@ def verdict_rows(verdict: GateVerdict) -> list[list[str]]:
     return [[c.name, f"{c.value:.4g}", f"{c.threshold:.4g}", "passed" if c.passed else "FAILED", c.detail] for c in verdict.checks]
 
 
-def verdict_table(verdict: GateVerdict) -> Table:
+def verdict_table(verdict: GateVerdict, title: str | None = None) -> Table:
     """A verdict as a table for the terminal."""
-    title = "gate passed" if verdict.passed else "gate FAILED"
-    return rich_table(VERDICT_COLUMNS, verdict_rows(verdict), "; ".join([title, *verdict.notes]))
+    result = "gate passed" if verdict.passed else "gate FAILED"
+    return rich_table(VERDICT_COLUMNS, verdict_rows(verdict), "; ".join([result, *verdict.notes]), title)
 
 
 def verdict_markdown(verdict: GateVerdict) -> str:
@@ -119,12 +119,12 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def rich_table(columns: tuple[str, ...], rows: list[list[str]], note: str) -> Table:
+def rich_table(columns: tuple[str, ...], rows: list[list[str]], note: str, title: str | None = None) -> Table:
     """A table with the first column on the left and figures on the right."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption=Text(note), caption_justify="left")
+    table = Table(title=None if title is None else Text(title), caption=Text(note), caption_justify="left")
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 or name in ("detail", "outputs identical?") else "right")
     for row in rows:
