@@ -31,5 +31,5 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     print("6/7 gate, and the final comparison of all strategies")
     gated = gate_task(settings, release)
     print("7/7 deploy" if gated["passed"] else "7/7 not deployed: the gate failed")
-    bundle = deploy_task(settings) if gated["passed"] else None
+    bundle = deploy_task(settings, release) if gated["passed"] else None
     return {**choice, **gated, "release": release, "bundle": bundle}

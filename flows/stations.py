@@ -78,10 +78,11 @@ def collect(station: Station, prompts: Sequence[Prompt], *, max_tokens: int = 96
 
 def train(station: Station, traces: TraceSet) -> dict[str, Any]:
     """Train a SPRINTER verifier, put it into the workspace and return its report."""
-    from components.reports import verifier_plots
+    from components.plots import verifier_plots
+    from components.provenance import provenance
     from components.verifier_training import train_verifier
 
-    verifier, report = train_verifier(traces, station.pair)
+    verifier, report = train_verifier(traces, provenance(station.pair, trace_digest=traces.digest()))
     station.workspace.save(verifier)
     verifier_plots(report, station.workspace.reports)
     station.report("verifier", report)
@@ -93,7 +94,7 @@ def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt]) -> 
     from components.calibration import build_acceptance_table, build_correction_memory
     from components.profiling import profile
     from components.provenance import provenance
-    from components.reports import acceptance_plot
+    from components.plots import acceptance_plot, rejection_tail
 
     made_of = provenance(station.pair, trace_digest=traces.digest())
     table = build_acceptance_table(traces, made_of)
@@ -102,6 +103,7 @@ def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt]) -> 
     for artifact in (table, memory, times):
         station.workspace.save(artifact)
     acceptance_plot(table, station.workspace.reports / "acceptance_by_confidence.png")
+    rejection_tail(list(memory.counts.values()), station.workspace.reports / "rejections.png")
     report = {"judged": sum(table.total), "accepted": sum(table.accepted), "memory_pairs": len(memory.counts),
               "t_draft_ms": times.t_draft * 1e3, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
     station.report("calibration", report)
@@ -111,20 +113,25 @@ def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt]) -> 
 def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 64, trials: int = 60,
          lossless_only: bool = True, quality_floor: float = 0.9) -> Any:
     """Choose strategy and parameters by replay and measurement; the choice and its evidence go into the workspace."""
-    from components.evaluation import measure
-    from components.provenance import provenance
     from components.tuning import tune as run
+
+    from components.evaluation import config_quality
+    from components.measuring import measure
+    from components.provenance import provenance
     from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import STRATEGIES
 
     kit = station.workspace.kit(station.pair, STRATEGIES)
 
     def evaluate(configs: Sequence[tuple[str, dict[str, Any]]], rows: Sequence[Prompt]) -> Any:
-        return measure(station.pair, kit, configs, rows, max_tokens=max_tokens, quality=not lossless_only, progress=station.bar)
+        return list(measure(station.pair, kit, configs, rows, max_tokens=max_tokens, progress=station.bar).values())
+
+    def quality(config: tuple[str, dict[str, Any]]) -> float:
+        return config_quality(station.pair, kit, config, prompts, max_tokens=max_tokens)
 
     profile: Any = kit.artifacts["hardware_profile"]
     tuned = run(station.pair, traces, prompts, kit, profile, trials=trials, max_tokens=max_tokens, lossless_only=lossless_only,
-                quality_floor=quality_floor, evaluate=evaluate)
+                quality_floor=quality_floor, evaluate=evaluate, quality=None if lossless_only else quality, overlap=False)
     made_of = provenance(station.pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
                          parents=station.parents("acceptance_table", "hardware_profile", "verifier", "correction_memory"))
     station.workspace.save(DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
@@ -146,7 +153,7 @@ def publish(station: Station, evidence: Mapping[str, Any], *, device: str = "cpu
     if files.draft is not None and (files.draft / "artifact.json").is_file():
         folders["distilled_draft"] = files.draft
     plots = sorted(space.reports.glob("*.png"))
-    chosen = {"verifier": ("roc", "reliability"), "acceptance_table": ("acceptance",), "decoding_config": ("speed",)}
+    chosen = {"verifier": ("roc", "reliability"), "acceptance_table": ("acceptance",), "correction_memory": ("rejections",)}
     pins = {}
     for kind, folder in folders.items():
         pictures = [p for p in plots if p.stem.startswith(chosen.get(kind, ("-",)))]

@@ -33,7 +33,7 @@ class Workspace:
     """
 
     def __init__(self, name: str, dtype: str | None = None, say: Say = lambda line: None):
-        self.spec = find_pair(name)
+        self.name, self.spec = name, find_pair(name)
         self.dtype = dtype or self.spec.dtype
         self.say = say
         self.root = draftwell_home() / "pairs" / self.spec.name / self.dtype
@@ -51,11 +51,18 @@ class Workspace:
             self._files = fetch(self.spec, progress=self.say)
         return self._files
 
+    def in_dtype(self, dtype: str) -> Workspace:
+        """The same pair's workspace in another dtype."""
+        return Workspace(self.name, dtype, self.say)
+
     def load(self, *, slots: int = 1, device: str = "cpu", max_context: int | None = None) -> LoadedPair:
         """The pair's models, ready to run."""
         files = self.files()
+        from transformers.utils import logging
+
         from serving.runtime.pair import load_pair
 
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.say(f"loading {self.spec.name} in {self.dtype}")
         return load_pair(files, dtype=self.dtype, device=device, slots=slots, max_context=max_context)  # type: ignore[arg-type]
 

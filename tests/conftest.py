@@ -42,9 +42,10 @@ def process_settings(folder: Path) -> dict[str, str]:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "1",
         "MPLBACKEND": "Agg",
-        # Two threads, as on the smallest machine the tests must pass on. torch reads this when it is imported.
-        "OMP_NUM_THREADS": "2",
-        "MKL_NUM_THREADS": "2",
+        # One thread: the models of most tests are tiny, and two threads on a busy machine wait for each other.
+        # torch reads this when it is imported.
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
         **store_settings(folder),
     }
 

@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 from flows.cli.options import (
-    Artifacts, DtypeOption, Limit, MaxTokens, Pair, Prompts, Seed, Temperature, Threads, progress, say, set_threads, write_json,
+    Artifacts,
+    DtypeOption,
+    Limit,
+    MaxTokens,
+    Pair,
+    Prompts,
+    Seed,
+    Temperature,
+    Threads,
+    progress,
+    say,
+    set_threads,
+    write_json,
 )
 from serving.runtime.types import DraftwellError
 
@@ -180,7 +192,7 @@ def serve(
     bundle: Annotated[Path | None, typer.Option("--bundle", help="Bundle folder; dist/<pair>/current if left out.")] = None,
     host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8000,
-    slots: Annotated[int, typer.Option("--slots", min=1, help="Requests that run at once.")] = 4,
+    slots: Annotated[int, typer.Option("--slots", min=1, help="Requests that run at once; others wait.")] = 8,
     threads: Threads = None,
 ) -> None:
     """Serve a deployed bundle over OpenAI's API.
@@ -194,5 +206,4 @@ def serve(
         raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair}`")
     from serving.server.main import run
 
-    set_threads(threads)
-    run(folder, host=host, port=port, slots=slots)
+    run(folder, host=host, port=port, slots=slots, threads=threads)

@@ -43,15 +43,15 @@ def set_threads(threads: int | None) -> None:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr; the callback takes (done, total)."""
+def progress(title: str) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr; the callback takes (done, total) and, if there are any, a few words."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         bar = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
+        yield lambda done, total, words="": bars.update(bar, completed=done, total=total, description=f"{title} {words}")
 
 
 def write_json(path: Path, value: object) -> None:
