@@ -15,6 +15,7 @@ from components.search_space import Space, defaults, grid, space_of, suggest
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.models.trace_model import RolloutExhausted
 from serving.runtime.strategies import Kit, find_strategy
+from serving.runtime.types import DraftwellError
 
 Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
@@ -67,8 +68,10 @@ class Search:
 
     def search(self, name: str, space: Space, trials: int) -> list[Trial]:
         """The whole grid where the trials suffice for it, else what a seeded sampler proposes behind the defaults."""
-        import optuna
-
+        try:
+            import optuna
+        except ImportError as error:
+            raise DraftwellError("tuning needs the package optuna: pip install 'draftwell[pipeline]'") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(storage=f"sqlite:///{self.file}" if self.file else None, load_if_exists=True,
                                     study_name=self.study_name(name, space), direction="minimize",

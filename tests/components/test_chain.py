@@ -1,0 +1,52 @@
+"""From prompts to a tuned config through every component that reads a trace, on a pair made of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.calibration import build_acceptance_table, correction_memory_from_trace
+from components.collection import collect
+from components.measuring import measure
+from components.profiling import profile
+from components.prompts import demo_prompts
+from components.provenance import provenance
+from components.tuning import tune
+from components.verifier_training import train_verifier
+from serving.runtime.strategies import Kit, build_strategy
+from tests.components.tiny import llama_pair
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices of this size gain nothing from threads, and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
+    pair, prompts = llama_pair(), demo_prompts(16)
+    trace = collect(pair, prompts, tmp_path, max_tokens=16, prefix_kinds=("bare", "draft", "target", "mixed"), batch=4)
+    origin = provenance(pair, trace_digest=trace.digest())
+    verifier, report = train_verifier(trace, origin)
+    assert verifier.provenance.trace_digest == trace.digest()
+    table = build_acceptance_table(trace, origin)
+    times = profile(pair, origin, repeats=1, context=16)
+    kit = Kit({"verifier": verifier, "acceptance_table": table, "hardware_profile": times,
+               "correction_memory": correction_memory_from_trace(trace, origin)}, pair.special_tokens)
+
+    def evaluate(configs: Any, chosen: Any) -> Any:
+        return list(measure(pair, kit, configs, chosen, max_tokens=8, warmup=False).values())
+
+    tuned = tune(pair, trace, prompts[:3], kit, times, evaluate=evaluate, quality=lambda config: 1.0, trials=9, max_tokens=8,
+                 lossless_only=False)
+    assert {figure["strategy"] for figure in tuned.evidence["measured"]} >= {"autoregressive", "sprinter", "csd"}
+    assert tuned.evidence["left_out"] == {}
+    build_strategy(tuned.strategy, tuned.parameters, kit)
+    assert report
