@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow
 
 from flows.learn import calibrate_task, collect_task, train_task, tune_task
-from flows.release import deploy_task, gate_task, publish_task
+from flows.release import deploy_task, gate_task, has_champion_task, plain_choice_task, publish_task
 from flows.settings import PipelineSettings
 
 
@@ -30,6 +30,17 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     release = publish_task(settings)
     print("6/7 gate, and the final comparison of all strategies")
     gated = gate_task(settings, release)
-    print("7/7 deploy" if gated["passed"] else "7/7 not deployed: the gate failed")
+    if not gated["passed"] and not has_champion_task(settings):
+        print("the gate refused the choice; with no champion to keep, plain decoding is released instead")
+        choice = plain_choice_task(settings, refusal(choice, gated))
+        release = publish_task(settings)
+        gated |= {"passed": gate_task(settings, release, full=False)["passed"]}
+    print("7/7 promote and deploy" if gated["passed"] else "7/7 not deployed: the gate failed, the champion stays")
     bundle = deploy_task(settings, release) if gated["passed"] else None
     return {**choice, **gated, "release": release, "bundle": bundle}
+
+
+def refusal(choice: dict[str, Any], gated: dict[str, Any]) -> str:
+    """Why a choice was not released, in a sentence."""
+    failed = "; ".join(check["detail"] for check in gated["checks"] if not check["passed"])
+    return f"{choice['strategy']} {choice['parameters']} was tuned but refused by the gate: {failed}"

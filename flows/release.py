@@ -21,10 +21,11 @@ def publish_task(settings: PipelineSettings) -> int:
 
 
 @task(name="gate", **RETRY)
-def gate_task(settings: PipelineSettings, release: int) -> dict[str, Any]:
-    """Gate a release; returns report, checks and whether it passed."""
-    result = gate_release(station_of(settings), prompts_of(settings)["bench"], alias=release, device=settings.device,
-                          max_tokens=settings.bench_tokens, all_strategies=True)
+def gate_task(settings: PipelineSettings, release: int, full: bool = True) -> dict[str, Any]:
+    """Gate a release, beside all strategies if `full`; returns report, checks and whether it passed."""
+    prompts = prompts_of(settings)["bench"]
+    result = gate_release(station_of(settings), prompts if full else prompts[:2], alias=release, device=settings.device,
+                          max_tokens=settings.bench_tokens, all_strategies=full)
     return {key: result[key] for key in ("report", "checks", "passed")}
 
 
@@ -38,6 +39,20 @@ def deploy_task(settings: PipelineSettings, release: int) -> str:
     station, store = station_of(settings), Store()
     promote(store, station.workspace.spec.name, settings.device, release)
     return str(build_bundle(store, station.workspace.spec, station.workspace.files(), device=settings.device, out=Path("dist")))
+
+
+@task(name="is there a champion")
+def has_champion_task(settings: PipelineSettings) -> bool:
+    """Whether the pair has a champion on the device."""
+    from registry.store import Store
+
+    return "champion" in Store().get_aliases("release", f"{station_of(settings).workspace.spec.name}.{settings.device}")
+
+
+@task(name="fall back to plain decoding")
+def plain_choice_task(settings: PipelineSettings, reason: str) -> dict[str, Any]:
+    """Put plain decoding into the workspace as the choice; returns it."""
+    return stations.choose_plain(station_of(settings), reason)
 
 
 @flow(name="release", log_prints=True, validate_parameters=True)

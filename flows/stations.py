@@ -92,9 +92,9 @@ def train(station: Station, traces: TraceSet) -> dict[str, Any]:
 def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile, put them into the workspace and say what is in them."""
     from components.calibration import build_acceptance_table, build_correction_memory
+    from components.plots import acceptance_plot, rejection_tail
     from components.profiling import profile
     from components.provenance import provenance
-    from components.plots import acceptance_plot, rejection_tail
 
     made_of = provenance(station.pair, trace_digest=traces.digest())
     table = build_acceptance_table(traces, made_of)
@@ -113,11 +113,10 @@ def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt]) -> 
 def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 64, trials: int = 60,
          lossless_only: bool = True, quality_floor: float = 0.9) -> Any:
     """Choose strategy and parameters by replay and measurement; the choice and its evidence go into the workspace."""
-    from components.tuning import tune as run
-
     from components.evaluation import config_quality
     from components.measuring import measure
     from components.provenance import provenance
+    from components.tuning import tune as run
     from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import STRATEGIES
 
@@ -137,6 +136,18 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     station.workspace.save(DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
     station.report("tuning", {"strategy": tuned.strategy, "parameters": tuned.parameters, **tuned.evidence})
     return tuned
+
+
+def choose_plain(station: Station, reason: str) -> dict[str, Any]:
+    """Make plain decoding the workspace's choice, keeping the evidence of the tuning; returns the choice."""
+    from components.provenance import provenance
+    from serving.runtime.artifacts.decoding_config import DecodingConfig
+
+    tuned = DecodingConfig.load(station.workspace.artifacts / "decoding_config", fingerprint=station.pair.fingerprint)
+    old = tuned.provenance
+    made_of = provenance(station.pair, trace_digest=old.trace_digest, device_class=old.device_class, parents=old.parents)
+    station.workspace.save(DecodingConfig("autoregressive", {}, {**tuned.evidence, "reason": reason}, made_of))
+    return {"strategy": "autoregressive", "parameters": {}, "reason": reason}
 
 
 def publish(station: Station, evidence: Mapping[str, Any], *, device: str = "cpu") -> ReleaseVersion:

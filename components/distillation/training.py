@@ -62,11 +62,11 @@ def new_draft(target: Any, layers: Sequence[int]) -> Any:
     return draft
 
 
-def losses(draft: Any, group: Sequence[Conversation], head: Tensor, index: Tensor, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+def losses(draft: Any, group: Sequence[Conversation], head: Tensor, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Loss of a batch.
 
     Args:
-        head: `[head_tokens, hidden]` rows of the embedding; index: `[vocab]` id → head row, −1 where there is none.
+        head: `[head_tokens, hidden]` rows of the embedding.
     Returns:
         scalar loss and its parts; `agreement` is the share of output positions whose argmax equals the target's.
     """
@@ -80,9 +80,10 @@ def losses(draft: Any, group: Sequence[Conversation], head: Tensor, index: Tenso
         wanted = torch.cat([s.hidden[s.prompt - 1 :] for s in group])
         logits, target = F.linear(out, head).float(), F.linear(wanted, head).float()
     hidden = F.mse_loss(everywhere.float(), wanted_all.float()) / wanted_all.float().var()
-    soft = F.kl_div(logits.log_softmax(-1), target.log_softmax(-1), log_target=True, reduction="batchmean")
-    labels = index[torch.cat([s.ids[s.prompt :] for s in group])]
-    hard = F.cross_entropy(logits, labels, ignore_index=-1) if recipe.hard_weight else logits.new_zeros(())
+    guess = logits.log_softmax(-1)
+    soft = F.kl_div(guess, target.log_softmax(-1), log_target=True, reduction="batchmean")
+    labels = target.argmax(-1)  # the target's choice, which is the text itself where the target wrote it
+    hard = F.nll_loss(guess, labels)
     agreement = (logits.argmax(-1) == labels).float().mean()
     loss = soft + recipe.hard_weight * hard + recipe.hidden_weight * hidden
     return loss, {"kl": soft.item(), "hidden": hidden.item(), "agreement": agreement.item()}
@@ -107,7 +108,7 @@ def train(draft: Any, load: Callable[[], Sequence[Conversation]], embeddings: Te
     while progress["minutes"] < recipe.minutes:
         corpus = load()
         held, train_set = corpus[::50], [s for i, s in enumerate(corpus) if i % 50]
-        head_ids, head, index = head_of(corpus, embeddings, recipe.head_tokens)
+        head_ids, head = head_of(corpus, embeddings, recipe.head_tokens)
         log(f"a pass over {len(train_set)} conversations, {sum(len(s.ids) - s.prompt for s in train_set)} output tokens")
         groups = list(batches(train_set, recipe.batch_tokens, rng))
         for group in groups[rank : len(groups) - len(groups) % workers : workers]:
@@ -115,7 +116,7 @@ def train(draft: Any, load: Callable[[], Sequence[Conversation]], embeddings: Te
             rate = recipe.final_rate + (recipe.peak_rate - recipe.final_rate) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
             for slot in optimizer.param_groups:
                 slot["lr"] = rate * min(1.0, (progress["steps"] + 1) / recipe.warmup_steps)
-            loss, parts = losses(draft, group, head, index, recipe)
+            loss, parts = losses(draft, group, head, recipe)
             optimizer.zero_grad()
             loss.backward()
             tokens, minutes = average(parameters, sum(len(s.ids) for s in group), spent + (time.monotonic() - started) / 60)
@@ -133,12 +134,12 @@ def train(draft: Any, load: Callable[[], Sequence[Conversation]], embeddings: Te
             if time.monotonic() - saved > 300 and rank == 0:
                 save(draft, optimizer, progress, folder)
                 saved = time.monotonic()
-                log(f"held-out agreement {held_out(draft, held, head, index, recipe):.3f}")
+                log(f"held-out agreement {held_out(draft, held, head, recipe):.3f}")
             if progress["minutes"] >= recipe.minutes:
                 break
     if rank == 0:
         save(draft, optimizer, progress, folder)
-    return head_ids, {**progress, "held_out_agreement": held_out(draft, held, head, index, recipe), "recipe": asdict(recipe)}
+    return head_ids, {**progress, "held_out_agreement": held_out(draft, held, head, recipe), "recipe": asdict(recipe)}
 
 
 def average(parameters: Sequence[Tensor], tokens: float, minutes: float) -> tuple[float, float]:
@@ -158,19 +159,17 @@ def average(parameters: Sequence[Tensor], tokens: float, minutes: float) -> tupl
     return float(flat[-2]) * dist.get_world_size(), float(flat[-1])
 
 
-def head_of(corpus: Sequence[Conversation], embeddings: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids that the head covers `[count]`, their rows `[count, hidden]` bfloat16, and the index id → row (−1: none) `[vocab]`."""
+def head_of(corpus: Sequence[Conversation], embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Ids that the head covers `[count]` and their rows `[count, hidden]` bfloat16."""
     ids = frequent_tokens(corpus, count, embeddings.shape[0])
-    index = torch.full((embeddings.shape[0],), -1)
-    index[ids] = torch.arange(len(ids))
-    return ids, embeddings[ids].bfloat16(), index
+    return ids, embeddings[ids].bfloat16()
 
 
 @torch.no_grad()
-def held_out(draft: Any, held: Sequence[Conversation], head: Tensor, index: Tensor, recipe: Recipe) -> float:
+def held_out(draft: Any, held: Sequence[Conversation], head: Tensor, recipe: Recipe) -> float:
     """Top-1 agreement on conversations that are not trained on, weighted by batch."""
     rng = random.Random(0)
-    shares = [losses(draft, g, head, index, recipe)[1]["agreement"] for g in batches(held, recipe.batch_tokens, rng)]
+    shares = [losses(draft, g, head, recipe)[1]["agreement"] for g in batches(held, recipe.batch_tokens, rng)]
     return sum(shares) / max(1, len(shares))
 
 

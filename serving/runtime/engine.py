@@ -150,11 +150,11 @@ class Engine:
         if not job.finished:
             self._end(job, None)
 
-    def _forward(self, role: Role, group: list[tuple[Job, Task]]) -> list[Output] | list[Output | Exception]:
+    def _forward(self, role: Role, group: list[tuple[Job, Task]]) -> Sequence[Output | Exception]:
         commands = [leaf.waiting for _, leaf in group if leaf.waiting]
         start = time.perf_counter()
         try:
-            outputs: list[Output] | list[Output | Exception] = self.models[role].forward(commands)
+            outputs: Sequence[Output | Exception] = self.models[role].forward(commands)
         except Exception as error:
             if len(group) == 1:
                 return [error]

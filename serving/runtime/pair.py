@@ -103,7 +103,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         modules[role] = module  # type: ignore[index]
         own = module.config.get_text_config().vocab_size
         if head is None and own < vocab:
-            vocab = models["target"].vocab_size = own  # type: ignore[attr-defined]
+            vocab = models["target"].vocab_size = own
         models[role] = TransformersModel(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab)  # type: ignore[index]
     return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype))
 
@@ -115,7 +115,8 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
     if not (folder / "config.json").is_file():
         raise DraftwellError(f"{folder} holds no model (no config.json): check the pair's paths with `draftwell pairs`")
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True).to(device).eval()
+        module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+        return module.to(device).eval()
     except torch.OutOfMemoryError as error:
         raise DraftwellError(f"{device} has too little memory for {folder.name} in {dtype}: take a smaller dtype or device") from error
 

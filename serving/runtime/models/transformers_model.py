@@ -136,7 +136,7 @@ class TransformersModel:
 
     def _logits(self, states: Tensor) -> Tensor:
         """`[n, hidden]` → `[n, vocab]` float32."""
-        logits = self._head(states).float()
+        logits: Tensor = self._head(states).float()
         if self._softcap:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         if self.head_tokens is not None:

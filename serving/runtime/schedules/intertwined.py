@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from serving.runtime.protocols import AcceptanceRule, Drafter
 from serving.runtime.session import Session
-from serving.runtime.types import Draft, Overlap, Step, Verdict
+from serving.runtime.types import Draft, Overlap, Rows, Step, Verdict
 
 
 def intertwined(session: Session, drafter: Drafter, continuation: Drafter, rule: AcceptanceRule,
@@ -45,10 +45,11 @@ def intertwined(session: Session, drafter: Drafter, continuation: Drafter, rule:
             pending = more[1:]
 
 
-def verify_and_go_on(session: Session, pending: Draft, continuation: Drafter, steps: int) -> Step:
+def verify_and_go_on(session: Session, pending: Draft, continuation: Drafter, steps: int) -> Step[tuple[Rows, Draft]]:
     """Target rows for `pending` and the next position, and at most `steps` tokens drafted meanwhile."""
     ended = pending.tokens[-1:] and pending.tokens[-1] in session.sampling.stop_token_ids
     limit = 0 if ended else min(steps, session.text.remaining - len(pending))
     if limit == 0:
         return (yield from session.verify(pending)), Draft()
-    return (yield Overlap(session.verify(pending), continuation.propose(session, limit, pending)))
+    both: tuple[Rows, Draft] = yield Overlap(session.verify(pending), continuation.propose(session, limit, pending))
+    return both

@@ -61,7 +61,7 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
     parameters = {}
     for name, info in schema.items():
         kinds = info.get("anyOf", [info])
-        bounds = next((k for k in kinds if "minimum" in k or "exclusiveMinimum" in k or "maximum" in k), {})
+        bounds: dict[str, Any] = next((k for k in kinds if "minimum" in k or "exclusiveMinimum" in k or "maximum" in k), {})
         default = info.get("default")
         parameters[name] = {
             "type": next(k["type"] for k in kinds if k.get("type") != "null"),

@@ -46,7 +46,8 @@ class Spide(Strategy):
         profile = self.artifact(HardwareProfile)
 
         def overlap_steps(unverified: int) -> int:
-            return min(self.config.max_draft, max(1, math.floor(profile.verify_seconds(unverified + 1) / profile.t_draft)))
+            steps = max(1, math.floor(profile.verify_seconds(unverified + 1) / profile.t_draft))
+            return min(int(self.config.max_draft), steps)
 
         ahead = DraftModel(FixedLength(self.config.max_draft), with_confidence=True)
         yield from intertwined(session, drafter, ahead, Exact(), overlap_steps, learn)
