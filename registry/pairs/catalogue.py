@@ -63,7 +63,7 @@ class PairSpec(Strict):
     qualifier: ModelSource | None = Field(None, description="the model between the two of PyramidSD")
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
     devices: tuple[Literal["cpu", "cuda"], ...] = Field(("cpu", "cuda"), min_length=1)
-    chat: bool = Field(False, description="whether prompts go through the tokenizer's chat template")
+    chat: bool = Field(True, description="prompts go through the tokenizer's chat template, where it has one")
     paper: str | None = Field(None, description="where the pair was measured")
     notes: str | None = None
 

@@ -26,6 +26,7 @@ class LoadedPair:
     Args:
         modules: role → the transformers module behind a model (peers are measured on the same weights).
         fingerprint: what artifacts are checked against.
+        chat: prompts go through the tokenizer's chat template, where it has one.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LoadedPair:
     modules: dict[Role, Any]
     tokenizer: Any
     fingerprint: str
+    chat: bool = True
 
     def engine(self) -> Engine:
         return Engine(self.models)
@@ -65,7 +67,9 @@ class LoadedPair:
         return list(self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
 
     def encode_prompt(self, prompt: str) -> list[int]:
-        """Ids of one user turn: under the chat template where the tokenizer has one."""
+        """Ids of one user turn: under the chat template, or plain where the pair is not for chat."""
+        if not self.chat:
+            return self.encode(prompt)
         return self.encode_chat([{"role": "user", "content": prompt}])
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -73,13 +77,14 @@ class LoadedPair:
 
 
 def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu", slots: int = 1,
-              max_context: int | None = None) -> LoadedPair:
+              max_context: int | None = None, chat: bool = True) -> LoadedPair:
     """Load the models of a pair.
 
     Args:
         files: where they lie.
         slots: requests that can run at once.
         max_context: positions per slot; None takes the models' own limit, at most 4096.
+        chat: prompts go through the chat template.
     Raises:
         DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
     """
@@ -105,7 +110,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         if head is None and own < vocab:
             vocab = models["target"].vocab_size = own
         models[role] = TransformersModel(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab)  # type: ignore[index]
-    return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype))
+    return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat)
 
 
 def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
