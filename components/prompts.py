@@ -54,7 +54,7 @@ def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> l
         raise DraftwellError(f"the number of prompts to skip must be at least 0, not {skip}")
     prompts: list[Prompt] = []
     seen: dict[str, int] = {}
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         if limit is not None and len(prompts) == skip + limit:
             break
         prompt = _parse(path, number, line)
@@ -75,7 +75,7 @@ def demo_prompts(limit: int | None = None, skip: int = 0) -> list[Prompt]:
     return read_prompts(DEMO, limit, skip)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines that are not blank, decompressed and decoded."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:

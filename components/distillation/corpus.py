@@ -50,32 +50,6 @@ def generate_corpus(model: LeanLlama, prompts: Sequence[list[int]], folder: Path
             log(f"{path.name}: {sum(len(out) for out, _ in results)} tokens")
 
 
-@torch.inference_mode()
-def read_texts(model: LeanLlama, texts: Sequence[tuple[list[int], list[int]]], folder: Path, *, batch: int = 16,
-               per_shard: int = 256, log: Callable[[str], None] = print) -> None:
-    """Write the target's states along given (prompt, answer) texts: ten times cheaper than letting it write, less like it.
-
-    Mixed into the early passes, they keep a draft from learning a small corpus of own outputs by heart.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for start in range(0, len(texts), per_shard):
-        path = folder / f"shard-texts-{start:06d}.safetensors"
-        if path.exists():
-            continue
-        rows = sorted(texts[start : start + per_shard], key=lambda t: len(t[0]) + len(t[1]))
-        states = []
-        for at in range(0, len(rows), batch):
-            ids = [p + answer for p, answer in rows[at : at + batch]]
-            width = max(map(len, ids))
-            padded = torch.tensor([t + [0] * (width - len(t)) for t in ids])
-            positions = torch.arange(width).expand(len(ids), width)
-            model.start(len(ids), width)
-            hidden = model.forward(padded, 0, positions, torch.ones(width, width, dtype=torch.bool).tril().expand(len(ids), -1, -1))
-            states += [hidden[i, : len(t) - 1].clone() for i, t in enumerate(ids)]
-        save_shard(path, rows, states)
-        log(f"{path.name}: {sum(len(answer) for _, answer in rows)} tokens")
-
-
 def save_shard(path: Path, rows: Sequence[tuple[list[int], list[int]]], states: Sequence[Tensor]) -> None:
     """Write a shard of (prompt, output) rows and their states, all or nothing."""
     from safetensors.torch import save_file

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -100,7 +99,6 @@ def train(draft: Any, load: Callable[[], Sequence[Conversation]], embeddings: Te
         the ids that the head covers, and steps, tokens, minutes and held-out agreement (2 % of the conversations).
     """
     rng = random.Random(recipe.seed)
-    rank, workers = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     parameters = [p for p in draft.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=recipe.peak_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
     progress = restore(draft, optimizer, folder)
@@ -110,8 +108,7 @@ def train(draft: Any, load: Callable[[], Sequence[Conversation]], embeddings: Te
         held, train_set = corpus[::50], [s for i, s in enumerate(corpus) if i % 50]
         head_ids, head = head_of(corpus, embeddings, recipe.head_tokens)
         log(f"a pass over {len(train_set)} conversations, {sum(len(s.ids) - s.prompt for s in train_set)} output tokens")
-        groups = list(batches(train_set, recipe.batch_tokens, rng))
-        for group in groups[rank : len(groups) - len(groups) % workers : workers]:
+        for group in batches(train_set, recipe.batch_tokens, rng):
             share = progress["minutes"] / recipe.minutes
             rate = recipe.final_rate + (recipe.peak_rate - recipe.final_rate) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
             for slot in optimizer.param_groups:
@@ -119,44 +116,25 @@ def train(draft: Any, load: Callable[[], Sequence[Conversation]], embeddings: Te
             loss, parts = losses(draft, group, head, recipe)
             optimizer.zero_grad()
             loss.backward()
-            tokens, minutes = average(parameters, sum(len(s.ids) for s in group), spent + (time.monotonic() - started) / 60)
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             progress["steps"] += 1
-            progress["tokens"] += tokens
-            progress["minutes"] = minutes
+            progress["tokens"] += sum(len(s.ids) for s in group)
+            progress["minutes"] = spent + (time.monotonic() - started) / 60
             shown.append(parts)
             if progress["steps"] % 50 == 0:
                 mean = {k: sum(p[k] for p in shown) / len(shown) for k in parts}
                 done = f"step {progress['steps']:.0f}  {progress['minutes']:.1f} min  {progress['tokens'] / 1e6:.2f} M tokens"
                 log(f"{done}  rate {rate:.1e}  " + "  ".join(f"{k} {v:.3f}" for k, v in mean.items()))
                 shown = []
-            if time.monotonic() - saved > 300 and rank == 0:
+            if time.monotonic() - saved > 300:
                 save(draft, optimizer, progress, folder)
                 saved = time.monotonic()
                 log(f"held-out agreement {held_out(draft, held, head, recipe):.3f}")
             if progress["minutes"] >= recipe.minutes:
                 break
-    if rank == 0:
-        save(draft, optimizer, progress, folder)
+    save(draft, optimizer, progress, folder)
     return head_ids, {**progress, "held_out_agreement": held_out(draft, held, head, recipe), "recipe": asdict(recipe)}
-
-
-def average(parameters: Sequence[Tensor], tokens: float, minutes: float) -> tuple[float, float]:
-    """Average gradients over worker processes, where there are several; return the tokens of all and the mean clock.
-
-    One single-threaded process per core, meeting once a step, outruns two threads wherever other work takes a core now
-    and then: threads meet at every operation, and each meeting waits for the slower one.
-    """
-    if not dist.is_initialized():
-        return tokens, minutes
-    grads = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in grads] + [torch.tensor([tokens, minutes])])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for g, part in zip(grads, flat[:-2].split([g.numel() for g in grads]), strict=True):
-        g.copy_(part.view_as(g))
-    return float(flat[-2]) * dist.get_world_size(), float(flat[-1])
 
 
 def head_of(corpus: Sequence[Conversation], embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,9 @@ import pytest
 from components.counting import fixed_kit
 from components.evaluation import bench
 from components.prompts import demo_prompts
+from serving.runtime.strategies import STRATEGIES
 
-LOSSLESS = [("vanilla_sd", {}), ("prompt_lookup", {}), ("spide", {})]
+LOSSLESS = [(name, {}) for name, strategy in STRATEGIES.items() if strategy.lossless and name != "autoregressive"]
 
 
 @pytest.mark.slow
