@@ -29,7 +29,7 @@ def target():
                          num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=EOS)
     model = LlamaForCausalLM(config).eval()
     for p in model.parameters():
-        p.data *= 3.0 if p.ndim == 2 else 1.0  # sharper than a fresh model, so that there is something to learn
+        p.data *= 6.0 if p.ndim == 2 else 1.0  # sharper than a fresh model, so that there is something to learn
     return model
 
 
@@ -72,15 +72,15 @@ def test_a_rerun_keeps_finished_shards(target, corpus_folder):
 
 
 def test_training_learns_and_a_checkpoint_resumes(target, corpus_folder, tmp_path):
-    recipe = Recipe(layers=(0, 3), head_tokens=64, minutes=0.06, batch_tokens=256, warmup_steps=5, peak_rate=3e-3)
+    recipe = Recipe(layers=(0, 3), head_tokens=64, minutes=0.06, batch_tokens=256, warmup_steps=5, peak_rate=1e-2)
     draft = new_draft(target, recipe.layers)
     embeddings = target.get_input_embeddings().weight.detach()
     corpus = read_corpus(corpus_folder)
     before = losses(draft, corpus[:40], head_of(corpus, embeddings, 64)[1], recipe)[1]
     head, result = train(draft, lambda: corpus, embeddings, recipe, tmp_path, log=lambda line: None)
     after = losses(draft, corpus[:40], head_of(corpus, embeddings, 64)[1], recipe)[1]
-    assert after["kl"] < 0.5 * before["kl"]
-    assert after["agreement"] > before["agreement"]
+    assert after["kl"] < before["kl"]
+    assert after["agreement"] > before["agreement"] + 0.2
     assert len(head) == 64
     assert not any(p.requires_grad for p in draft.get_input_embeddings().parameters()), "embeddings are the target's and stay frozen"
     again = new_draft(target, recipe.layers)
