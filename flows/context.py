@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.stations import Bar, Station
 from flows.workspace import Say, Workspace
+from serving.runtime.pair_files import draftwell_home
 
 if TYPE_CHECKING:
     from components.prompts import Prompt
@@ -14,14 +16,15 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str, dtype: str | None, device: str, slots: int, say: Say) -> Station:
+def _loaded(name: str, dtype: str | None, device: str, slots: int, say: Say, *places: Path) -> Station:
     workspace = Workspace(name, dtype, say)
     return Station(workspace, workspace.load(slots=slots, device=device))
 
 
-def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, say: Say = print, bar: Bar | None = None) -> Station:
+def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, say: Say = print,
+                 bar: Bar | None = None) -> Station:
     """A pair's workspace with its models; the last one loaded is kept."""
-    station = _loaded(name, dtype, device, slots, say)
+    station = _loaded(name, dtype, device, slots, say, draftwell_home().absolute(), Path.cwd())
     return Station(station.workspace, station.pair, bar)
 
 
@@ -42,4 +45,5 @@ def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     bench = rows[: settings.bench_prompts]
     rest = rows[settings.bench_prompts :] or rows
     collect = rest[: settings.collect_prompts]
-    return {"bench": bench, "collect": collect, "calibrate": collect[: settings.calibrate_prompts], "tune": collect[: settings.tune_prompts]}
+    return {"bench": bench, "collect": collect, "calibrate": collect[: settings.calibrate_prompts],
+            "tune": collect[: settings.tune_prompts]}

@@ -64,8 +64,9 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
     if champion is not None:
         theirs = artifacts_of(store, champion)
         chosen: Any = theirs["decoding_config"]
-        extra.append(StrategyContender(station.pair, Kit(theirs, station.pair.special_tokens), (chosen.strategy, chosen.parameters), "champion"))
-    configs = [("autoregressive", {})]
+        extra.append(StrategyContender(station.pair, Kit(theirs, station.pair.special_tokens), (chosen.strategy, chosen.parameters),
+                                       "champion"))
+    configs: list[tuple[str, dict[str, Any]]] = [("autoregressive", {})]
     if all_strategies:
         configs += [(s, {}) for s in STRATEGIES if s != "autoregressive" and (s, {}) != (config.strategy, config.parameters)]
     if config.strategy != "autoregressive":
@@ -89,7 +90,7 @@ def champion_of(store: Store, pair: str, device: str, besides: int) -> ReleaseVe
     from registry.releases import find_release
 
     version = store.get_aliases("release", f"{pair}.{device}").get("champion")
-    return None if version in (None, besides) else find_release(store, pair, device, version)  # type: ignore[arg-type]
+    return None if version is None or version == besides else find_release(store, pair, device, version)
 
 
 def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None) -> Any:

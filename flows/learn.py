@@ -13,7 +13,8 @@ from flows import stations
 from flows.context import prompts_of, station_of
 from flows.settings import PipelineSettings
 
-RETRY: dict[str, Any] = {"retries": 1, "retry_delay_seconds": 5}
+RESULT: dict[str, Any] = {"result_serializer": "json"}  # Prefect's default is pickle
+RETRY: dict[str, Any] = {"retries": 1, "retry_delay_seconds": 5, **RESULT}
 
 
 @task(name="collect traces", **RETRY)
@@ -46,25 +47,25 @@ def tune_task(settings: PipelineSettings) -> dict[str, Any]:
     return {"strategy": tuned.strategy, "parameters": tuned.parameters, "reason": tuned.evidence.get("reason", "")}
 
 
-@flow(name="collect", log_prints=True, validate_parameters=True)
+@flow(name="collect", log_prints=True, validate_parameters=True, **RESULT)
 def collect_flow(settings: PipelineSettings) -> dict[str, Any]:
     """Collect traces of a pair."""
     return collect_task(settings)
 
 
-@flow(name="train", log_prints=True, validate_parameters=True)
+@flow(name="train", log_prints=True, validate_parameters=True, **RESULT)
 def train_flow(settings: PipelineSettings) -> dict[str, Any]:
     """Train a verifier on the collected traces."""
     return train_task(settings)
 
 
-@flow(name="calibrate", log_prints=True, validate_parameters=True)
+@flow(name="calibrate", log_prints=True, validate_parameters=True, **RESULT)
 def calibrate_flow(settings: PipelineSettings) -> dict[str, Any]:
     """Calibrate on the collected traces."""
     return calibrate_task(settings)
 
 
-@flow(name="tune", log_prints=True, validate_parameters=True)
+@flow(name="tune", log_prints=True, validate_parameters=True, **RESULT)
 def tune_flow(settings: PipelineSettings) -> dict[str, Any]:
     """Tune a pair on the collected traces."""
     return tune_task(settings)

@@ -6,12 +6,12 @@ from typing import Any
 
 from prefect import flow
 
-from flows.learn import calibrate_task, collect_task, train_task, tune_task
+from flows.learn import RESULT, calibrate_task, collect_task, train_task, tune_task
 from flows.release import deploy_task, gate_task, has_champion_task, plain_choice_task, publish_task
 from flows.settings import PipelineSettings
 
 
-@flow(name="draftwell", log_prints=True, validate_parameters=True)
+@flow(name="draftwell", log_prints=True, validate_parameters=True, **RESULT)
 def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     """Bring a pair from prompts to a deployed champion.
 

@@ -10,7 +10,7 @@ from prefect import flow, task
 from flows import stations
 from flows.context import prompts_of, station_of
 from flows.gating import gate_release
-from flows.learn import RETRY
+from flows.learn import RESULT, RETRY
 from flows.settings import PipelineSettings
 
 
@@ -41,7 +41,7 @@ def deploy_task(settings: PipelineSettings, release: int) -> str:
     return str(build_bundle(store, station.workspace.spec, station.workspace.files(), device=settings.device, out=Path("dist")))
 
 
-@task(name="is there a champion")
+@task(name="is there a champion", **RESULT)
 def has_champion_task(settings: PipelineSettings) -> bool:
     """Whether the pair has a champion on the device."""
     from registry.store import Store
@@ -49,13 +49,13 @@ def has_champion_task(settings: PipelineSettings) -> bool:
     return "champion" in Store().get_aliases("release", f"{station_of(settings).workspace.spec.name}.{settings.device}")
 
 
-@task(name="fall back to plain decoding")
+@task(name="fall back to plain decoding", **RESULT)
 def plain_choice_task(settings: PipelineSettings, reason: str) -> dict[str, Any]:
     """Put plain decoding into the workspace as the choice; returns it."""
     return stations.choose_plain(station_of(settings), reason)
 
 
-@flow(name="release", log_prints=True, validate_parameters=True)
+@flow(name="release", log_prints=True, validate_parameters=True, **RESULT)
 def release_flow(settings: PipelineSettings) -> dict[str, Any]:
     """Publish what the workspace holds, gate it, and deploy it if it passes."""
     release = publish_task(settings)

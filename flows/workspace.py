@@ -62,9 +62,10 @@ class Workspace:
 
         from serving.runtime.pair import load_pair
 
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()
         self.say(f"loading {self.spec.name} in {self.dtype}")
-        return load_pair(files, dtype=self.dtype, device=device, slots=slots, max_context=max_context)  # type: ignore[arg-type]
+        dtype: Any = self.dtype
+        return load_pair(files, dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat)
 
     def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> Kit:
         """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.

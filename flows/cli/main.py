@@ -6,7 +6,6 @@ import os
 import sys
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -17,7 +16,7 @@ from serving.runtime.types import DraftwellError
 class OneLineErrors(TyperGroup):
     """A user's mistake is one line on stderr and exit code 2, never a traceback."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:  # typer brings its own copy of click, or takes the installed one
         try:
             return super().invoke(ctx)
         except DraftwellError as error:

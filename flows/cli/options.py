@@ -21,7 +21,8 @@ class Dtype(StrEnum):
 Pair = Annotated[str, typer.Option("--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file.")]
 DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Weights and cache; the pair's own if left out.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores if left out.")]
-Prompts = Annotated[Path | None, typer.Option("--prompts", help="JSONL (or .jsonl.gz) with `prompt` or `turns`; the shipped demo prompts if left out.")]
+Prompts = Annotated[Path | None, typer.Option(
+    "--prompts", help="JSONL (or .jsonl.gz) with `prompt` or `turns`; the shipped demo prompts if left out.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N prompts.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
@@ -54,12 +55,25 @@ def progress(title: str) -> Iterator[Callable[..., None]]:
         yield lambda done, total, words="": bars.update(bar, completed=done, total=total, description=f"{title} {words}")
 
 
+def check_output(path: Path) -> None:
+    """Refuse, before any work, a file that could not be written: a missing folder of the user's own choice is not made silently."""
+    if path.is_dir():
+        raise DraftwellError(f"{path} is a folder: name a file in it")
+    if not path.parent.is_dir() and path.parent != Path(".draftwell"):
+        raise DraftwellError(f"the folder {path.parent} does not exist: make it first, or name another file")
+
+
+def check_artifacts(folder: Path | None) -> None:
+    """Refuse, before models are loaded, a folder of artifacts that is not there."""
+    if folder is not None and not folder.is_dir():
+        raise DraftwellError(f"no artifacts folder {folder}: check --artifacts")
+
+
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file atomically; a missing parent folder of the user's own choice is a mistake, not made silently."""
+    """Write a JSON file atomically."""
     import json
 
     from serving.runtime.artifacts.base import write_atomically
 
-    if not path.parent.is_dir() and path.parent != Path(".draftwell"):
-        raise DraftwellError(f"the folder {path.parent} does not exist: make it first, or name another file")
+    check_output(path)
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())

@@ -20,10 +20,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def gate(pair: Pair = "default", device: Device = "cpu",
-         release: Annotated[str, typer.Option("--release", help="Alias or number of the release to judge.")] = "candidate",
+         release: Annotated[str | None, typer.Option(
+             "--release", help="Alias or number of the release to judge; the candidate, if there is one, if left out.")] = None,
          baseline: Annotated[bool, typer.Option("--baseline", help="Judge only this checkout's deterministic counts, as CI does.")] = False,
          record: Annotated[bool, typer.Option("--record", help="Record this checkout's deterministic counts as the baseline.")] = False,
-         prompts: Prompts = None, limit: Limit = 16, max_tokens: MaxTokens = 64, dtype: DtypeOption = None, threads: Threads = None) -> None:
+         prompts: Prompts = None, limit: Limit = 16, max_tokens: MaxTokens = 64, dtype: DtypeOption = None,
+         threads: Threads = None) -> None:
     """Judge a release, or this checkout against its recorded baseline; exit code 1 if the gate fails, 2 on an error.
 
     Without a release (a fresh clone) the deterministic part alone is judged.
@@ -39,9 +41,10 @@ def gate(pair: Pair = "default", device: Device = "cpu",
     if record:
         record_baseline(pair, name)
         return
+    wanted = None if baseline else release_to_judge(name, device, release)
     with progress("deterministic counts") as bar:
         verdicts = [("deterministic counts, float32", judge_baseline(pair, say, bar))]
-    if not baseline and has_release(name, device, release):
+    if wanted is not None:
         from components.prompts import demo_prompts, read_prompts
         from flows.context import open_station
         from flows.gating import gate_release
@@ -49,7 +52,8 @@ def gate(pair: Pair = "default", device: Device = "cpu",
         rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
         opened = open_station(pair, dtype, device=device, say=say)
         with progress("gate") as bar:
-            result = gate_release(type(opened)(opened.workspace, opened.pair, bar), rows, alias=number(release), device=device, max_tokens=max_tokens)
+            station = type(opened)(opened.workspace, opened.pair, bar)
+            result = gate_release(station, rows, alias=wanted, device=device, max_tokens=max_tokens)
         verdicts.append((f"release {result['release']}", result["verdict"]))
     from rich.console import Console
 
@@ -74,19 +78,14 @@ def record_baseline(pair: str, name: str) -> None:
     typer.echo(f"recorded {path.name}")
 
 
-def has_release(pair: str, device: str, release: str) -> bool:
-    """Whether the registry knows a release of that alias or number."""
+def release_to_judge(pair: str, device: str, release: str | None) -> int | None:
+    """Number of the release that was named, which must exist, or else of the candidate; None where there is none."""
     from registry.store import Store
 
     store = Store()
-    versions = {v.version for v in store.versions("release", f"{pair}.{device}")}
-    wanted = number(release)
-    return (wanted in versions) if isinstance(wanted, int) else wanted in store.get_aliases("release", f"{pair}.{device}")
-
-
-def number(release: str) -> str | int:
-    """A release's number as int, an alias as it is."""
-    return int(release) if release.isdigit() else release
+    if release is not None:
+        return store.resolve("release", f"{pair}.{device}", release).version
+    return store.get_aliases("release", f"{pair}.{device}").get("candidate")
 
 
 def promote(pair: Pair = "default", device: Device = "cpu",
@@ -99,14 +98,16 @@ def promote(pair: Pair = "default", device: Device = "cpu",
     from registry.releases import promote as run
     from registry.store import Store
 
-    done = run(Store(), find_pair(pair).name, device, number(release))
+    name = find_pair(pair).name
+    done = run(Store(), name, device, release)
     typer.echo(f"{done.name} is the champion; `draftwell deploy --pair {pair}` builds its bundle")
 
 
 def deploy(pair: Pair = "default", device: Device = "cpu",
            alias: Annotated[str, typer.Option("--alias", help="Alias or number of the release.")] = "champion",
            out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
-           ungated: Annotated[str | None, typer.Option("--ungated", help="Deploy without a passed gate, for this reason; it is recorded.")] = None,
+           ungated: Annotated[str | None, typer.Option(
+               "--ungated", help="Deploy without a passed gate, for this reason; it is recorded.")] = None,
            with_weights: Annotated[bool, typer.Option("--with-weights", help="Copy the models into the bundle.")] = False) -> None:
     """Build the bundle of a release and let `current` lead to it.
 
@@ -117,12 +118,15 @@ def deploy(pair: Pair = "default", device: Device = "cpu",
     from registry.store import Store
 
     spec = find_pair(pair)
-    bundle = build_bundle(Store(), spec, fetch(spec, progress=say), alias=alias, device=device, out=out, ungated_reason=ungated,
+    store = Store()
+    store.resolve("release", f"{spec.name}.{device}", alias)  # before any model is fetched
+    bundle = build_bundle(store, spec, fetch(spec, progress=say), alias=alias, device=device, out=out, ungated_reason=ungated,
                           with_weights=with_weights)
     typer.echo(f"{bundle}  (and {bundle.parent / 'current'})")
 
 
-def ui(host: Annotated[str, typer.Option("--host")] = "127.0.0.1", port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 5000) -> None:
+def ui(host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
+       port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 5000) -> None:
     """Open MLflow's UI on this machine's registry.
 
     Example: draftwell ui --port 5000
