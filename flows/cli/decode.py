@@ -23,6 +23,7 @@ from flows.cli.options import (
     progress,
     say,
     set_threads,
+    wide_console,
     write_json,
 )
 from serving.runtime.types import DraftwellError
@@ -45,14 +46,13 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     if as_json:
         typer.echo(json.dumps([spec.model_dump(mode="json") for spec in found], indent=2))
         return
-    from rich.console import Console
     from rich.table import Column, Table
 
     table = Table(Column("pair", no_wrap=True), "also called", "target", "draft", "dtype", "description", title="Pairs")
     for spec in found:
         models = {role: s.hub or (s.package and s.package.package) or s.artifact or s.path for role, s in spec.sources().items()}
         table.add_row(spec.name, ", ".join(spec.aliases), models["target"], models.get("draft", "-"), spec.dtype, spec.description)
-    Console().print(table)
+    wide_console().print(table)
 
 
 def strategies(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -66,7 +66,6 @@ def strategies(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    from rich.console import Console
     from rich.table import Column, Table
 
     name = Column("strategy", no_wrap=True)
@@ -75,7 +74,7 @@ def strategies(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
         lines = [parameter_line(name, p) for name, p in row["parameters"].items()]
         table.add_row(row["name"], "yes" if row["lossless"] else "no", "\n".join(lines) or "-", "\n".join(row["artifacts"]) or "-",
                       row["paper"])
-    Console().print(table)
+    wide_console().print(table)
 
 
 def parameter_line(name: str, parameter: dict[str, Any]) -> str:
@@ -178,9 +177,7 @@ def bench(
                          peers=tuple(peer or ()), progress=bar)
     if out is not None:
         write_json(out, report)
-    from rich.console import Console
-
-    Console().print(bench_table(report))
+    wide_console().print(bench_table(report))
 
 
 def parse_wanted(strategies: str, settings: list[str]) -> list[tuple[str, dict[str, str]]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import Dtype, Pair, Threads, say
+from flows.cli.options import Dtype, Pair, Threads, say, wide_console
 from serving.runtime.types import DraftwellError
 
 KNOWN_BAD = (
@@ -50,9 +50,7 @@ def demo(pair: Pair = "default",
     from flows.pipeline import pipeline
 
     result = pipeline(settings)
-    from rich.console import Console
-
-    console = Console(width=max(120, Console().width))
+    console = wide_console()
     console.print(bench_table(result["report"]))
     console.print(f"chosen: {result['strategy']} {result['parameters']}. {result['reason']}")
     console.print(f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and `make ui` to look at everything in "
@@ -64,7 +62,6 @@ def doctor() -> None:
 
     Example: draftwell doctor
     """
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("check", "found", "verdict", title="draftwell doctor")
@@ -72,7 +69,7 @@ def doctor() -> None:
     for name, found, verdict, fine in [*versions(), *devices()]:
         table.add_row(name, found, verdict if fine else f"[red]{verdict}[/red]")
         bad += not fine
-    Console().print(table)
+    wide_console().print(table)
     if bad:
         raise DraftwellError(f"{bad} check(s) failed: install with `pip install -c constraints.txt`, as `make setup` does")
 

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Dtype(StrEnum):
@@ -33,6 +36,13 @@ Artifacts = Annotated[Path | None, typer.Option("--artifacts", help="Folder of a
 def say(line: str) -> None:
     """One line of progress, on stderr."""
     typer.secho(line, err=True, dim=True)
+
+
+def wide_console() -> Console:
+    """A console on stdout that does not cut the cells of our tables, in a narrow window or a pipe either."""
+    from rich.console import Console
+
+    return Console(width=max(120, Console().width))
 
 
 def set_threads(threads: int | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.options import DtypeOption, Limit, MaxTokens, Pair, Prompts, Threads, progress, say, set_threads
+from flows.cli.options import DtypeOption, Limit, MaxTokens, Pair, Prompts, Threads, progress, say, set_threads, wide_console
 from serving.runtime.types import DraftwellError
 
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
@@ -55,10 +55,8 @@ def gate(pair: Pair = "default", device: Device = "cpu",
             station = type(opened)(opened.workspace, opened.pair, bar)
             result = gate_release(station, rows, alias=wanted, device=device, max_tokens=max_tokens)
         verdicts.append((f"release {result['release']}", result["verdict"]))
-    from rich.console import Console
-
     for title, verdict in verdicts:
-        Console().print(verdict_table(verdict, title=title))
+        wide_console().print(verdict_table(verdict, title=title))
     if not all(verdict.passed for _, verdict in verdicts):
         raise typer.Exit(1)
 
