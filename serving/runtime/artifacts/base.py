@@ -91,6 +91,8 @@ class Artifact(ABC):
         place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
             self.write_files(place)
+            for path in place.iterdir():
+                path.chmod(0o644)  # safetensors writes files that only their owner may read
             files = {p.name: sha256_file(p) for p in sorted(place.iterdir())}
             manifest = {"kind": self.kind, "schema_version": self.schema_version, "files": files,
                         "provenance": self.provenance.model_dump()}
