@@ -10,6 +10,7 @@ import typer
 
 from flows.cli.options import (
     Artifacts,
+    DeviceOption,
     DtypeOption,
     Limit,
     MaxTokens,
@@ -20,6 +21,7 @@ from flows.cli.options import (
     Threads,
     check_artifacts,
     check_output,
+    pick_device,
     progress,
     say,
     set_threads,
@@ -93,6 +95,7 @@ def generate(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     dtype: DtypeOption = None,
+    device: DeviceOption = None,
     threads: Threads = None,
     artifacts: Artifacts = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
@@ -111,7 +114,7 @@ def generate(
     check_artifacts(artifacts)
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
-    loaded = workspace.load()
+    loaded = workspace.load(device=pick_device(device))
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     job = loaded.engine().generate(loaded.encode_prompt(prompt), sampling, chosen)
@@ -142,6 +145,7 @@ def bench(
     seed: Seed = 0,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Interleaved runs; medians are reported.")] = 1,
     dtype: DtypeOption = None,
+    device: DeviceOption = None,
     threads: Threads = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Measure `transformers` in the same run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="strategy.key=value; may be repeated.")] = None,
@@ -170,7 +174,7 @@ def bench(
     rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
-    loaded = workspace.load()
+    loaded = workspace.load(device=pick_device(device))
     kit = workspace.kit(loaded, [name for name, _ in wanted], folder=artifacts)
     with progress("bench") as bar:
         report = measure(loaded, wanted, rows, kit, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,

@@ -23,6 +23,7 @@ class Dtype(StrEnum):
 
 Pair = Annotated[str, typer.Option("--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file.")]
 DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Weights and cache; the pair's own if left out.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; CUDA where there is a device, if left out.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores if left out.")]
 Prompts = Annotated[Path | None, typer.Option(
     "--prompts", help="JSONL (or .jsonl.gz) with `prompt` or `turns`; the shipped demo prompts if left out.")]
@@ -43,6 +44,17 @@ def wide_console() -> Console:
     from rich.console import Console
 
     return Console(width=max(120, Console().width))
+
+
+def pick_device(device: str | None) -> str:
+    """The torch device to run on; asking for CUDA where there is none is a mistake."""
+    import torch
+
+    if device not in (None, "cpu", "cuda"):
+        raise DraftwellError(f"unknown device {device!r}: choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DraftwellError("--device cuda: torch sees no CUDA device here: install a CUDA build of torch, or use --device cpu")
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def set_threads(threads: int | None) -> None:
