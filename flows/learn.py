@@ -8,13 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
 
 from flows import stations
 from flows.context import prompts_of, station_of
 from flows.settings import PipelineSettings
 
 RESULT: dict[str, Any] = {"result_serializer": "json"}  # Prefect's default is pickle
-RETRY: dict[str, Any] = {"retries": 1, "retry_delay_seconds": 5, **RESULT}
+# Tasks read and write the workspace: where results are kept, Prefect would skip one that has the same parameters as before.
+STATION: dict[str, Any] = {"cache_policy": NO_CACHE, **RESULT}
+RETRY: dict[str, Any] = {"retries": 1, "retry_delay_seconds": 5, **STATION}
 
 
 @task(name="collect traces", **RETRY)

@@ -10,7 +10,7 @@ from prefect import flow, task
 from flows import stations
 from flows.context import prompts_of, station_of
 from flows.gating import gate_release
-from flows.learn import RESULT, RETRY
+from flows.learn import RESULT, RETRY, STATION
 from flows.settings import PipelineSettings
 
 
@@ -41,7 +41,7 @@ def deploy_task(settings: PipelineSettings, release: int) -> str:
     return str(build_bundle(store, station.workspace.spec, station.workspace.files(), device=settings.device, out=Path("dist")))
 
 
-@task(name="is there a champion", **RESULT)
+@task(name="is there a champion", **STATION)
 def has_champion_task(settings: PipelineSettings) -> bool:
     """Whether the pair has a champion on the device."""
     from registry.store import Store
@@ -49,7 +49,7 @@ def has_champion_task(settings: PipelineSettings) -> bool:
     return "champion" in Store().get_aliases("release", f"{station_of(settings).workspace.spec.name}.{settings.device}")
 
 
-@task(name="fall back to plain decoding", **RESULT)
+@task(name="fall back to plain decoding", **STATION)
 def plain_choice_task(settings: PipelineSettings, reason: str) -> dict[str, Any]:
     """Put plain decoding into the workspace as the choice; returns it."""
     return stations.choose_plain(station_of(settings), reason)

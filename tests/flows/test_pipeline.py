@@ -1,0 +1,143 @@
+"""The whole loop under Prefect on a tiny pair: prompts in, a deployed champion out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import Flow, Task
+from prefect.cache_policies import NO_CACHE
+
+from flows import learn, pipeline, release
+from registry.store import Store
+
+KINDS = ("verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config")
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A server with a database of its own, for this session; PREFECT_HOME is a temporary folder already (tests/conftest.py)."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness():
+        yield
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty folder to work in."""
+    folder = tmp_path_factory.mktemp("work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("DRAFTWELL_MODELS", str(folder / "models"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def results(place: Path) -> Path:
+    """Where Prefect keeps results that are to be kept."""
+    return place / "results"
+
+
+@pytest.fixture(scope="module")
+def run_pipeline(prefect_server: None, results: Path, pair_file: Path, prompts_file: Path) -> Callable[[], dict[str, Any]]:
+    """The pipeline on the tiny pair, small enough for seconds."""
+    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, PREFECT_RESULTS_PERSIST_BY_DEFAULT, temporary_settings
+
+    from flows.pipeline import pipeline
+    from flows.settings import PipelineSettings
+
+    settings = PipelineSettings(pair=str(pair_file), prompts=prompts_file, collect_prompts=8, collect_tokens=16, calibrate_prompts=2,
+                                tune_prompts=2, tune_tokens=8, trials=3, bench_prompts=2, bench_tokens=8, threads=1)
+
+    def run() -> dict[str, Any]:
+        with temporary_settings({PREFECT_RESULTS_PERSIST_BY_DEFAULT: True, PREFECT_LOCAL_STORAGE_PATH: results}):
+            return dict(pipeline(settings))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A first run whose gate refuses what was tuned, whatever this machine's speed says of it."""
+    import flows.release
+
+    gate = flows.release.gate_release
+
+    def refuse(*arguments: Any, all_strategies: bool, **options: Any) -> dict[str, Any]:
+        result = gate(*arguments, all_strategies=all_strategies, **options)
+        if all_strategies:
+            result |= {"passed": False, "checks": [{"passed": False, "detail": "too slow"}, {"passed": True, "detail": "fine"}]}
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flows.release, "gate_release", refuse)
+        return run_pipeline()
+
+
+@pytest.fixture(scope="module")
+def made(refused_once: dict[str, Any], run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A second run, with a champion in place."""
+    return run_pipeline()
+
+
+def test_a_refused_choice_gives_way_to_plain_decoding(refused_once: dict[str, Any]) -> None:
+    assert refused_once["passed"] is True
+    assert (refused_once["strategy"], refused_once["parameters"]) == ("autoregressive", {})
+    assert refused_once["reason"].endswith("refused by the gate: too slow")
+    assert refused_once["release"] == 2
+    assert set(refused_once["report"]["strategies"]) >= {"autoregressive", "vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide"}
+
+
+def test_the_plain_release_is_what_its_bundle_holds(refused_once: dict[str, Any], place: Path) -> None:
+    from serving.runtime.bundle import open_bundle
+
+    config: Any = open_bundle(place / refused_once["bundle"]).artifacts()["decoding_config"]
+    assert config.strategy == "autoregressive"
+    assert config.evidence["reason"] == refused_once["reason"]
+
+
+def test_ends_with_a_champion(refused_once: dict[str, Any], made: dict[str, Any], place: Path) -> None:
+    """Speed decides whether the second choice passes; either way the champion passed, and `current` leads to its bundle."""
+    from registry.releases import find_release, gate_record
+    from serving.runtime.bundle import open_bundle
+
+    champion = find_release(Store(), "tiny", "cpu", "champion")
+    assert made["release"] == 3
+    assert champion.version == (made if made["passed"] else refused_once)["release"]
+    record = gate_record(champion)
+    assert record is not None
+    assert record.passed
+    assert record.pins == champion.pins
+    current = (place / "dist" / "tiny" / "current").resolve()
+    assert current == (place / (made["bundle"] or refused_once["bundle"])).resolve()
+    assert (made["bundle"] is None) == (not made["passed"])
+    bundle = open_bundle(current)
+    assert set(bundle.artifacts()) == set(KINDS)
+
+
+def test_registers_every_kind(made: dict[str, Any]) -> None:
+    store = Store()
+    digests = set()
+    for kind in KINDS:
+        assert store.get_aliases(kind, "tiny")["champion"] >= 1, kind
+        digests.add(store.resolve(kind, "tiny", "champion").digest)
+    assert len(digests) == len(KINDS)
+
+
+def test_results_are_json(refused_once: dict[str, Any], results: Path) -> None:
+    """Prefect's default is pickle, which runs code when it is read; here the results are kept, as a deployment may ask for."""
+    kept = [json.loads(path.read_bytes()) for path in results.iterdir()]
+    assert json.loads(json.dumps(refused_once)) in kept
+
+
+@pytest.mark.parametrize("module", [learn, release, pipeline], ids=lambda module: str(module.__name__))
+def test_every_task_and_flow_asks_for_json_and_runs_each_time(module: Any) -> None:
+    """A task that was skipped because its parameters are the same as before would publish the old artifacts."""
+    found = [value for value in vars(module).values() if isinstance(value, Flow | Task)]
+    assert found
+    assert [value.name for value in found if value.result_serializer != "json"] == []
+    assert [value.name for value in found if isinstance(value, Task) and value.cache_policy != NO_CACHE] == []
