@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.progress import announce, counting
 from flows.stations import Bar, Station
 from flows.workspace import Say, Workspace
 from serving.runtime.pair_files import draftwell_home
@@ -21,20 +22,20 @@ def _loaded(name: str, dtype: str | None, device: str, slots: int, say: Say, *pl
     return Station(workspace, workspace.load(slots=slots, device=device))
 
 
-def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, say: Say = print,
+def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, say: Say = announce,
                  bar: Bar | None = None) -> Station:
     """A pair's workspace with its models; the last one loaded is kept."""
     station = _loaded(name, dtype, device, slots, say, draftwell_home().absolute(), Path.cwd())
     return Station(station.workspace, station.pair, bar)
 
 
-def station_of(settings: PipelineSettings, say: Say = print) -> Station:
+def station_of(settings: PipelineSettings, say: Say = announce) -> Station:
     """The station of a pipeline's settings."""
     if settings.threads:
         import torch
 
         torch.set_num_threads(settings.threads)
-    return open_station(settings.pair, settings.dtype, device=settings.device, say=say)
+    return open_station(settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"))
 
 
 def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:

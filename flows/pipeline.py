@@ -7,6 +7,7 @@ from typing import Any
 from prefect import flow
 
 from flows.learn import RESULT, calibrate_task, collect_task, train_task, tune_task
+from flows.progress import announce
 from flows.release import deploy_task, gate_task, has_champion_task, plain_choice_task, publish_task
 from flows.settings import PipelineSettings
 
@@ -18,24 +19,24 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     Returns:
         the final report, the choice and why, the release, and where its bundle lies.
     """
-    print("1/7 collect traces")
+    announce("1/7 collect traces")
     collect_task(settings)
-    print("2/7 train a verifier")
+    announce("2/7 train a verifier")
     train_task(settings)
-    print("3/7 calibrate")
+    announce("3/7 calibrate")
     calibrate_task(settings)
-    print("4/7 tune")
+    announce("4/7 tune")
     choice = tune_task(settings)
-    print("5/7 publish")
+    announce("5/7 publish")
     release = publish_task(settings)
-    print("6/7 gate, and the final comparison of all strategies")
+    announce("6/7 gate, and the final comparison of all strategies")
     gated = gate_task(settings, release)
     if not gated["passed"] and not has_champion_task(settings):
-        print("the gate refused the choice; with no champion to keep, plain decoding is released instead")
+        announce("the gate refused the choice; with no champion to keep, plain decoding is released instead")
         choice = plain_choice_task(settings, refusal(choice, gated))
         release = publish_task(settings)
         gated |= {"passed": gate_task(settings, release, full=False)["passed"]}
-    print("7/7 promote and deploy" if gated["passed"] else "7/7 not deployed: the gate failed, the champion stays")
+    announce("7/7 promote and deploy" if gated["passed"] else "7/7 not deployed: the gate failed, the champion stays")
     bundle = deploy_task(settings, release) if gated["passed"] else None
     return {**choice, **gated, "release": release, "bundle": bundle}
 
