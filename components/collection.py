@@ -28,6 +28,16 @@ Progress = Callable[[int, int, str], None]
 """Called with (done, total, a few words)."""
 
 
+class ForeignTrace(DraftwellError):
+    """The folder holds a trace of other prompts, another pair or other settings."""
+
+
+def forget(folder: Path) -> None:
+    """Remove the trace of a folder, and nothing else that may lie there."""
+    for path in (*folder.glob("shard-*.parquet"), *folder.glob(".shard-*"), folder / PLAN):
+        path.unlink(missing_ok=True)
+
+
 def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_tokens: int = 96, temperature: float = 0.0,
             rollout: int = 8, batch: int = 8, hidden: bool = True, prefix_kinds: Sequence[str] = ("target",),
             turns: int = 1, seed: int = 0, log: Log | None = None, progress: Progress | None = None) -> TraceSet:
@@ -106,7 +116,7 @@ def claim(folder: Path, inputs: object, facts: dict[str, object]) -> None:
     """Bind a folder to these inputs, or find that it is bound to them already.
 
     Raises:
-        DraftwellError: the folder holds a trace of other inputs, or shards without a plan.
+        ForeignTrace: the folder holds a trace of other inputs, or shards without a plan.
     """
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     path = folder / PLAN
@@ -116,10 +126,10 @@ def claim(folder: Path, inputs: object, facts: dict[str, object]) -> None:
         except (ValueError, AttributeError):
             known = None
         if known != digest:
-            raise DraftwellError(f"{folder} holds a trace of other inputs (prompts, pair or settings): choose another folder "
-                                 "or delete this one")
+            raise ForeignTrace(f"{folder} holds a trace of other inputs (prompts, pair or settings): choose another folder "
+                               "or delete this one")
     elif TraceSet(folder).shards:
-        raise DraftwellError(f"{folder} holds shards but no {PLAN}: choose another folder or delete this one")
+        raise ForeignTrace(f"{folder} holds shards but no {PLAN}: choose another folder or delete this one")
     else:
         write_atomically(path, (json.dumps({"inputs": digest, **facts}, indent=2) + "\n").encode())
     for rest in folder.glob(".shard-*"):  # of a run that was killed while it wrote

@@ -62,18 +62,18 @@ def collect(station: Station, prompts: Sequence[Prompt], *, max_tokens: int = 96
     Args:
         fresh: forget traces of other prompts or settings in the folder.
     """
-    import shutil
-
+    from components.collection import ForeignTrace, forget
     from components.collection import collect as run
 
     where = folder or station.workspace.traces
+    options: dict[str, Any] = {"max_tokens": max_tokens, "rollout": rollout, "prefix_kinds": ("target",), "progress": station.bar}
     try:
-        return run(station.pair, prompts, where, max_tokens=max_tokens, rollout=rollout, prefix_kinds=("target",), progress=station.bar)
-    except DraftwellError:
-        if not fresh or not where.is_dir():
+        return run(station.pair, prompts, where, **options)
+    except ForeignTrace:
+        if not fresh:
             raise
-        shutil.rmtree(where)
-        return run(station.pair, prompts, where, max_tokens=max_tokens, rollout=rollout, prefix_kinds=("target",), progress=station.bar)
+        forget(where)
+        return run(station.pair, prompts, where, **options)
 
 
 def train(station: Station, traces: TraceSet) -> dict[str, Any]:

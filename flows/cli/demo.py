@@ -53,6 +53,10 @@ def demo(pair: Pair = "default",
     console = wide_console()
     console.print(bench_table(result["report"]))
     console.print(f"chosen: {result['strategy']} {result['parameters']}. {result['reason']}")
+    if result["bundle"] is None:
+        failed = "; ".join(check["detail"] for check in result["checks"] if not check["passed"])
+        console.print(f"release {result['release']} is not deployed, the champion stays: {failed}")
+        return
     console.print(f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and `make ui` to look at everything in "
                   "MLflow.")
 

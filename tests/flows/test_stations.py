@@ -1,0 +1,67 @@
+"""Collecting, training and calibrating from the command line, and what `--fresh` may throw away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.tiny_files import snapshot
+
+
+@pytest.fixture
+def collect(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
+    return lambda *more: run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 4, "--max-tokens", 8, *more)
+
+
+def test_the_same_collection_is_not_done_twice(collect: Callable[..., Any], tmp_path: Path) -> None:
+    first = collect("--out", tmp_path / "traces")
+    assert first.exit_code == 0, first.output
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "traces").iterdir()}
+    assert collect("--out", tmp_path / "traces").stdout == first.stdout
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "traces").iterdir()} == before
+
+
+def test_only_fresh_replaces_another_trace(collect: Callable[..., Any], tmp_path: Path) -> None:
+    collect("--out", tmp_path / "traces")
+    before = snapshot(tmp_path / "traces")
+    done = collect("--out", tmp_path / "traces", "--max-tokens", 9)
+    assert done.exit_code == 2
+    assert "other inputs" in done.stderr
+    assert snapshot(tmp_path / "traces") == before
+    done = collect("--out", tmp_path / "traces", "--max-tokens", 9, "--fresh")
+    assert done.exit_code == 0, done.output
+    assert snapshot(tmp_path / "traces") != before
+
+
+def test_fresh_keeps_what_is_no_trace(collect: Callable[..., Any], tmp_path: Path) -> None:
+    """Not the files beside a trace, and nothing at all where the request itself is wrong."""
+    mine = tmp_path / "traces" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("keep")
+    assert collect("--out", mine.parent).exit_code == 0
+    before = snapshot(mine.parent)
+    done = collect("--out", mine.parent, "--max-tokens", 9999, "--fresh")
+    assert done.exit_code == 2
+    assert snapshot(mine.parent) == before
+    assert collect("--out", mine.parent, "--max-tokens", 9, "--fresh").exit_code == 0
+    assert mine.read_text() == "keep"
+
+
+def test_stations_one_by_one(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> None:
+    """Without the registry; what is made lies in the workspace, where the next command finds it."""
+    assert collect("--limit", 8, "--max-tokens", 16).exit_code == 0
+    some = ("--pair", pair_file, "--no-publish")
+    for arguments, told in ((("train", *some), "auc"), (("calibrate", *some, "--prompts", prompts_file, "--limit", 2), "memory:"),
+                            (("tune", *some, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 8, "--trials", 2), "chosen:")):
+        done = run(*arguments)
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert told in done.stdout
+    made = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts"
+    kinds = {"verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config"}
+    assert {path.name for path in made.iterdir()} == kinds
+    done = run("generate", "--pair", pair_file, "--strategy", "sprinter", "--prompt", "the inn", "--max-tokens", 8)
+    assert done.exit_code == 0, done.output
+    assert not (own_stores / "mlflow.db").exists()
