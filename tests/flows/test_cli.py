@@ -88,6 +88,13 @@ def place(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own_stores
 
 
+@pytest.fixture
+def registered(place: Path, empty_database: Path) -> Path:
+    """The same with a registry that holds nothing yet."""
+    shutil.copyfile(empty_database, place / "mlflow.db")
+    return place
+
+
 def refused(done: Any, *words: str) -> str:
     """Check a refusal: exit code 2, one line that has the words, no traceback; progress may have been told before it."""
     assert done.exit_code == 2, (done.output, done.exception)
@@ -195,26 +202,26 @@ def test_prompt_longer_than_the_context(run: Any, place: Path, pair_file: Path) 
     assert snapshot(place).keys() - before.keys() == {"long.jsonl"}
 
 
-def test_nothing_to_release(run: Any, place: Path, pair_file: Path) -> None:
+def test_nothing_to_release(run: Any, registered: Path, pair_file: Path) -> None:
     for command in ("deploy", "promote"):
         refused_at_once(run(command, "--pair", pair_file), "release.tiny.cpu", "draftwell demo")
     refused_at_once(run("gate", "--pair", pair_file, "--release", "7"), "version 7")
     refused_at_once(run("gate", "--pair", pair_file), "baseline", "--record")
-    assert not (place / "work" / "dist").exists()
+    assert not (registered / "work" / "dist").exists()
 
 
-def test_ungated_releases_stay_where_they_are(run: Any, place: Path, pair_file: Path) -> None:
+def test_ungated_releases_stay_where_they_are(run: Any, registered: Path, pair_file: Path) -> None:
     spec = find_pair(str(pair_file))
-    release(Store(), spec, fetch(spec), place / "made")
+    release(Store(), spec, fetch(spec), registered / "made")
     refused_at_once(run("promote", "--pair", pair_file), "draftwell gate")
     refused_at_once(run("deploy", "--pair", pair_file, "--alias", "candidate"), "--ungated")
-    assert not (place / "work" / "dist").exists()
+    assert not (registered / "work" / "dist").exists()
     assert Store().get_aliases("release", "tiny.cpu") == {"candidate": 1}
 
 
-def test_tampered_bundle(run: Any, place: Path, pair_file: Path) -> None:
+def test_tampered_bundle(run: Any, registered: Path, pair_file: Path) -> None:
     spec = find_pair(str(pair_file))
-    release(Store(), spec, fetch(spec), place / "made")
+    release(Store(), spec, fetch(spec), registered / "made")
     done = run("deploy", "--pair", pair_file, "--alias", "1", "--ungated", "a test")
     assert done.exit_code == 0, done.output
     current = Path("dist/tiny/current")
