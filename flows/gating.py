@@ -141,4 +141,4 @@ def judge_baseline(pair_name: str, say: Any, bar: Any = None) -> GateVerdict:
     recorded = load_baseline(name)
     if recorded is None:
         raise DraftwellError(f"pair {name} has no recorded baseline: record one with `draftwell gate --pair {name} --record`")
-    return compare_with_baseline(baseline_report(name, say, bar), recorded.model_dump(), load_gates().model_dump())
+    return compare_with_baseline(baseline_report(pair_name, say, bar), recorded.model_dump(), load_gates().model_dump())

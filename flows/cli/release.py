@@ -34,6 +34,7 @@ def gate(pair: Pair = "default", device: Device = "cpu",
     """
     from components.reports import verdict_table
     from flows.gating import judge_baseline
+    from registry.gates import load_baseline
     from registry.pairs import find_pair
 
     set_threads(threads)
@@ -42,8 +43,12 @@ def gate(pair: Pair = "default", device: Device = "cpu",
         record_baseline(pair, name)
         return
     wanted = None if baseline else release_to_judge(name, device, release)
-    with progress("deterministic counts") as bar:
-        verdicts = [("deterministic counts, float32", judge_baseline(pair, say, bar))]
+    verdicts = []
+    if wanted is None or load_baseline(name) is not None:
+        with progress("deterministic counts") as bar:
+            verdicts.append(("deterministic counts, float32", judge_baseline(pair, say, bar)))
+    else:
+        say(f"pair {name} has no recorded baseline: the release alone is judged")
     if wanted is not None:
         from components.prompts import demo_prompts, read_prompts
         from flows.context import open_station
@@ -65,13 +70,13 @@ def record_baseline(pair: str, name: str) -> None:
     """Write registry/baselines/<pair>.json."""
     import json
 
-    import registry
     from flows.gating import baseline_report
+    from registry import gates
     from serving.runtime.artifacts.base import write_atomically
 
     with progress("deterministic counts") as bar:
         report = baseline_report(pair, say, bar)
-    path = Path(registry.__file__).parent / "baselines" / f"{name}.json"
+    path = gates.HERE / "baselines" / f"{name}.json"
     write_atomically(path, (json.dumps(report, indent=2) + "\n").encode())
     typer.echo(f"recorded {path.name}")
 

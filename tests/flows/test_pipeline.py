@@ -100,6 +100,18 @@ def test_the_plain_release_is_what_its_bundle_holds(refused_once: dict[str, Any]
     assert config.evidence["reason"] == refused_once["reason"]
 
 
+def test_gate_and_promote_again(refused_once: dict[str, Any], run: Any, pair_file: Path, prompts_file: Path) -> None:
+    """By hand, for a pair of one's own, which no baseline is recorded for."""
+    few = ("--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 8)
+    done = run("gate", *few)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "no recorded baseline" in done.stderr
+    assert "release 2" in done.stdout
+    done = run("promote", "--pair", pair_file, "--release", 2)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "is the champion" in done.stdout
+
+
 def test_ends_with_a_champion(refused_once: dict[str, Any], made: dict[str, Any], place: Path) -> None:
     """Speed decides whether the second choice passes; either way the champion passed, and `current` leads to its bundle."""
     from registry.releases import find_release, gate_record

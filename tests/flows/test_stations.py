@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,3 +67,27 @@ def test_stations_one_by_one(collect: Callable[..., Any], run: Any, pair_file: P
     done = run("generate", "--pair", pair_file, "--strategy", "sprinter", "--prompt", "the inn", "--max-tokens", 8)
     assert done.exit_code == 0, done.output
     assert not (own_stores / "mlflow.db").exists()
+
+
+def test_baseline_of_a_pair_named_by_its_file(run: Any, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch,
+                                              own_stores: Path) -> None:
+    """What is recorded is found again, a second run counts the same, and twice the target calls fail with exit code 1."""
+    from components import prompts
+    from registry import gates
+
+    (own_stores / "baselines").mkdir()
+    shutil.copyfile(gates.HERE / "gates.yaml", own_stores / "gates.yaml")
+    monkeypatch.setattr(gates, "HERE", own_stores)
+    monkeypatch.setattr(prompts, "DEMO", prompts_file)
+    judge = ("gate", "--pair", pair_file, "--baseline")
+    assert run(*judge).exit_code == 2
+    done = run("gate", "--pair", pair_file, "--record")
+    assert done.exit_code == 0, (done.output, done.exception)
+    done = run(*judge)
+    assert done.exit_code == 0, (done.output, done.exception)
+    file = own_stores / "baselines" / "tiny.json"
+    recorded = json.loads(file.read_text())
+    recorded["strategies"]["vanilla_sd"]["target_calls"] //= 2
+    file.write_text(json.dumps(recorded))
+    done = run(*judge)
+    assert done.exit_code == 1, (done.output, done.exception)
