@@ -112,6 +112,15 @@ def check_inputs(pair: LoadedPair, prompts: Sequence[Prompt], kinds: Sequence[st
         raise DraftwellError(f"prefix kinds must be different ones of {', '.join(KINDS)}, not {', '.join(kinds) or 'none'}")
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether the collection that claimed a folder has written all its shards; True where no plan says how many."""
+    try:
+        prompts = json.loads((folder / PLAN).read_text())["prompts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+    return len(list(folder.glob("shard-*.parquet"))) >= -(-int(prompts) // SHARD_PROMPTS)
+
+
 def claim(folder: Path, inputs: object, facts: dict[str, object]) -> None:
     """Bind a folder to these inputs, or find that it is bound to them already.
 

@@ -22,11 +22,13 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
 
 REFERENCE = "autoregressive"
+FASTEST = "vanilla_sd at its fastest gamma"
+PILOT_GAMMAS, PILOT_PROMPTS, PILOT_TOKENS = (1, 2, 3, 5), 3, 24
 
 
 def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], kit: Kit, *, max_tokens: int = 128,
           temperature: float = 0.0, runs: int = 1, warmup: bool = True, seed: int = 0, peers: Sequence[str] = (),
-          threads: int | None = None, extra: Sequence[StrategyContender] = (), log: Log | None = None,
+          threads: int | None = None, extra: Sequence[StrategyContender] = (), cost_ratios: bool = True, log: Log | None = None,
           progress: Progress | None = None) -> dict[str, Any]:
     """Measure strategies against autoregressive decoding.
 
@@ -35,11 +37,13 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         peers: names of `peers.PEERS`, such as "transformers".
         threads: threads of torch during the run, None leaves them as they are.
         extra: further contenders under labels of their own, such as a champion with its own artifacts.
+        cost_ratios: also measure vanilla SD at its fastest gamma where the run lacks it; False leaves cost ratios to what there is.
         log: called with (name, value, 0) for the main figures of every strategy.
     Returns:
         plain JSON: `pair`, `fingerprint`, `machine`, `settings`, `prompts` (how many), `prompt_ids`, `prompts_digest`,
-        `strategies: {label: figures}` and `peers: {name: {label: figures}}`. A label is the strategy's name, with its
-        parameters where it was measured with several. Beside the figures each entry has `per_prompt` rows and, for lossy
+        `strategies: {label: figures}`, `cost_reference` (vanilla SD at its fastest gamma, which cost ratios are against) and
+        `peers: {name: {label: figures}}`. A label is the strategy's name, with its parameters where
+        it was measured with several. Beside the figures each entry has `per_prompt` rows and, for lossy
         strategies, quality: `target_argmax_share`, and `quality_ratio` over autoregressive's. A figure that cannot be
         had is None.
     """
@@ -47,6 +51,7 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
     if REFERENCE not in [name for name, _ in configs]:
         configs.insert(0, (REFERENCE, {}))
     with using_threads(threads):
+        extra = [*extra, *(missing_fastest_vanilla(pair, kit, configs, prompts, max_tokens) if cost_ratios else [])]
         groups = load_peers(pair, peers, gamma=gamma_of(configs))
         measured = measure(pair, kit, configs, prompts, max_tokens=max_tokens, temperature=temperature, runs=runs,
                            warmup=warmup, seed=seed, progress=progress,
@@ -56,13 +61,13 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         machine = describe_machine(pair)
     foreign = {contender.label for group in groups.values() for contender in group.contenders}
     settings = {"max_tokens": max_tokens, "temperature": temperature, "runs": runs, "warmup": warmup, "seed": seed}
-    own = {label: entry for label, entry in entries.items() if label not in foreign}
+    own = {label: entry for label, entry in entries.items() if label not in foreign and label != FASTEST}
     if log:
         log_figures(own, log)
     return {
         "pair": pair.name, "fingerprint": pair.fingerprint, "machine": machine, "settings": settings,
         "prompts": len(prompts), "prompt_ids": [p.id for p in prompts], "prompts_digest": prompts_digest(prompts),
-        "strategies": own,
+        "strategies": own, "cost_reference": judge.cost_reference(),
         "peers": {name: {c.label.partition("/")[2]: entries[c.label] for c in group.contenders} | {"notes": group.notes}
                   for name, group in groups.items()}}
 
@@ -112,6 +117,13 @@ class Judge:
              "identical": name not in wrong if self.greedy else None}
             for name, run in zip(m.prompt_ids, m.typical, strict=True)]
         return entry
+
+    def cost_reference(self) -> dict[str, Any] | None:
+        """The vanilla SD that cost ratios are against: its figures, and whether it was measured for this only."""
+        if self.vanilla is None:
+            return None
+        figures = self.figures(self.vanilla.contender.label)
+        return {"num_speculative_tokens": gamma_of([("vanilla_sd", figures["parameters"])]), **figures}
 
     def speed(self, m: Measurement) -> dict[str, float | None]:
         """Tokens per second, and the speedup over autoregressive with its interval (5 % at each end)."""
@@ -169,6 +181,26 @@ def strategy_of(m: Measurement) -> str | None:
 def fastest(measured: Sequence[Measurement]) -> Measurement | None:
     """The one with the least seconds per token; None of none."""
     return min(measured, key=lambda m: sum(m.seconds) / sum(m.tokens), default=None)
+
+
+def missing_fastest_vanilla(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt],
+                            max_tokens: int) -> list[StrategyContender]:
+    """Vanilla SD at its fastest gamma, the measure of every cost ratio, where the run does not hold it already.
+
+    The gamma is found by a short run over a few; a run that names several vanilla_sd configs has made its own choice.
+    """
+    named = [dict(parameters) for name, parameters in configs if name == "vanilla_sd"]
+    if "draft" not in pair.models or len(named) > 1:
+        return []
+    tried: list[Config] = [("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in PILOT_GAMMAS]
+    pilot = measure(pair, kit, tried, prompts[:PILOT_PROMPTS], max_tokens=min(max_tokens, PILOT_TOKENS))
+    best = fastest(list(pilot.values()))
+    assert best is not None
+    assert isinstance(best.contender, StrategyContender)
+    known = {gamma_of([("vanilla_sd", parameters)]) for parameters in named}
+    if best.contender.parameters["num_speculative_tokens"] in known:
+        return []
+    return [StrategyContender(pair, kit, ("vanilla_sd", best.contender.parameters), FASTEST)]
 
 
 def gamma_of(configs: Sequence[Config]) -> int:

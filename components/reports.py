@@ -26,6 +26,9 @@ def bench_rows(report: Mapping[str, Any]) -> list[list[str]]:
     """One row of words for each strategy and peer, in `BENCH_COLUMNS`; what was not measured is a dash."""
     total = report["prompts"]
     entries = list(report["strategies"].items())
+    reference = report.get("cost_reference")
+    if reference and all(reference["per_prompt"] != entry["per_prompt"] for _, entry in entries):
+        entries.append((f"vanilla_sd(num_speculative_tokens={reference['num_speculative_tokens']})", reference))
     for peer, group in report.get("peers", {}).items():
         entries += [(f"{peer}: {name}", entry) for name, entry in group.items() if name != "notes"]
     return [[label, number(entry["tokens_per_second"], ".1f"), interval(entry), number(entry.get("acceptance_rate"), ".2f"),

@@ -112,13 +112,17 @@ def write_all(engine: Engine, strategy: Strategy, requests: Sequence[tuple[list[
     """Outputs of all requests, at most `batch` of them at once; a request that ends makes room for the next."""
     waiting, jobs, running = deque(requests), list[Job](), list[Job]()
     slots = [len(model.slots.lengths) for model in engine.models.values() if hasattr(model, "slots")]
-    while waiting or running:
-        while waiting and len(running) < min([batch, *slots]):
-            ids, sampling = waiting.popleft()
-            jobs.append(engine.submit(ids, sampling, strategy))
-            running.append(jobs[-1])
-        engine.step()
-        running = [job for job in running if not job.finished]
+    try:
+        while waiting or running:
+            while waiting and len(running) < min([batch, *slots]):
+                ids, sampling = waiting.popleft()
+                jobs.append(engine.submit(ids, sampling, strategy))
+                running.append(jobs[-1])
+            engine.step()
+            running = [job for job in running if not job.finished]
+    finally:
+        for job in running:  # after an error the slots must come back
+            engine.cancel(job)
     for job in jobs:
         if job.error:
             raise job.error

@@ -23,8 +23,11 @@ IDENTITY_PROMPTS, IDENTITY_TOKENS = 4, 32
 BASELINE_PROMPTS, BASELINE_TOKENS = 6, 32
 
 
-def artifacts_of(store: Store, release: ReleaseVersion) -> dict[str, Artifact]:
-    """kind → artifact of everything that a release pins, except the draft, which the loaded pair has."""
+def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dict[str, Artifact]:
+    """kind → artifact of everything that a release pins, except the draft, which the loaded pair has.
+
+    The pair's fingerprint covers the draft's weights, so a release with another draft is refused with its artifacts.
+    """
     from serving.runtime.bundle import artifact_classes
 
     found: dict[str, Artifact] = {}
@@ -33,7 +36,7 @@ def artifacts_of(store: Store, release: ReleaseVersion) -> dict[str, Artifact]:
         for kind, version in release.pins.items():
             if kind != "distilled_draft":
                 folder = store.download(store.resolve(kind, release.pair, version), Path(place) / kind)
-                found[kind] = classes[kind].load(folder)
+                found[kind] = classes[kind].load(folder, fingerprint=fingerprint)
     return found
 
 
@@ -56,13 +59,19 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
 
     store, name = Store(), station.workspace.spec.name
     release = find_release(store, name, device, alias)
-    mine = artifacts_of(store, release)
+    if release.fingerprint != station.pair.fingerprint:
+        raise DraftwellError(f"{release.name} was made for models with fingerprint {release.fingerprint[:12]}, the loaded ones have "
+                             f"{station.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again")
+    mine = artifacts_of(store, release, release.fingerprint)
     config: Any = mine["decoding_config"]
     kit = Kit(mine, station.pair.special_tokens)
     champion = champion_of(store, name, device, besides=release.version)
-    extra = []
+    extra, notes = [], []
+    if champion is not None and champion.fingerprint != release.fingerprint:
+        notes.append(f"{champion.name}, the champion, belongs to other weights or dtype: not measured beside the candidate")
+        champion = None
     if champion is not None:
-        theirs = artifacts_of(store, champion)
+        theirs = artifacts_of(store, champion, champion.fingerprint)
         chosen: Any = theirs["decoding_config"]
         extra.append(StrategyContender(station.pair, Kit(theirs, station.pair.special_tokens), (chosen.strategy, chosen.parameters),
                                        "champion"))
@@ -78,7 +87,7 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
     same = rival if rival is not None and rival["strategy"] == config.strategy else None
     verdict = judge(entry, rival, same, load_gates().model_dump())
     identity = identity_check(station, config.strategy, config.parameters, kit, prompts[:IDENTITY_PROMPTS])
-    verdict = GateVerdict((*verdict.checks, *identity), verdict.notes)
+    verdict = GateVerdict((*verdict.checks, *identity), (*verdict.notes, *notes))
     record_gate(store, record_of(release, verdict, champion))
     station.report("bench", report)
     return {"report": report, "verdict": verdict, "passed": verdict.passed, "release": release.version,
@@ -111,7 +120,8 @@ def identity_check(station: Station, strategy: str, parameters: dict[str, Any], 
     if not find_strategy(strategy).lossless or strategy == "autoregressive":
         return ()
     exact = float32_pair(station.workspace) if station.pair.dtype != "float32" else station.pair
-    report = bench(exact, [("autoregressive", {}), (strategy, parameters)], prompts, kit, max_tokens=IDENTITY_TOKENS, warmup=False)
+    report = bench(exact, [("autoregressive", {}), (strategy, parameters)], prompts, kit, max_tokens=IDENTITY_TOKENS, warmup=False,
+                   cost_ratios=False)
     entry = next(e for e in report["strategies"].values() if e["strategy"] == strategy)
     return judge(entry, None, None, {"lossless_identical": True}).checks
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from serving.runtime.trace import TraceSet
 
 Bar = Callable[..., None]
+KINDS = ("bare", "draft", "target", "mixed")
+"""SPRINTER's prefix kinds (a) to (d)."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +49,31 @@ class Station:
 
 def open_trace(station: Station, folder: Path | None = None) -> TraceSet:
     """The trace set to learn from."""
+    from components.collection import is_complete
     from serving.runtime.trace import TraceSet
 
     traces = TraceSet(folder or station.workspace.traces, fingerprint=station.pair.fingerprint)
     if not traces.shards:
         raise DraftwellError(f"no traces in {traces.folder}: run `draftwell collect --pair {station.workspace.spec.name}` first")
+    if not is_complete(traces.folder):
+        raise DraftwellError(f"the collection in {traces.folder} is unfinished: run the same `draftwell collect` again, it goes on "
+                             "where it stopped")
     return traces
 
 
 def collect(station: Station, prompts: Sequence[Prompt], *, max_tokens: int = 96, folder: Path | None = None, fresh: bool = False,
-            rollout: int = 16) -> TraceSet:
+            rollout: int = 16, kinds: Sequence[str] = KINDS) -> TraceSet:
     """Collect traces of the pair on prompts; a collection that was cut short goes on where it stopped.
 
     Args:
         fresh: forget traces of other prompts or settings in the folder.
+        kinds: prefix kinds in equal parts; a verifier learns from all, replay and table from the target's own texts.
     """
     from components.collection import ForeignTrace, forget
     from components.collection import collect as run
 
     where = folder or station.workspace.traces
-    options: dict[str, Any] = {"max_tokens": max_tokens, "rollout": rollout, "prefix_kinds": ("target",), "progress": station.bar}
+    options: dict[str, Any] = {"max_tokens": max_tokens, "rollout": rollout, "prefix_kinds": tuple(kinds), "progress": station.bar}
     try:
         return run(station.pair, prompts, where, **options)
     except ForeignTrace:

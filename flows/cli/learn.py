@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import DtypeOption, Limit, MaxTokens, Pair, Prompts, Threads, progress, say, set_threads
+from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Pair, Prompts, Threads, pick_device, progress, say, set_threads
 
 if TYPE_CHECKING:
     from components.prompts import Prompt
@@ -26,12 +26,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 @contextmanager
-def station(title: str, pair: str, dtype: str | None, threads: int | None) -> Iterator[Station]:
+def station(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None) -> Iterator[Station]:
     """A loaded pair with a progress bar."""
     from flows.context import open_station
 
     set_threads(threads)
-    opened = open_station(pair, dtype, say=say)
+    opened = open_station(pair, dtype, device=pick_device(device), say=say)
     with progress(title) as bar:
         yield type(opened)(opened.workspace, opened.pair, bar)
 
@@ -56,7 +56,9 @@ def publish_kinds(opened: Station, *kinds: str) -> None:
 def collect(pair: Pair = "default", prompts: Prompts = None, limit: Limit = None, max_tokens: MaxTokens = 96,
             out: Annotated[Path | None, typer.Option("--out", help="Trace folder; the workspace's if left out.")] = None,
             fresh: Annotated[bool, typer.Option("--fresh", help="Replace a trace of other prompts or settings.")] = False,
-            dtype: DtypeOption = None, threads: Threads = None) -> None:
+            kinds: Annotated[str, typer.Option("--kinds", help="Prefix kinds, comma-separated; `target` alone is enough to tune.")] = (
+                "bare,draft,target,mixed"),
+            dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
     """Collect traces: the target's own continuations, and how the draft fares along them.
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
@@ -64,20 +66,21 @@ def collect(pair: Pair = "default", prompts: Prompts = None, limit: Limit = None
     from flows import stations
 
     rows = read(prompts, limit)
-    with station("collect", pair, dtype, threads) as opened:
-        traces = stations.collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh)
+    with station("collect", pair, dtype, device, threads) as opened:
+        traces = stations.collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh,
+                                  kinds=[k.strip() for k in kinds.split(",") if k.strip()])
     typer.echo(f"{traces.folder}  {traces.read(['position']).num_rows} positions  digest {traces.digest()[:12]}")
 
 
 def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True, dtype: DtypeOption = None,
-          threads: Threads = None) -> None:
+          device: DeviceOption = None, threads: Threads = None) -> None:
     """Train a SPRINTER verifier on collected traces.
 
     Example: draftwell train --pair default
     """
     from flows import stations
 
-    with station("train", pair, dtype, threads) as opened:
+    with station("train", pair, dtype, device, threads) as opened:
         report = stations.train(opened, stations.open_trace(opened, traces))
     if publish:
         publish_kinds(opened, "verifier")
@@ -86,7 +89,7 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
 
 
 def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None, limit: Limit = 24, publish: Publish = True,
-              dtype: DtypeOption = None, threads: Threads = None) -> None:
+              dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
     """Make acceptance table, correction memory and hardware profile.
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl
@@ -94,7 +97,7 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Prompts = 
     from flows import stations
 
     rows = read(prompts, limit)
-    with station("calibrate", pair, dtype, threads) as opened:
+    with station("calibrate", pair, dtype, device, threads) as opened:
         report = stations.calibrate(opened, stations.open_trace(opened, traces), rows)
     if publish:
         publish_kinds(opened, "acceptance_table", "correction_memory", "hardware_profile")
@@ -107,7 +110,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None,
          lossless_only: Annotated[bool, typer.Option("--lossless-only/--allow-lossy", help="Choose among lossless ones only.")] = True,
          quality_floor: Annotated[float, typer.Option(
              "--quality-floor", min=0, max=1, help="Smallest share of the target's own argmax tokens of a lossy choice.")] = 0.9,
-         publish: Publish = True, dtype: DtypeOption = None, threads: Threads = None) -> None:
+         publish: Publish = True, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
     """Choose strategy and parameters: many by replay, a few by measurement, never slower than autoregressive.
 
     Example: draftwell tune --pair default --trials 60
@@ -115,7 +118,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None,
     from flows import stations
 
     rows = read(prompts, limit)
-    with station("tune", pair, dtype, threads) as opened:
+    with station("tune", pair, dtype, device, threads) as opened:
         tuned = stations.tune(opened, stations.open_trace(opened, traces), rows, max_tokens=max_tokens, trials=trials,
                               lossless_only=lossless_only, quality_floor=quality_floor)
     if publish:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 
 from serving.runtime.artifacts.base import MANIFEST
 from serving.runtime.artifacts.distilled_draft import DistilledDraft
@@ -16,6 +17,8 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
 from serving.runtime.types import DraftwellError, Model, Role, Sampling, VocabularyMismatch
 
+BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
+"""What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare exceptions of its own)."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -88,13 +91,11 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
     Raises:
         DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(files.target)
+    tokenizer = load_tokenizer(files.target)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     modules: dict[Role, Any] = {"target": load_module(files.target, torch_dtype, device)}
     models: dict[Role, Model] = {"target": TransformersModel(modules["target"], slots=slots, max_context=max_context)}
-    vocab = models["target"].vocab_size
+    vocab = models["target"].vocab_size = min(models["target"].vocab_size, len(tokenizer))
     for role, folder in (("draft", files.draft), ("qualifier", files.qualifier)):
         if folder is None:
             continue
@@ -122,8 +123,8 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
     try:
         module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
         return module.to(device).eval()
-    except torch.OutOfMemoryError as error:
-        raise DraftwellError(f"{device} has too little memory for {folder.name} in {dtype}: take a smaller dtype or device") from error
+    except BROKEN as error:
+        raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again") from error
 
 
 def build_distilled(draft: DistilledDraft, target: Any) -> Any:
@@ -144,12 +145,20 @@ def build_distilled(draft: DistilledDraft, target: Any) -> Any:
 
 
 def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
-    """Refuse a draft whose token ids mean something else."""
+    """Refuse a draft whose token ids mean something else: every id that both have must be the same token."""
+    if not (draft / "tokenizer.json").is_file() and not (draft / "tokenizer_config.json").is_file():
+        raise DraftwellError(f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: save one beside its weights")
+    mine, other = ({i: token for token, i in t.get_vocab().items()} for t in (tokenizer, load_tokenizer(draft)))
+    if any(other[i] != mine[i] for i in mine.keys() & other.keys()):
+        raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: "
+                                 "choose a draft of the same family")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model folder."""
     from transformers import AutoTokenizer
 
-    if (draft / "tokenizer.json").is_file() or (draft / "tokenizer_config.json").is_file():
-        other = AutoTokenizer.from_pretrained(draft).get_vocab()
-        mine = tokenizer.get_vocab()
-        if any(mine.get(token, i) != i for token, i in other.items()):
-            raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: "
-                                     "choose a draft of the same family")
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except BROKEN as error:
+        raise DraftwellError(f"{folder} holds no tokenizer that can be read ({type(error).__name__}): fetch or save it again") from error

@@ -29,7 +29,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         probs = torch.zeros_like(logits)
         probs[logits.argmax()] = 1.0
         return probs
-    scaled = logits / sampling.temperature
+    scaled = (logits - logits.max()) / sampling.temperature  # the largest at 0: nothing overflows at low temperatures
     if 0 < sampling.top_k < scaled.shape[-1]:
         kth = scaled.topk(sampling.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < kth, -math.inf)

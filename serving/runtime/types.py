@@ -9,6 +9,7 @@ sampled from the target behind a fully accepted draft; *rescued* = a draft token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -58,8 +59,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise DraftwellError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if self.temperature < 0:
-            raise DraftwellError(f"temperature must be at least 0, not {self.temperature}")
+        if not 0 <= self.temperature < math.inf:
+            raise DraftwellError(f"temperature must be a finite number of at least 0, not {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise DraftwellError(f"top_p must be in (0, 1], not {self.top_p}")
         if self.top_k < 0:

@@ -69,8 +69,15 @@ def test_cost_ratio_is_against_the_fastest_vanilla_sd(report):
         assert entry["cost_ratio"] == pytest.approx(per_token / (fastest["target_calls"] / fastest["emitted"]))
 
 
-def test_without_vanilla_sd_there_is_no_cost_ratio():
+def test_a_run_without_vanilla_sd_measures_it_for_the_cost_ratio():
     report = bench(table_pair(), [("prompt_lookup", {})], PROMPTS[:1], Kit(), max_tokens=4)
+    assert list(report["strategies"]) == ["autoregressive", "prompt_lookup"]
+    assert report["cost_reference"]["cost_ratio"] == 1
+    assert all(entry["cost_ratio"] is not None for entry in report["strategies"].values())
+
+
+def test_without_the_reference_there_is_no_cost_ratio():
+    report = bench(table_pair(), [("prompt_lookup", {})], PROMPTS[:1], Kit(), max_tokens=4, cost_ratios=False)
     assert all(entry["cost_ratio"] is None for entry in report["strategies"].values())
 
 

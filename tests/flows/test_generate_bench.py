@@ -84,7 +84,9 @@ def test_bench_report(report: dict[str, Any]) -> None:
         assert set(figures) >= FIGURES, name
         assert figures["tokens_per_second"] > 0
     assert report["strategies"]["autoregressive"]["speedup"] == 1
-    assert report["strategies"]["vanilla_sd"]["cost_ratio"] == 1
+    reference = report["cost_reference"]
+    assert reference["cost_ratio"] == 1
+    assert reference["num_speculative_tokens"] in (1, 2, 3, 5), "vanilla SD at its fastest gamma, found by a pilot"
     assert report["machine"]["threads"] == 1
 
 

@@ -62,6 +62,14 @@ def test_tampering_is_named(artifact, tmp_path):
     (folder / "artifact.json").write_text(json.dumps(manifest | {"schema_version": 99}))
     with pytest.raises(ArtifactError, match="upgrade"):
         type(artifact).load(folder)
+    for wrong in ({"files": {}}, {"files": []}, {"schema_version": "1"}, {"provenance": {"pair": "x"}}):
+        (folder / "artifact.json").write_text(json.dumps(manifest | wrong))
+        with pytest.raises(ArtifactError):
+            type(artifact).load(folder)
+    (folder / "artifact.json").write_text(json.dumps(manifest))
+    (folder / "stranger.txt").write_text("x")
+    with pytest.raises(ArtifactError, match=r"stranger\.txt"):
+        type(artifact).load(folder)
     (folder / "artifact.json").write_text("{")
     with pytest.raises(ArtifactError, match="not an artifact manifest"):
         type(artifact).load(folder)

@@ -62,6 +62,15 @@ def test_a_new_pair_survives_a_full_memory():
     assert memory.count(4, 4) == 7
 
 
+def test_new_pairs_that_compete_in_a_full_memory_both_grow():
+    memory = CorrectionMemory({(i, i): 5 for i in range(32)}, ORIGIN, max_pairs=32)
+    for _ in range(20):
+        memory.update(100, 1)
+        memory.update(101, 1)
+    assert memory.count(100, 1) == memory.count(101, 1) == 20
+    assert len(memory.counts) == 32
+
+
 def test_without_rescue_csd_is_vanilla_speculative_decoding():
     models, sampling = table_pair(vocab=8), Sampling(max_tokens=80, temperature=1.0, seed=3)
     csd = build_strategy("csd", {"min_count": math.inf, "num_speculative_tokens": 4}, table_kit(8))

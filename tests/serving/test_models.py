@@ -48,6 +48,16 @@ def test_ragged_slots_equal_the_plain_model(name):
         assert torch.allclose(out.logits, want[3:], atol=2e-5)
 
 
+def test_models_that_would_give_wrong_numbers_are_refused():
+    import transformers as tf
+
+    neo = tf.GPTNeoConfig(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]])
+    with pytest.raises(DraftwellError, match="gpt_neo models bring their own attention"):
+        TransformersModel(tf.AutoModelForCausalLM.from_config(neo))
+    with pytest.raises(DraftwellError, match="granite models scale their logits"):
+        TransformersModel(tf.AutoModelForCausalLM.from_config(tf.GraniteConfig(**SIZES, logits_scaling=4.0)))
+
+
 def test_a_reduced_head_is_the_full_one_elsewhere_minus_infinity():
     module = family("llama")
     head = torch.tensor([3, 5, 60])

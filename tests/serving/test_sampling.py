@@ -65,6 +65,12 @@ def test_residual_without_mass_falls_back_to_the_target():
     assert torch.allclose(residual(torch.tensor([0.7, 0.3]), torch.tensor([0.2, 0.8])), torch.tensor([1.0, 0.0]))
 
 
+def test_extreme_temperatures_do_not_overflow():
+    rows = LogitRows(torch.tensor([[10.0, 30.0, -math.inf]]), Sampling(temperature=1e-40))
+    assert rows.probs(0).tolist() == [0.0, 1.0, 0.0]
+    assert rows.sample(0, Stream(0, 1)) == 1
+
+
 def test_a_draw_never_lands_on_a_token_without_mass():
     stream = Stream(0, 1)
     probs = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0])
@@ -90,7 +96,7 @@ def test_streams_are_independent_of_each_other_and_of_order():
     assert [c.sample.draw(probs) for _ in range(5)] != first
 
 
-@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}])
+@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1}, {"temperature": math.inf}, {"temperature": math.nan}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}])
 def test_wrong_sampling_is_refused(wrong):
     with pytest.raises(DraftwellError, match=next(iter(wrong))):
         Sampling(**wrong)

@@ -43,6 +43,17 @@ class Provenance(BaseModel):
     metrics: dict[str, float] = Field(default_factory=dict, description="figures measured when it was made")
 
 
+class ManifestFile(BaseModel):
+    """What `artifact.json` holds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: str
+    schema_version: int
+    files: dict[str, str] = Field(min_length=1, description="file name → sha256")
+    provenance: Provenance
+
+
 def sha256_file(path: Path) -> str:
     """Hex sha256 of a file."""
     digest = hashlib.sha256()
@@ -98,9 +109,7 @@ class Artifact(ABC):
                         "provenance": self.provenance.model_dump()}
             (place / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
             place.chmod(0o755)
-            if folder.exists():
-                shutil.rmtree(folder)
-            os.replace(place, folder)
+            replace_folder(place, folder)
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
@@ -122,16 +131,39 @@ class Artifact(ABC):
         if manifest["schema_version"] > cls.schema_version:
             raise ArtifactError(f"{cls.kind} in {folder} has schema {manifest['schema_version']}, this runtime reads up to "
                                 f"{cls.schema_version}: upgrade draftwell")
+        present = {p.name for p in folder.iterdir()} - {MANIFEST}
+        if extra := sorted(present - set(manifest["files"])):
+            raise ArtifactError(f"{folder / extra[0]} does not belong to the {cls.kind} there: publish or deploy it again")
         for name, expected in manifest["files"].items():
             if not (folder / name).is_file():
                 raise ArtifactError(f"{cls.kind} in {folder} lacks its file {name}: publish or deploy it again")
             if sha256_file(folder / name) != expected:
                 raise ArtifactError(f"{folder / name} was changed since it was made (sha256 differs): publish or deploy it again")
-        provenance = Provenance.model_validate(manifest["provenance"])
+        provenance = Provenance.model_validate(manifest["provenance"])  # checked by read_manifest
         if fingerprint is not None and provenance.fingerprint != fingerprint:
             raise ArtifactError(f"the {cls.kind} in {folder} belongs to pair {provenance.pair} with fingerprint "
                                 f"{provenance.fingerprint[:12]}, not {fingerprint[:12]}: calibrate this pair (draftwell calibrate)")
-        return cls.read_files(folder, provenance)
+        try:
+            return cls.read_files(folder, provenance)
+        except (KeyError, ValueError, TypeError, OSError) as error:
+            raise ArtifactError(f"the {cls.kind} in {folder} cannot be read ({type(error).__name__}): "
+                                "publish or deploy it again") from error
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Put `new` in the place of `folder`; a kill at any moment leaves the old or the new one whole, here or just beside."""
+    if not folder.exists():
+        os.replace(new, folder)
+        return
+    old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
+    os.replace(folder, old / folder.name)
+    try:
+        os.replace(new, folder)
+    except BaseException:
+        os.replace(old / folder.name, folder)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def read_manifest(folder: Path) -> dict:  # type: ignore[type-arg]
@@ -141,9 +173,10 @@ def read_manifest(folder: Path) -> dict:  # type: ignore[type-arg]
         raise ArtifactError(f"{folder} holds no artifact (no {MANIFEST})")
     try:
         manifest = json.loads(path.read_text())
-        _ = manifest["kind"], manifest["schema_version"], manifest["files"], manifest["provenance"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is not an artifact manifest: publish or deploy it again") from error
+        ManifestFile.model_validate(manifest)
+    except ValueError as error:
+        raise ArtifactError(f"{path} is not an artifact manifest of this schema: publish or deploy it again, "
+                            "or upgrade draftwell") from error
     return manifest  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,8 @@
 """Correction memory of CSD: how often the target corrected draft token x to t* (CSD, section 4.2, Algorithm 1).
 
-Bounded (ours, the paper's limitations ask for it): at most 65,536 pairs. When it is full, a new pair takes the place of
-the oldest among the least counted, never of the newest, so that a new pattern can still grow.
+Bounded (ours, the paper's limitations ask for it): at most 65,536 pairs. A new pair is on probation: it stays until an
+eighth of the memory's size of newer pairs has come, whatever its count, so that a new pattern can grow up to lambda. When
+the memory is full, the oldest among the least counted of the others goes, never the newest.
 """
 
 from __future__ import annotations
@@ -39,9 +40,17 @@ class CorrectionMemory(Artifact):
         """Count one rejection."""
         pair = (drafted, correction)
         if pair not in self.counts and len(self.counts) >= self.max_pairs:
-            least = min(self.counts.values())
-            del self.counts[next(p for p, n in self.counts.items() if n == least)]
+            self._evict()
         self.counts[pair] = self.counts.get(pair, 0) + 1
+
+    def _evict(self) -> None:
+        """Make room: drop the oldest among the least counted that are not on probation.
+
+        A full scan, but a rare one: it drops a 256th of a large memory at once.
+        """
+        settled = list(self.counts)[: max(1, len(self.counts) - max(1, self.max_pairs // 8))]
+        for pair in sorted(settled, key=self.counts.__getitem__)[: max(1, self.max_pairs // 256)]:
+            del self.counts[pair]
 
     def copy(self) -> CorrectionMemory:
         """An independent memory with the same counts (deterministic mode works on a copy per request)."""

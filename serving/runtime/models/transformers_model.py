@@ -15,9 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serving.runtime.models.slots import Slots
-from serving.runtime.types import Forward, Output
+from serving.runtime.types import DraftwellError, Forward, Output
 
 ATTENTION = "draftwell_slots"
+OWN_ATTENTION = frozenset({"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "xlnet", "openai-gpt", "mamba", "mamba2", "falcon_mamba",
+                           "rwkv"})
+"""Architectures whose attention does not go through `AttentionInterface`, or that have none."""
 
 
 def slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -90,6 +93,7 @@ class TransformersModel:
         module.set_attn_implementation(ATTENTION)
         self.module = module.eval()
         config = module.config.get_text_config()
+        check_supported(module, config)
         self.device, self.dtype = module.device, module.dtype
         self.max_context = max_context or min(4096, config.max_position_embeddings)
         self.hidden_size = config.hidden_size
@@ -132,6 +136,8 @@ class TransformersModel:
         ends = [sum(n for _, _, n in placed[: i + 1]) for i in range(len(placed))]
         states = [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
         logits = self._logits(torch.cat(states)).split([row.keep for row in rows])
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the engine reads the clock next
         return [Output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
 
     def _logits(self, states: Tensor) -> Tensor:
@@ -144,6 +150,16 @@ class TransformersModel:
             full[:, self.head_tokens] = logits
             return full
         return logits[:, : self.vocab_size]
+
+
+def check_supported(module: Any, config: Any) -> None:
+    """Refuse architectures that would give wrong numbers here: own attention code, or logits scaled behind the head."""
+    name = config.model_type
+    if config._attn_implementation != ATTENTION or name in OWN_ATTENTION:
+        raise DraftwellError(f"{name} models bring their own attention code and cannot run over slots: choose another model")
+    scaled = [key for key in ("logit_scale", "logits_scaling", "lm_head_multiplier") if getattr(config, key, None) not in (None, 1, 1.0)]
+    if scaled:
+        raise DraftwellError(f"{name} models scale their logits ({scaled[0]}), which is not supported yet: choose another model")
 
 
 def _linear(weight: Tensor) -> Any:

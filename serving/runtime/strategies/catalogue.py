@@ -47,7 +47,7 @@ def build_strategy(name: str, parameters: dict[str, Any] | None = None, kit: Kit
         config = cls.Config.model_validate(parameters or {})
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
+        key = ".".join(map(str, first["loc"])) or "as a whole"
         if first["type"] == "extra_forbidden":
             known = ", ".join(cls.Config.model_fields) or "none"
             raise DraftwellError(f"strategy {name} has no parameter {key!r}: it has {known}") from error
@@ -67,6 +67,7 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
             "type": next(k["type"] for k in kinds if k.get("type") != "null"),
             "default": None if isinstance(default, float) and not math.isfinite(default) else default,
             "minimum": bounds.get("minimum", bounds.get("exclusiveMinimum")),
+            "exclusive_minimum": "exclusiveMinimum" in bounds,
             "maximum": bounds.get("maximum"),
             "description": info.get("description", ""),
         }

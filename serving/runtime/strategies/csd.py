@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from serving.runtime.acceptance.rescue import Rescue
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
@@ -26,6 +26,12 @@ class CSD(Strategy):
         tau: float = Field(0.01, gt=0, le=1, description="smallest p(x)/p(t*) at temperature 1 that is rescued")
         use_memory: bool = Field(True, description="off: the gate alone decides (ablation)")
         use_gate: bool = Field(True, description="off: the memory alone decides (ablation)")
+
+        @model_validator(mode="after")
+        def _one_of_them(self) -> CSD.Config:
+            if not self.use_memory and not self.use_gate:
+                raise ValueError("use_memory and use_gate cannot both be off: every rejected token would stay")
+            return self
 
     def run(self, session: Session) -> Step[None]:
         memory = self.artifact(CorrectionMemory)
