@@ -15,7 +15,7 @@ class PipelineSettings(BaseModel):
     pair: str = Field("default", description="name, alias or YAML file of a pair")
     dtype: str | None = Field(None, pattern="^(float32|bfloat16)$", description="None takes the pair's own")
     prompts: Path | None = Field(None, description="JSONL of prompts; None takes the shipped demo prompts")
-    collect_prompts: int = Field(32, ge=1, description="prompts to collect traces on")
+    collect_prompts: int = Field(24, ge=1, description="prompts to collect traces on")
     collect_tokens: int = Field(64, ge=8, description="tokens per collected prompt")
     calibrate_prompts: int = Field(12, ge=1, description="prompts that fill the correction memory")
     tune_prompts: int = Field(8, ge=2, description="prompts that the shortlist is measured on")

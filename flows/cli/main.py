@@ -22,6 +22,11 @@ class OneLineErrors(TyperGroup):
         except DraftwellError as error:
             typer.secho(f"Error: {' '.join(str(error).split())}", err=True, fg="red")
             raise typer.Exit(2) from None
+        except OSError as error:
+            if error.filename is None:
+                raise  # a fault of ours or of the network, not a path that the user named
+            typer.secho(f"Error: {error.filename}: {error.strerror}: check the path and its permissions", err=True, fg="red")
+            raise typer.Exit(2) from None
         except KeyboardInterrupt:
             typer.secho("interrupted", err=True)
             raise typer.Exit(130) from None

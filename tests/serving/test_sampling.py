@@ -96,7 +96,11 @@ def test_streams_are_independent_of_each_other_and_of_order():
     assert [c.sample.draw(probs) for _ in range(5)] != first
 
 
-@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1}, {"temperature": math.inf}, {"temperature": math.nan}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}])
+WRONG = [{"max_tokens": 0}, {"temperature": -1}, {"temperature": math.inf}, {"temperature": math.nan}, {"top_p": 0}, {"top_p": 1.1},
+         {"top_k": -1}]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_wrong_sampling_is_refused(wrong):
     with pytest.raises(DraftwellError, match=next(iter(wrong))):
         Sampling(**wrong)
