@@ -38,7 +38,8 @@ def train_task(settings: PipelineSettings) -> dict[str, Any]:
 def calibrate_task(settings: PipelineSettings) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile; returns what is in them."""
     station = station_of(settings)
-    return stations.calibrate(station, stations.open_trace(station), prompts_of(settings)["calibrate"])
+    return stations.calibrate(station, stations.open_trace(station), prompts_of(settings)["calibrate"],
+                              max_tokens=settings.collect_tokens)
 
 
 @task(name="tune", **RETRY)

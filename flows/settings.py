@@ -8,21 +8,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class PipelineSettings(BaseModel):
-    """What the loop runs on and how long it may take. The defaults are the demo's: about ten minutes on two cores."""
+    """What the loop runs on and how long it may take. The defaults are the demo's: eight to ten minutes on two cores."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pair: str = Field("default", description="name, alias or YAML file of a pair")
     dtype: str | None = Field(None, pattern="^(float32|bfloat16)$", description="None takes the pair's own")
     prompts: Path | None = Field(None, description="JSONL of prompts; None takes the shipped demo prompts")
-    collect_prompts: int = Field(24, ge=1, description="prompts to collect traces on")
-    collect_tokens: int = Field(64, ge=8, description="tokens per collected prompt")
-    calibrate_prompts: int = Field(12, ge=1, description="prompts that fill the correction memory")
-    tune_prompts: int = Field(8, ge=2, description="prompts that the shortlist is measured on")
-    tune_tokens: int = Field(48, ge=8, description="tokens per measured prompt")
+    collect_prompts: int = Field(16, ge=1, description="prompts to collect traces on")
+    collect_tokens: int = Field(48, ge=8, description="tokens per collected prompt")
+    calibrate_prompts: int = Field(8, ge=1, description="prompts that fill the correction memory")
+    tune_prompts: int = Field(6, ge=2, description="prompts that the shortlist is measured on")
+    tune_tokens: int = Field(40, ge=8, description="tokens per measured prompt")
     trials: int = Field(60, ge=1, description="configurations tried by replay")
     bench_prompts: int = Field(16, ge=2, description="prompts of the final comparison, disjoint from the others where there are enough")
-    bench_tokens: int = Field(64, ge=8, description="tokens per prompt of the final comparison")
+    bench_tokens: int = Field(40, ge=8, description="tokens per prompt of the final comparison")
     lossless_only: bool = Field(True, description="choose among lossless strategies only")
     quality_floor: float = Field(0.9, ge=0, le=1, description="smallest share of the target's own argmax tokens of a lossy choice")
     device: str = Field("cpu", pattern="^(cpu|cuda)$")

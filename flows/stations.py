@@ -96,7 +96,7 @@ def train(station: Station, traces: TraceSet) -> dict[str, Any]:
     return report
 
 
-def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile, put them into the workspace and say what is in them."""
     from components.calibration import build_acceptance_table, build_correction_memory
     from components.plots import acceptance_plot, rejection_tail
@@ -105,7 +105,7 @@ def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt]) -> 
 
     made_of = provenance(station.pair, trace_digest=traces.digest())
     table = build_acceptance_table(traces, made_of)
-    memory = build_correction_memory(station.pair, prompts, made_of, progress=station.bar)
+    memory = build_correction_memory(station.pair, prompts, made_of, max_tokens=max_tokens, progress=station.bar)
     times = profile(station.pair, provenance(station.pair))
     for artifact in (table, memory, times):
         station.workspace.save(artifact)
