@@ -10,6 +10,7 @@ import torch
 from components.counting import fixed_kit
 from components.prompts import demo_prompts
 from components.quality import difference
+from serving.runtime.device import usable_cores
 from serving.runtime.strategies import STRATEGIES, build_strategy
 
 LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
@@ -21,7 +22,10 @@ def pair() -> Any:
     from registry.pairs import fetch, find_pair
     from serving.runtime.pair import load_pair
 
-    return load_pair(fetch(find_pair("default")), dtype="float32", max_context=1024)
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(before, min(2, usable_cores())))  # a real model, unlike the other tests'
+    yield load_pair(fetch(find_pair("default")), dtype="float32", max_context=1024)
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
