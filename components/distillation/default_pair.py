@@ -1,9 +1,10 @@
-"""How the shipped draft of the default pair was made, from prompt files to the artifact.
+"""The recipe of the default pair's draft, from prompt files to the artifact.
 
     python -m components.distillation.default_pair --target FOLDER --data FOLDER --work FOLDER --out FOLDER --minutes 80
 
 `--data` holds `calib/` (instructions) and `lm/` (plain text) as JSONL; prompts of an evaluation set have no place there.
-Every step keeps what is finished: instructions, shards of the target's own outputs, training checkpoints.
+The shipped draft was made with these parts, step by step and with changes on the way, not by one run of this file
+(docs/log.md says which). Every step keeps what is finished: instructions, shards of the target's own outputs, training checkpoints.
 """
 
 from __future__ import annotations
