@@ -158,9 +158,9 @@ class Clock:
             except StopIteration as stop:
                 return stop.value
             if isinstance(command, Overlap):
-                sides = [Clock(self.profile, self.overlap) for _ in range(2)]
-                reply = yield Overlap(sides[0].watch(command.first), sides[1].watch(command.second))
-                seconds = [side.seconds for side in sides]
+                clocks = [Clock(self.profile, self.overlap) for _ in command.sides]
+                reply = yield Overlap(*(clock.watch(side) for clock, side in zip(clocks, command.sides, strict=True)))
+                seconds = [clock.seconds for clock in clocks]
                 self.seconds += max(seconds) if self.overlap else sum(seconds)
             else:
                 self.count(command)

@@ -43,6 +43,10 @@ PASSAGE = (
     "Translate this sentence to French: {s}",
     "Continue this text: {p}",
     "Extract all names and dates from this text:\n{p}",
+    "Summarize the article:\n\n{p}\n\n{p2}",
+    "Write a summary of this text.\n\n{p} {p2}",
+    "Answer the question from these passages.\n\nPassage 1: {p}\n\nPassage 2: {p2}\n\nPassage 3: {p3}\n\nQuestion: What is {t}?",
+    "Documents:\n{p}\n\n{p2}\n\n{p3}\n\nUsing the documents, explain who or what {t} is.",
 )
 
 
@@ -63,7 +67,8 @@ def from_passages(texts: list[str], count: int, rng: random.Random) -> list[str]
         words = re.findall(r"\b[A-Z][a-z]+(?: [A-Z][a-z]+)*", p[20:])
         sentence = rng.choice([s for s in re.split(r"(?<=[.!?]) ", p) if len(s) > 20] or [p[:150]])
         topic = rng.choice(words) if words else "this"
-        made.append(rng.choice(PASSAGE).format(p=p[: rng.choice([400, 700, 1000])], t=topic, s=sentence[:250]))
+        others = [rng.choice(paragraphs)[:700] for _ in range(2)]
+        made.append(rng.choice(PASSAGE).format(p=p[: rng.choice([400, 700, 1000])], p2=others[0], p3=others[1], t=topic, s=sentence[:250]))
     return made
 
 

@@ -16,7 +16,7 @@ from serving.runtime.types import ContextTooLong, Forward, Model, Output, Overla
 
 
 class Task:
-    """A generator that is advanced until it waits for a forward; an `Overlap` makes it wait for two child tasks."""
+    """A generator that is advanced until it waits for a forward; an `Overlap` makes it wait for child tasks."""
 
     def __init__(self, steps: Generator[Any, Any, Any]):
         self.steps = steps
@@ -34,7 +34,7 @@ class Task:
             self.done, self.result = True, stop.value
             return
         if isinstance(command, Overlap):
-            self.children = [Task(command.first), Task(command.second)]
+            self.children = [Task(side) for side in command.sides]
             for child in self.children:
                 child.resume()
             self.join()
@@ -42,7 +42,7 @@ class Task:
             self.waiting = command
 
     def join(self) -> None:
-        """Go on once both children are done."""
+        """Go on once all children are done."""
         for child in self.children:
             child.join()
         if self.children and all(child.done for child in self.children):

@@ -1,6 +1,6 @@
 """The ground of the runtime: requests, commands, drafts, verdicts, and the text being written.
 
-A strategy is a generator. It yields `Forward` (or `Overlap` of two generators) and is sent an `Output`; everything else
+A strategy is a generator. It yields `Forward` (or `Overlap` of generators) and is sent an `Output`; everything else
 it does is plain Python on plain data. The engine alone decides where, when and with whom a forward runs.
 
 Terms: *accepted* = a draft token kept; *recovered* = the token sampled from the target at a rejection; *bonus* = the token
@@ -156,12 +156,14 @@ Step = Generator["Forward | Overlap", Any, T]
 """A generator of commands that ends with a value of type T."""
 
 
-@dataclass(frozen=True)
 class Overlap:
-    """Two generators that run at once; the reply is the pair of their return values."""
+    """Generators that run at once; the reply is the tuple of their return values.
 
-    first: Generator[Any, Any, Any]
-    second: Generator[Any, Any, Any]
+    Sides that wait for the same model are run as one batch, sides that wait for different models side by side.
+    """
+
+    def __init__(self, *sides: Generator[Any, Any, Any]):
+        self.sides = sides
 
 
 @dataclass
