@@ -26,11 +26,14 @@ def device_class(device: str = "cpu") -> str:
     return f"cpu-{slug(platform.machine())}-{usable_cores()}c-{instruction_set()}"
 
 
+def core_ids() -> list[int]:
+    """Ids of the cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Number of cores that this process may run on."""
+    return len(core_ids())
 
 
 def instruction_set() -> str:

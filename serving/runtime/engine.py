@@ -1,18 +1,23 @@
 """The engine: drives the generators of any number of requests.
 
-Each step gathers the forwards that all requests wait for, runs one ragged batch per model, and hands the rows back.
-Strategies never see batches, devices or each other. The engine itself is not thread-safe: one thread steps it.
+Each step gathers the forwards that requests wait for, runs one ragged batch per model, and hands the rows back. Strategies
+never see batches, threads, devices or each other. Generators are resumed by the thread that steps the engine and by no
+other; only forwards run on worker threads, and only while a request overlaps two models (workers.py). The engine itself
+is not thread-safe: one thread steps it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from typing import Any
 
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy
 from serving.runtime.types import ContextTooLong, Forward, Model, Output, Overlap, Role, Sampling
+from serving.runtime.workers import Workers
 
 
 class Task:
@@ -21,13 +26,14 @@ class Task:
     def __init__(self, steps: Generator[Any, Any, Any]):
         self.steps = steps
         self.waiting: Forward | None = None
+        self.flying = False
         self.children: list[Task] = []
         self.done = False
         self.result: Any = None
 
     def resume(self, value: Any = None) -> None:
         """Send a value and run to the next command."""
-        self.waiting = None
+        self.waiting, self.flying = None, False
         try:
             command = self.steps.send(value)
         except StopIteration as stop:
@@ -66,8 +72,8 @@ class Task:
 class Job:
     """A request that runs: read `new_tokens()` between steps, `error` and `finished` at the end."""
 
-    def __init__(self, session: Session, task: Task):
-        self.session, self.task = session, task
+    def __init__(self, session: Session, task: Task, overlaps: bool = False):
+        self.session, self.task, self.overlaps = session, task, overlaps
         self.error: Exception | None = None
         self.finished = False
         self.started = time.perf_counter()
@@ -85,11 +91,31 @@ class Job:
         return fresh
 
 
+@dataclass
+class Landed:
+    """What a batch of forwards gave: an output or an error for each, and when it ran (`time.perf_counter` seconds)."""
+
+    outputs: list[Output | Exception]
+    started: float
+    ended: float
+
+
+@dataclass
+class Flight:
+    """A batch of forwards on its way through one model."""
+
+    model: Model
+    group: list[tuple[Job, Task]]
+    future: Future[Landed] | None = None
+
+
 class Engine:
     """Runs requests over the models of a pair.
 
     Args:
         models: role → model; "target" must be there.
+        split: give every model cores and a thread of its own: None does so while a request runs whose strategy overlaps
+            models, True always (serial strategies are then compared on equal cores), False never (sides run in turn).
 
     >>> from serving.runtime.models.table_model import TableModel
     >>> from serving.runtime.strategies import build_strategy
@@ -98,9 +124,11 @@ class Engine:
     4
     """
 
-    def __init__(self, models: Mapping[Role, Model]):
-        self.models = dict(models)
+    def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None):
+        self.models, self.split = dict(models), split
         self.jobs: list[Job] = []
+        self._flights: list[Flight] = []
+        self._workers: Workers | None = None
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy) -> Job:
         """Start a request; it waits for its first forward when this returns.
@@ -115,21 +143,27 @@ class Engine:
                 raise ContextTooLong(f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} exceed the {role}'s context of "
                                      f"{model.max_context}: shorten one of them")
         session = Session(prompt, sampling, models)
-        job = Job(session, Task(strategy.run(session)))
+        job = Job(session, Task(strategy.run(session)), strategy.overlaps)
         self.jobs.append(job)
         self._advance(job, job.task, None)
         return job
 
     def step(self) -> None:
-        """One forward of every model that some request waits for."""
-        waiting = [(job, leaf) for job in self.jobs for leaf in job.task.leaves()]
-        for role in dict.fromkeys(leaf.waiting.model for _, leaf in waiting if leaf.waiting):
-            group = [(job, leaf) for job, leaf in waiting if leaf.waiting and leaf.waiting.model == role and not job.finished]
-            for (job, leaf), output in zip(group, self._forward(role, group), strict=True):
-                if isinstance(output, Exception):
-                    self._end(job, output)
-                else:
-                    self._advance(job, leaf, output)
+        """Run what requests wait for: one forward of every model, or, while models overlap, until one of them is done."""
+        self._choose_workers()
+        for flight in self._ready():
+            if self._workers is None:
+                flight.group = [(job, leaf) for job, leaf in flight.group if not job.finished]
+                self._land(flight, self._fly(flight))
+            else:
+                flight.future = self._workers.submit(flight.model, self._fly, flight)
+                self._flights.append(flight)
+        if self._flights:
+            wait([flight.future for flight in self._flights if flight.future], return_when=FIRST_COMPLETED)
+            for flight in [f for f in self._flights if f.future and f.future.done()]:
+                self._await(flight)
+        if not self.jobs:
+            self.close()
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Step until all of `jobs` are finished; the first error is raised."""
@@ -146,29 +180,70 @@ class Engine:
         return job
 
     def cancel(self, job: Job) -> None:
-        """End a request now; its slots are free when this returns."""
+        """End a request now, behind the forward that it is part of; its slots are free when this returns."""
         if not job.finished:
             self._end(job, None)
 
-    def _forward(self, role: Role, group: list[tuple[Job, Task]]) -> Sequence[Output | Exception]:
-        commands = [leaf.waiting for _, leaf in group if leaf.waiting]
-        start = time.perf_counter()
+    def close(self) -> None:
+        """Let the worker threads go; the engine can still be used."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def _choose_workers(self) -> None:
+        """Worker threads exist while somebody overlaps models; they come and go only when nothing is in flight."""
+        wanted = any(job.overlaps for job in self.jobs) if self.split is None else self.split
+        if self._flights or wanted == (self._workers is not None):
+            return
+        if wanted:
+            models = {id(lane.model): lane.model for job in self.jobs for lane in job.session.lanes.values()}
+            self._workers = Workers(list(models.values()))
+        else:
+            self.close()
+
+    def _ready(self) -> list[Flight]:
+        """For every idle model the forwards that wait for it, as one batch each."""
+        busy = {id(flight.model) for flight in self._flights}
+        flights: dict[int, Flight] = {}
+        for job in self.jobs:
+            for leaf in job.task.leaves():
+                if leaf.waiting is None or leaf.flying:
+                    continue
+                model = job.session.lanes[leaf.waiting.model].model
+                if id(model) not in busy:
+                    flights.setdefault(id(model), Flight(model, [])).group.append((job, leaf))
+        for flight in flights.values():
+            for _, leaf in flight.group:
+                leaf.flying = True
+        return list(flights.values())
+
+    def _fly(self, flight: Flight) -> Landed:
+        """Run a batch; if it fails, request by request, so that a bad one does not take the others with it."""
+        commands = [leaf.waiting for _, leaf in flight.group if leaf.waiting]
+        started = time.perf_counter()
+        outputs: list[Output | Exception] = []
         try:
-            outputs: Sequence[Output | Exception] = self.models[role].forward(commands)
+            outputs += flight.model.forward(commands) if commands else []
         except Exception as error:
-            if len(group) == 1:
-                return [error]
-            return [self._forward(role, [one])[0] for one in group]  # a bad request must not take the others with it
-        seconds = (time.perf_counter() - start) / len(group)
-        for (job, _), command in zip(group, commands, strict=True):
-            stats = job.session.stats
-            if command.prefill:
-                stats.prefill_seconds += seconds
-            elif role == "target":
-                stats.target_seconds += seconds
+            outputs = [error] if len(commands) == 1 else [
+                self._fly(Flight(flight.model, [one])).outputs[0] for one in flight.group]
+        return Landed(outputs, started, time.perf_counter())
+
+    def _await(self, flight: Flight) -> None:
+        """Wait for a batch in flight and hand its rows back."""
+        assert flight.future is not None
+        self._flights.remove(flight)
+        self._land(flight, flight.future.result())
+
+    def _land(self, flight: Flight, landed: Landed) -> None:
+        for (job, leaf), output in zip(flight.group, landed.outputs, strict=True):
+            if job.finished or leaf.waiting is None:
+                continue
+            job.session.stats.time_forward(leaf.waiting, landed.started - job.started, landed.ended - job.started, len(flight.group))
+            if isinstance(output, Exception):
+                self._end(job, output)
             else:
-                stats.draft_seconds += seconds
-        return outputs
+                self._advance(job, leaf, output)
 
     def _advance(self, job: Job, leaf: Task, output: Output | None) -> None:
         try:
@@ -186,8 +261,9 @@ class Engine:
         if job.finished:
             return
         job.error, job.finished = error, True
-        job.session.stats.wall_seconds = time.perf_counter() - job.started
-        job.session.stats.emitted = len(job.output)
+        self.jobs.remove(job)
+        for flight in [f for f in self._flights if any(mine is job for mine, _ in f.group)]:
+            self._await(flight)  # its slots are being written to
+        job.session.stats.end(time.perf_counter() - job.started, len(job.output))
         job.task.close()
         job.session.close()
-        self.jobs.remove(job)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from serving.runtime.artifacts.base import MANIFEST
 from serving.runtime.artifacts.distilled_draft import DistilledDraft
 from serving.runtime.engine import Engine
+from serving.runtime.models.padding import pad_to
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
 from serving.runtime.types import DraftwellError, Model, Role, Sampling, VocabularyMismatch
@@ -30,6 +31,7 @@ class LoadedPair:
         modules: role → the transformers module behind a model (peers are measured on the same weights).
         fingerprint: what artifacts are checked against.
         chat: prompts go through the tokenizer's chat template, where it has one.
+        padded_to: parameters of a target that was padded to cost as much as a larger one; None for the target as it is.
     """
 
     name: str
@@ -40,9 +42,11 @@ class LoadedPair:
     tokenizer: Any
     fingerprint: str
     chat: bool = True
+    padded_to: int | None = None
 
-    def engine(self) -> Engine:
-        return Engine(self.models)
+    def engine(self, *, split: bool | None = None) -> Engine:
+        """An engine over the pair's models; `split` as in `Engine`."""
+        return Engine(self.models, split=split)
 
     @property
     def special_tokens(self) -> frozenset[int]:
@@ -80,7 +84,7 @@ class LoadedPair:
 
 
 def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu", slots: int = 1,
-              max_context: int | None = None, chat: bool = True) -> LoadedPair:
+              max_context: int | None = None, chat: bool = True, pad_target: float | None = None) -> LoadedPair:
     """Load the models of a pair.
 
     Args:
@@ -88,12 +92,14 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         slots: requests that can run at once.
         max_context: positions per slot; None takes the models' own limit, at most 4096.
         chat: prompts go through the chat template.
+        pad_target: parameters to which the target is padded (`models.padding`): the same outputs at a larger model's cost.
     Raises:
         DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
     """
     tokenizer = load_tokenizer(files.target)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     modules: dict[Role, Any] = {"target": load_module(files.target, torch_dtype, device)}
+    padded_to = None if pad_target is None else pad_to(modules["target"], pad_target)
     models: dict[Role, Model] = {"target": TransformersModel(modules["target"], slots=slots, max_context=max_context)}
     vocab = models["target"].vocab_size = min(models["target"].vocab_size, len(tokenizer))
     for role, folder in (("draft", files.draft), ("qualifier", files.qualifier)):
@@ -111,7 +117,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         if head is None and own < vocab:
             vocab = models["target"].vocab_size = own
         models[role] = TransformersModel(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab)  # type: ignore[index]
-    return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat)
+    return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to)
 
 
 def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from serving.runtime.types import Draft, Verdict
+from serving.runtime.types import Draft, Forward, Verdict
+
+Interval = tuple[str, float, float]
+"""Role, start and end of a forward, in seconds from the start of the request."""
 
 
 @dataclass
 class Stats:
-    """What happened during one generation. Seconds are wall time inside forwards, `wall` is the whole request."""
+    """What happened during one generation.
+
+    Seconds are wall time inside forwards (shared evenly by the requests of a batch), `wall` is the whole request and `busy`
+    the part of it in which at least one forward ran; `timeline` has every forward of this generation.
+    """
 
     emitted: int = 0
     drafted: int = 0
@@ -30,7 +37,25 @@ class Stats:
     draft_seconds: float = 0.0
     prefill_seconds: float = 0.0
     wall_seconds: float = 0.0
+    busy_seconds: float = 0.0
     first_token_seconds: float = 0.0
+    timeline: list[Interval] = field(default_factory=list)
+
+    def time_forward(self, command: Forward, start: float, end: float, sharers: int) -> None:
+        """Note a forward that ran from `start` to `end` for `sharers` requests."""
+        self.timeline.append((command.model, start, end))
+        seconds = (end - start) / sharers
+        if command.prefill:
+            self.prefill_seconds += seconds
+        elif command.model == "target":
+            self.target_seconds += seconds
+        else:
+            self.draft_seconds += seconds
+
+    def end(self, wall_seconds: float, emitted: int) -> None:
+        """The generation is over."""
+        self.wall_seconds, self.emitted = wall_seconds, emitted
+        self.busy_seconds = covered(self.timeline)
 
     def count(self, draft: Draft, verdict: Verdict) -> None:
         """Count one verification of `draft` (drafters count what they draft)."""
@@ -46,10 +71,10 @@ class Stats:
 
     @classmethod
     def total(cls, parts: Iterable[Stats]) -> Stats:
-        """Sum of the counters of many generations."""
+        """Sum of the counters of many generations; timelines stay with their generation."""
         result = cls()
         for part in parts:
-            for name in cls.__dataclass_fields__:
+            for name in cls.__dataclass_fields__.keys() - {"timeline"}:
                 setattr(result, name, getattr(result, name) + getattr(part, name))
         return result
 
@@ -85,5 +110,18 @@ class Stats:
 
     @property
     def overhead_seconds(self) -> float:
-        """Wall time outside model forwards (serial schedules only)."""
-        return max(0.0, self.wall_seconds - self.target_seconds - self.draft_seconds - self.prefill_seconds)
+        """Wall time in which no forward of this request ran."""
+        return max(0.0, self.wall_seconds - self.busy_seconds)
+
+
+def covered(timeline: Sequence[Interval]) -> float:
+    """Seconds that at least one interval covers.
+
+    >>> covered([("draft", 0.0, 1.0), ("draft", 1.5, 2.0), ("target", 0.0, 1.75)])
+    2.0
+    """
+    total = until = 0.0
+    for _, start, end in sorted(timeline, key=lambda interval: interval[1]):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total

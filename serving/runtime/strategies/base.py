@@ -45,6 +45,8 @@ class Strategy(ABC):
     paper: ClassVar[str]
     roles: ClassVar[tuple[Role, ...]] = ("target", "draft")
     artifacts: ClassVar[tuple[str, ...]] = ()
+    overlaps: bool = False
+    """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
 
     def __init__(self, config: StrategyConfig, kit: Kit):

@@ -31,6 +31,10 @@ class Spide(Strategy):
         dynamic: bool = Field(True, description="stop by confidence; off: a fixed length of `num_speculative_tokens`")
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="draft length without dynamic drafting")
 
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        return bool(self.config.parallel)
+
     def run(self, session: Session) -> Step[None]:
         table = self.artifact(AcceptanceTable)
         table = table.copy() if self.kit.deterministic else table
