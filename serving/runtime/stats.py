@@ -18,6 +18,9 @@ class Stats:
 
     Seconds are wall time inside forwards (shared evenly by the requests of a batch), `wall` is the whole request and `busy`
     the part of it in which at least one forward ran; `timeline` has every forward of this generation.
+
+    With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from them speak of what the
+    target was given; `inner_*` of what the qualifier was given by the draft (`inner_sampled`: its corrections and bonuses).
     """
 
     emitted: int = 0
@@ -30,11 +33,18 @@ class Stats:
     target_calls: int = 0
     target_tokens: int = 0
     draft_calls: int = 0
+    qualifier_calls: int = 0
+    inner_rounds: int = 0
+    inner_drafted: int = 0
+    inner_judged: int = 0
+    inner_accepted: int = 0
+    inner_sampled: int = 0
     prefill_calls: int = 0
     judged_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
+    qualifier_seconds: float = 0.0
     prefill_seconds: float = 0.0
     wall_seconds: float = 0.0
     busy_seconds: float = 0.0
@@ -49,6 +59,8 @@ class Stats:
             self.prefill_seconds += seconds
         elif command.model == "target":
             self.target_seconds += seconds
+        elif command.model == "qualifier":
+            self.qualifier_seconds += seconds
         else:
             self.draft_seconds += seconds
 
@@ -69,6 +81,15 @@ class Stats:
             self.judged_at[i] += 1
             self.accepted_at[i] += i < verdict.accepted
 
+    def count_inner(self, draft: Draft, verdict: Verdict) -> None:
+        """Count one judgement by the qualifier; its drafter counted the tokens as drafted for the target, which they are not."""
+        self.drafted -= len(draft)
+        self.inner_rounds += 1
+        self.inner_drafted += len(draft)
+        self.inner_judged += verdict.judged
+        self.inner_accepted += verdict.accepted
+        self.inner_sampled += verdict.token is not None
+
     @classmethod
     def total(cls, parts: Iterable[Stats]) -> Stats:
         """Sum of the counters of many generations; timelines stay with their generation."""
@@ -82,6 +103,11 @@ class Stats:
     def acceptance_rate(self) -> float | None:
         """Accepted / judged draft tokens; None when nothing was judged."""
         return self.accepted / self.judged if self.judged else None
+
+    @property
+    def inner_acceptance_rate(self) -> float | None:
+        """Accepted / judged tokens of the draft at the qualifier; None without a qualifier."""
+        return self.inner_accepted / self.inner_judged if self.inner_judged else None
 
     @property
     def draft_efficiency(self) -> float | None:
