@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
+from serving.runtime.failures import readable
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy
 from serving.runtime.types import ContextTooLong, Forward, Model, Output, Overlap, Role, Sampling
@@ -260,7 +261,7 @@ class Engine:
     def _end(self, job: Job, error: Exception | None) -> None:
         if job.finished:
             return
-        job.error, job.finished = error, True
+        job.error, job.finished = readable(error) if error else None, True
         self.jobs.remove(job)
         for flight in [f for f in self._flights if any(mine is job for mine, _ in f.group)]:
             self._await(flight)  # its slots are being written to

@@ -1,20 +1,22 @@
 """Distributions and random streams.
 
-Two pairs of distributions, never mixed (METHODS): the *warped* one (temperature, top-k, top-p, bans) is for sampling,
-acceptance and residuals; the *raw* one (softmax at temperature 1, bans applied) is for confidence, entropy, thresholds,
+Two pairs of distributions, never mixed (METHODS): the *warped* one (penalties, biases, temperature, top-k, top-p, bans) is for
+sampling, acceptance and residuals; the *raw* one (softmax at temperature 1, bans applied) is for confidence, entropy, thresholds,
 divergences and learned features. At temperature 0 a warped row is one-hot, so everything dynamic must read the raw row.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from serving.runtime import types
-from serving.runtime.types import DraftwellError, Sampling
+from serving.runtime.types import DraftwellError, NotFinite, Sampling
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -40,6 +42,30 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     return scaled.softmax(-1)
 
 
+def adjusted(logits: Tensor, sampling: Sampling, written: Sequence[int]) -> Tensor:
+    """Logits after biases and penalties: each row counts the output and draft tokens before the token that it predicts.
+
+    Args:
+        logits: `[rows, vocab]` float32 of consecutive positions, bans already applied; returned as they are where a request
+            asks for neither.
+        written: output and draft tokens before the token of the last row; row i of n counts all but the last n − 1 − i.
+    Returns:
+        `[rows, vocab]`: z(t) + bias(t) − presence·[count(t) > 0] − frequency·count(t) (OpenAI's formula).
+    """
+    if not sampling.biases and not sampling.penalises:
+        return logits
+    logits = logits.clone()
+    for token, bias in sampling.biases:
+        logits[:, token] += bias
+    if sampling.penalises:
+        rows = logits.shape[0]
+        for row in range(rows):
+            counts = Counter(written[: max(0, len(written) - (rows - 1 - row))])
+            tokens, times = list(counts), logits.new_tensor(list(counts.values()))
+            logits[row, tokens] -= sampling.presence_penalty + sampling.frequency_penalty * times
+    return logits
+
+
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """norm(max(0, p − q)) over `[vocab]`; p itself when rounding leaves no mass (Leviathan 2023, section 2.3)."""
     left = (target_probs - draft_probs).clamp(min=0.0)
@@ -54,13 +80,17 @@ class LogitRows:
         logits: `[rows, vocab]` float32.
         sampling: the request's sampling parameters.
         hidden: `[rows, hidden]`, last hidden states of the same positions.
+        written: output and draft tokens before the token of the last row; only penalties look at it.
+    Raises:
+        NotFinite: at the first look at any row, if a logit of any of them is NaN or +∞, or all of one are −∞.
     """
 
-    def __init__(self, logits: Tensor, sampling: Sampling, hidden: Tensor | None = None):
+    def __init__(self, logits: Tensor, sampling: Sampling, hidden: Tensor | None = None, written: Sequence[int] = ()):
         if sampling.banned_token_ids:
             logits = logits.clone()
             logits[:, list(sampling.banned_token_ids)] = -math.inf
-        self.logits = logits
+        self._logits = logits
+        self._adjusted = adjusted(logits, sampling, written)
         self.sampling = sampling
         self._hidden = hidden
         self._top: list[int] | None = None
@@ -68,22 +98,29 @@ class LogitRows:
         self._raw: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
-        return int(self.logits.shape[0])
+        return int(self._logits.shape[0])
+
+    @property
+    def logits(self) -> Tensor:
+        """Raw logits `[rows, vocab]` with bans, seen to be usable."""
+        _ = self.top
+        return self._logits
 
     @property
     def top(self) -> list[int]:
-        """The most likely token of each row."""
+        """The most likely token of each row, after penalties and biases."""
         if self._top is None:
-            self._top = self.logits.argmax(-1).tolist()
-            if not bool(torch.isfinite(self.logits.amax(-1)).all()):
-                raise DraftwellError("a model returned NaN or infinite logits: check its weights and dtype")
+            largest, index = self._adjusted.max(-1)  # NaN wins every comparison here, so one pass finds it
+            if not all(map(math.isfinite, largest.tolist())):
+                raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
+            self._top = index.tolist()
         return self._top
 
     def probs(self, row: int) -> Tensor:
         """Warped probabilities `[vocab]` of a row."""
         if row not in self._probs:
             _ = self.top  # checks for NaN
-            self._probs[row] = warp(self.logits[row], self.sampling)
+            self._probs[row] = warp(self._adjusted[row], self.sampling)
         return self._probs[row]
 
     def raw(self, row: int) -> Tensor:
@@ -100,6 +137,7 @@ class LogitRows:
         """Last hidden state `[hidden]` of a row."""
         if self._hidden is None:
             raise DraftwellError("this model returns no hidden states, which the strategy needs")
+        _ = self.top  # checks for NaN
         return self._hidden[row]
 
     def confidence(self, row: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from serving.runtime.failures import check_request
 from serving.runtime.sampling import Streams
 from serving.runtime.stats import Stats
 from serving.runtime.types import Draft, Forward, Model, Output, Role, Rows, Sampling, Step, Text, Verdict
@@ -12,8 +13,9 @@ from serving.runtime.types import Draft, Forward, Model, Output, Role, Rows, Sam
 class Lane:
     """A model as one request sees it: a slot that holds the first `length` tokens of text and draft."""
 
-    def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats):
+    def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats, prompt_length: int = 0):
         self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
+        self.prompt_length = prompt_length
         self.length = 0
 
     def read(self, sequence: Sequence[int], keep: int = 1) -> Step[Rows]:
@@ -24,11 +26,14 @@ class Lane:
             self.stats.target_tokens += len(unseen)
             self.stats.prefill_calls += prefill
             self.stats.target_calls += not prefill
+        elif self.role == "qualifier":
+            self.stats.qualifier_calls += 1
         else:
             self.stats.draft_calls += 1
         output: Output = yield Forward(self.role, self.slot, unseen, keep, prefill)
         self.length = len(sequence)
-        return output.rows(self.sampling)
+        written = sequence[self.prompt_length :] if self.sampling.penalises else ()
+        return output.rows(self.sampling, written)
 
     def rollback(self, length: int) -> None:
         """Forget everything behind the first `length` tokens, if there is more."""
@@ -43,17 +48,21 @@ class Session:
     Args:
         prompt: token ids, at least one.
         models: the pair's models by role; a slot is opened on each.
+    Raises:
+        InvalidRequest: an empty prompt, or a token outside the vocabulary.
+        VocabularyMismatch: the models' vocabularies differ.
     """
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model]):
         self.text = Text(prompt, sampling)
+        check_request(prompt, sampling, models)
         self.sampling = sampling
         self.rng = Streams(sampling.seed)
         self.stats = Stats()
         self.lanes: dict[Role, Lane] = {}
         try:
             for role, model in models.items():
-                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats)
+                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt))
         except BaseException:
             self.close()
             raise
@@ -66,6 +75,10 @@ class Session:
     def draft(self) -> Lane:
         return self.lanes["draft"]
 
+    @property
+    def qualifier(self) -> Lane:
+        return self.lanes["qualifier"]
+
     def prefill(self) -> Step[None]:
         """Read the prompt and sample the first token from the target, which gives the shortest time to first token."""
         rows = yield from self.target.read(self.text.ids)
@@ -77,6 +90,7 @@ class Session:
 
     def verify(self, draft: Draft) -> Step[Rows]:
         """Target rows for every draft token and for the bonus token behind them: `len(draft) + 1` rows."""
+        self.stats.target_calls += self.target.length == 0  # a prompt's forward that also verifies is a call
         return (yield from self.target.read(self.text.ids + draft.tokens, keep=len(draft) + 1))
 
     def commit(self, draft: Draft, verdict: Verdict) -> None:

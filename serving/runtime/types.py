@@ -10,7 +10,7 @@ sampled from the target behind a fully accepted draft; *rescued* = a draft token
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -26,12 +26,24 @@ class DraftwellError(Exception):
     """A user's mistake or a refused input: one line that names the thing and the mend (the CLI exits with code 2)."""
 
 
-class ContextTooLong(DraftwellError):
+class InvalidRequest(DraftwellError):
+    """A prompt or a sampling parameter that no model could serve."""
+
+
+class ContextTooLong(InvalidRequest):
     """Prompt plus requested tokens exceed what a model can read."""
 
 
 class VocabularyMismatch(DraftwellError):
     """Two models of a pair do not share a tokenizer."""
+
+
+class NotFinite(DraftwellError):
+    """A model returned NaN or infinite logits."""
+
+
+class OutOfMemory(DraftwellError):
+    """The device has no room for a forward or for the slots."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,9 @@ class Sampling:
         seed: seed of all random streams of the request.
         stop_token_ids: tokens that end the text (EOS among them); the token itself is part of the output.
         banned_token_ids: tokens that neither draft nor target may produce.
+        presence_penalty: subtracted once from the logit of every token that the output holds already (OpenAI's meaning).
+        frequency_penalty: subtracted as often as the output holds the token. Prompt tokens never count for either.
+        logit_bias: token → number added to its logit; kept as sorted pairs.
     """
 
     max_tokens: int = 128
@@ -55,20 +70,41 @@ class Sampling:
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     banned_token_ids: frozenset[int] = frozenset()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
+        pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        object.__setattr__(self, "logit_bias", tuple(sorted(pairs)))
         if self.max_tokens < 1:
-            raise DraftwellError(f"max_tokens must be at least 1, not {self.max_tokens}")
+            raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}")
         if not 0 <= self.temperature < math.inf:
-            raise DraftwellError(f"temperature must be a finite number of at least 0, not {self.temperature}")
+            raise InvalidRequest(f"temperature must be a finite number of at least 0, not {self.temperature}")
         if not 0 < self.top_p <= 1:
-            raise DraftwellError(f"top_p must be in (0, 1], not {self.top_p}")
+            raise InvalidRequest(f"top_p must be in (0, 1], not {self.top_p}")
         if self.top_k < 0:
-            raise DraftwellError(f"top_k must be at least 0, not {self.top_k}")
+            raise InvalidRequest(f"top_k must be at least 0, not {self.top_k}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise InvalidRequest(f"{name} must be a finite number, not {getattr(self, name)}")
+        for token, bias in self.biases:
+            if not math.isfinite(bias):
+                raise InvalidRequest(f"logit_bias of token {token} must be a finite number, not {bias}: to forbid a token, ban it")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as (token, number) pairs."""
+        return self.logit_bias if isinstance(self.logit_bias, tuple) else tuple(self.logit_bias.items())
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the logits of a position depend on the output before it."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 @dataclass(frozen=True)
@@ -102,11 +138,16 @@ class Output:
     logits: Tensor
     hidden: Tensor | None = None
 
-    def rows(self, sampling: Sampling) -> Rows:
-        """The kept positions under a request's sampling parameters."""
+    def rows(self, sampling: Sampling, written: Sequence[int] = ()) -> Rows:
+        """The kept positions under a request's sampling parameters.
+
+        Args:
+            written: output and draft tokens before the token that the last row predicts, for penalties; the row before it
+                counts one token fewer, and so on.
+        """
         from serving.runtime.sampling import LogitRows
 
-        return LogitRows(self.logits, sampling, self.hidden)
+        return LogitRows(self.logits, sampling, self.hidden, written)
 
 
 class Rows(Protocol):
@@ -222,7 +263,7 @@ class Text:
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling):
         if not prompt:
-            raise DraftwellError("the prompt is empty: give at least one token")
+            raise InvalidRequest("the prompt is empty: give at least one token")
         self.ids = list(prompt)
         self.prompt_length = len(prompt)
         self.sampling = sampling

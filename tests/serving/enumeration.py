@@ -6,12 +6,14 @@ script, takes the first option and remembers the others; `joint_law` walks that 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 
 import torch
 
 from serving.runtime.engine import Job, Task
+from serving.runtime.sampling import warp
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy
 from serving.runtime.types import Model, Role, Sampling
@@ -73,18 +75,30 @@ def run_once(strategy: Strategy, models: dict[Role, Model], prompt: list[int], s
 
 
 def true_law(model, prompt: list[int], sampling: Sampling) -> dict[tuple[int, ...], float]:
-    """The target's own joint law, token by token from its table."""
-    from serving.runtime.sampling import LogitRows
-
+    """The target's own joint law, token by token from its table; biases and penalties are added here, one by one."""
     law = {(): 1.0}
     done: dict[tuple[int, ...], float] = defaultdict(float)
     while law:
         longer: dict[tuple[int, ...], float] = defaultdict(float)
         for text, mass in law.items():
-            probs = LogitRows(model.next_logits([*prompt, *text])[None], sampling).probs(0)
+            probs = next_probs(model, prompt, text, sampling)
             for token, p in enumerate(probs.double().tolist()):
                 if p > 0:
                     ended = token in sampling.stop_token_ids or len(text) + 1 == sampling.max_tokens
                     (done if ended else longer)[(*text, token)] += mass * p
         law = longer
     return dict(done)
+
+
+def next_probs(model, prompt: list[int], text: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
+    """The target's warped distribution behind an output, by a plain reading of METHODS."""
+    logits = model.next_logits([*prompt, *text]).clone()
+    for token, bias in sampling.biases:
+        logits[token] += bias
+    for token in text:
+        logits[token] -= sampling.frequency_penalty
+    for token in set(text):
+        logits[token] -= sampling.presence_penalty
+    for token in sampling.banned_token_ids:
+        logits[token] = -math.inf
+    return warp(logits, sampling)

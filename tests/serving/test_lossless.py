@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from serving.runtime import sampling as sampling_module
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.strategies import STRATEGIES, build_strategy
@@ -19,16 +21,22 @@ VARIANTS = [
     ("spide", {"tau": 0.4, "max_draft": 3}),
     ("spide", {"tau": 0.4, "max_draft": 3, "parallel": False}),
     ("spide", {"dynamic": False, "num_speculative_tokens": 2, "max_draft": 3}),
+    ("pearl", {"num_speculative_tokens": 1}),
+    ("pearl", {"num_speculative_tokens": 2}),
+    ("pearl", {}),
 ]
 WARPERS = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2},
            {"temperature": 0.7, "top_p": 0.8}]
+PENALTIES = [{"temperature": 0.0, "frequency_penalty": 1.5}, {"temperature": 1.0, "frequency_penalty": 0.9, "presence_penalty": 0.6},
+             {"temperature": 0.7, "presence_penalty": -0.8, "logit_bias": {0: 0.7, 2: -1.1}, "top_k": 2},
+             {"temperature": 1.0, "frequency_penalty": 1.5, "banned_token_ids": frozenset({1})}]
 
 
 def distance(law: dict, truth: dict) -> float:
     return max(abs(law.get(k, 0.0) - truth.get(k, 0.0)) for k in set(law) | set(truth))
 
 
-@pytest.mark.parametrize("warpers", WARPERS, ids=str)
+@pytest.mark.parametrize("warpers", WARPERS + PENALTIES, ids=str)
 @pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
 def test_joint_law_is_the_targets(name, parameters, warpers):
     models, sampling = table_pair(), Sampling(max_tokens=3, stop_token_ids=frozenset({2}), **warpers)
@@ -63,6 +71,17 @@ def test_mutant_that_tests_the_first_continuation_token_twice_is_caught(monkeypa
     models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
     law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_kit(2)), models, [1], sampling)
     assert distance(law, true_law(models["target"], [1], sampling)) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("vanilla_sd", {"num_speculative_tokens": 3}), ("prompt_lookup", {})], ids=str)
+def test_mutant_whose_penalties_ignore_drafted_tokens_is_caught(monkeypatch, name, parameters):
+    """Every target row counts the text alone, as though the draft before it were not there."""
+    right = sampling_module.adjusted
+    monkeypatch.setattr(sampling_module, "adjusted", lambda logits, sampling, written: torch.cat(
+        [right(row[None], sampling, written[: max(0, len(written) - len(logits) + 1)]) for row in logits]))
+    models, sampling = table_pair(), Sampling(max_tokens=4, **PENALTIES[1])
+    law = joint_law(lambda: build_strategy(name, parameters, table_kit()), models, [0, 1, 0], sampling)
+    assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) > 1e-3
 
 
 class _Last:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.runtime.sampling import LogitRows, Stream, Streams, residual, warp
-from serving.runtime.types import DraftwellError, Sampling
+from serving.runtime.sampling import LogitRows, Stream, Streams, adjusted, residual, warp
+from serving.runtime.types import InvalidRequest, NotFinite, Sampling
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
 
@@ -48,15 +49,68 @@ def test_bans_hold_for_both_distributions():
     assert float(rows.probs(0)[1]) == float(rows.raw(0)[1]) == 0.0
 
 
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.floats(-8, 8, width=32), min_size=6, max_size=6), min_size=1, max_size=4),
+       st.lists(st.integers(0, 5), max_size=8), st.floats(-2, 2), st.floats(-2, 2), st.dictionaries(st.integers(0, 5), st.floats(-9, 9)))
+def test_penalties_and_biases_equal_a_loop_over_the_tokens_before_each_row(logits, written, presence, frequency, bias):
+    sampling = Sampling(temperature=1.0, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias)
+    rows = LogitRows(torch.tensor(logits), sampling, written=written)
+    for i, row in enumerate(logits):
+        before = written[: max(0, len(written) - (len(logits) - 1 - i))]
+        want = torch.tensor([z + bias.get(t, 0.0) - frequency * before.count(t) - presence * (t in before) for t, z in enumerate(row)])
+        assert torch.allclose(rows.probs(i), want.softmax(-1), atol=1e-6)
+        assert torch.allclose(rows.raw(i), torch.tensor(row).softmax(-1)), "C, H and thresholds see neither"
+        assert rows.raw_logit(i, 2) == row[2]
+
+
+def test_penalties_move_the_greedy_choice_and_leave_the_models_logits_alone():
+    logits = torch.tensor([[2.0, 1.5, 0.0], [2.0, 1.5, 0.0]])
+    rows = LogitRows(logits, Sampling(frequency_penalty=1.0), written=[0])
+    assert rows.top == [0, 1]
+    assert [rows.sample(i, Stream(0, 1)) for i in (0, 1)] == [0, 1]
+    assert rows.probs(1).tolist() == [0.0, 1.0, 0.0]
+    assert rows.confidence(1) == LogitRows(logits, Sampling()).confidence(1)
+    assert logits[1, 0] == 2.0
+
+
+def test_a_request_without_penalties_or_biases_copies_nothing():
+    logits = torch.zeros(2, 5)
+    assert adjusted(logits, Sampling(), [1, 2]) is logits
+
+
+def test_a_bias_is_kept_as_pairs_however_it_was_given():
+    assert Sampling(logit_bias={3: 1.0, 1: -2.0}) == Sampling(logit_bias=((1, -2.0), (3, 1.0)))
+    assert replace(Sampling(logit_bias={3: 1.0}), seed=1).biases == ((3, 1.0),)
+
+
+def test_bias_does_not_bring_back_a_banned_token():
+    rows = LogitRows(torch.zeros(1, 3), Sampling(temperature=1.0, banned_token_ids=frozenset({1}), logit_bias={1: 100.0}))
+    assert float(rows.probs(0)[1]) == 0.0
+
+
 def test_entropy_of_a_reduced_head_is_finite():
     rows = LogitRows(torch.tensor([[1.0, 1.0, -math.inf]]), Sampling())
     assert rows.entropy(0) == pytest.approx(math.log(2))
 
 
+LOOKS = {"top": lambda r: r.top, "probs": lambda r: r.probs(0), "raw": lambda r: r.raw(0), "raw_logit": lambda r: r.raw_logit(0, 0),
+         "confidence": lambda r: r.confidence(0), "entropy": lambda r: r.entropy(0), "hidden": lambda r: r.hidden(0),
+         "sample": lambda r: r.sample(0, Stream(0, 1))}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nan_and_infinite_logits_are_named(bad):
-    with pytest.raises(DraftwellError, match="NaN or infinite"):
-        _ = LogitRows(torch.tensor([[1.0, bad]]), Sampling()).top
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_and_infinite_logits_of_any_row_are_named_at_the_first_look(look, bad, temperature):
+    logits = torch.tensor([[1.0, 2.0], [1.0, bad], [1.0, 2.0]])
+    with pytest.raises(NotFinite, match="NaN or infinite") as caught:
+        look(LogitRows(logits, Sampling(temperature=temperature), torch.zeros(3, 4)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_without_any_finite_logit_is_named():
+    with pytest.raises(NotFinite):
+        LogitRows(torch.full((1, 3), -math.inf), Sampling(temperature=1.0)).probs(0)
 
 
 def test_residual_without_mass_falls_back_to_the_target():
@@ -97,10 +151,10 @@ def test_streams_are_independent_of_each_other_and_of_order():
 
 
 WRONG = [{"max_tokens": 0}, {"temperature": -1}, {"temperature": math.inf}, {"temperature": math.nan}, {"top_p": 0}, {"top_p": 1.1},
-         {"top_k": -1}]
+         {"top_k": -1}, {"presence_penalty": math.nan}, {"frequency_penalty": math.inf}, {"logit_bias": {1: math.inf}}]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_wrong_sampling_is_refused(wrong):
-    with pytest.raises(DraftwellError, match=next(iter(wrong))):
+    with pytest.raises(InvalidRequest, match=next(iter(wrong))):
         Sampling(**wrong)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from serving.runtime.failures import room_for
 from serving.runtime.types import ContextTooLong, DraftwellError
 
 
@@ -18,14 +19,17 @@ class Slots:
         shapes: (kv_heads, head_dim) of each layer.
         count: number of requests that can be held at once.
         max_context: positions of a slot.
+    Raises:
+        OutOfMemory: the device has no room for them.
     """
 
     def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device):
         self.max_context = max_context
         self.lengths = [0] * count
         self._free = list(range(count))[::-1]
-        self.keys = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
-        self.values = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
+        with room_for(f"{count} slots of {max_context} positions", "start with fewer slots or a shorter context"):
+            self.keys = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
+            self.values = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
 
     def open(self) -> int:
         """Take a free slot."""

@@ -113,7 +113,9 @@ class TraceOutput(Output):
         super().__init__(NO_LOGITS)
         self._values = (top, confidences, entropies)
 
-    def rows(self, sampling: Sampling) -> TraceRows:
+    def rows(self, sampling: Sampling, written: Sequence[int] = ()) -> TraceRows:
+        if sampling.penalises or sampling.biases:
+            raise NotInTrace("a replay has no logits to penalise or bias: measure this request instead")
         if not sampling.greedy:
             raise NotInTrace(f"replay is exact at temperature 0 only, not {sampling.temperature}: measure instead")
         return TraceRows(*self._values, sampling)

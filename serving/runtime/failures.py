@@ -1,0 +1,71 @@
+"""What users see of a request that cannot be served, or that a machine could not serve: one line with the mend.
+
+Requests are checked before any forward (`check_request`), because an id beyond the vocabulary fails inside a kernel, where
+on CUDA it would take the whole process with it. Running out of memory has many names in torch; `readable` gives it one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from serving.runtime.types import InvalidRequest, Model, OutOfMemory, Role, Sampling, VocabularyMismatch
+
+ALLOCATION_FAILED = ("can't allocate memory", "out of memory", "failed to allocate memory", "CUBLAS_STATUS_ALLOC_FAILED",
+                     "Storage size calculation overflowed")
+"""What torch's and ONNX Runtime's errors say when there is no room; their types are plain `RuntimeError`s."""
+FORWARD_MEND = "start with fewer slots, a shorter context or a smaller batch of requests"
+
+
+def check_request(prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model]) -> None:
+    """Refuse a request that the models cannot read.
+
+    Raises:
+        VocabularyMismatch: the models' vocabularies differ in size.
+        InvalidRequest: a token of the prompt, a ban or a bias outside the vocabulary; or everything is banned.
+    """
+    sizes = {role: model.vocab_size for role, model in models.items()}
+    size = sizes["target"] if "target" in sizes else next(iter(sizes.values()))
+    for role, other in sizes.items():
+        if other != size:
+            raise VocabularyMismatch(f"the {role} knows {other} tokens and the target {size}: choose models that share a tokenizer")
+    named = {"the prompt": prompt, "banned_token_ids": sampling.banned_token_ids, "logit_bias": [t for t, _ in sampling.biases]}
+    for name, tokens in named.items():
+        wrong = next((t for t in tokens if not 0 <= t < size), None)
+        if wrong is not None:
+            raise InvalidRequest(f"{name} holds token {wrong}, the vocabulary ends at {size - 1}: encode with the pair's own tokenizer")
+    if len(sampling.banned_token_ids) >= size:
+        raise InvalidRequest(f"banned_token_ids names all {size} tokens: leave at least one")
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that there was no room."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words.lower() in str(error).lower() for words in ALLOCATION_FAILED)
+
+
+def readable(error: Exception) -> Exception:
+    """An error of a running request as users see it: out of memory under its one name, everything else as it is."""
+    if isinstance(error, OutOfMemory) or not ran_out_of_memory(error):
+        return error
+    typed = OutOfMemory(f"a forward ran out of memory: {FORWARD_MEND}")
+    typed.__cause__ = error
+    return typed
+
+
+@contextmanager
+def room_for(what: str, mend: str) -> Iterator[None]:
+    """Name what did not fit.
+
+    Raises:
+        OutOfMemory: the body ran out of memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OutOfMemory) or not ran_out_of_memory(error):
+            raise
+        raise OutOfMemory(f"{what} do not fit into memory: {mend}") from error
