@@ -29,7 +29,7 @@ from serving.runtime.pair_files import weights_digest
 
 SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsenseqa_train_2000": 900, "gpteacher_codegen": 1500,
           "gsm8k_train_2000": 2000, "mbpp_calib": 474, "self_instruct_seed": 175, "svamp": 500, "toolcall_glaive_demo": 150}
-PASSAGES, INVENTED, LONGEST_PROMPT, NEW_TOKENS = 6000, 7680, 640, 128
+PASSAGES, INVENTED, LONGEST_PROMPT, NEW_TOKENS = 6000, 5120, 640, 128
 LAYERS = (0, 1, 28, 29)
 
 

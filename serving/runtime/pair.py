@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from serving.runtime.artifacts.base import MANIFEST
 from serving.runtime.artifacts.distilled_draft import DistilledDraft
 from serving.runtime.engine import Engine
+from serving.runtime.models.lean_llama import LeanLlama, fits
 from serving.runtime.models.padding import pad_to
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
@@ -100,7 +101,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
     torch_dtype: torch.dtype = getattr(torch, dtype)
     modules: dict[Role, Any] = {"target": load_module(files.target, torch_dtype, device)}
     padded_to = None if pad_target is None else pad_to(modules["target"], pad_target)
-    models: dict[Role, Model] = {"target": TransformersModel(modules["target"], slots=slots, max_context=max_context)}
+    models: dict[Role, Model] = {"target": over_slots(modules["target"], slots=slots, max_context=max_context)}
     vocab = models["target"].vocab_size = min(models["target"].vocab_size, len(tokenizer))
     for role, folder in (("draft", files.draft), ("qualifier", files.qualifier)):
         if folder is None:
@@ -116,8 +117,13 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         own = module.config.get_text_config().vocab_size
         if head is None and own < vocab:
             vocab = models["target"].vocab_size = own
-        models[role] = TransformersModel(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab)  # type: ignore[index]
+        models[role] = over_slots(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab)  # type: ignore[index]
     return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to)
+
+
+def over_slots(module: Any, **settings: Any) -> TransformersModel:
+    """A module behind the slot interface, on the fast path where its shape allows."""
+    return LeanLlama(module, **settings) if fits(module) else TransformersModel(module, **settings)
 
 
 def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:

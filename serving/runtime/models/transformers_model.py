@@ -8,6 +8,7 @@ No padding, no mask tensors, no cache objects of transformers; rollback is a low
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from serving.runtime.models.slots import Slots
 from serving.runtime.types import DraftwellError, Forward, Output
 
 ATTENTION = "draftwell_slots"
+Placed = tuple[int, int, int]
+"""Slot, position of the first token, and number of tokens of a row."""
 OWN_ATTENTION = frozenset({"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "xlnet", "openai-gpt", "mamba", "mamba2", "falcon_mamba",
                            "rwkv"})
 """Architectures whose attention does not go through `AttentionInterface`, or that have none."""
@@ -102,10 +105,16 @@ class TransformersModel:
         self.slots = Slots([(kv_heads, head_dim)] * config.num_hidden_layers, slots, self.max_context, self.dtype, self.device)
         head = module.get_output_embeddings()
         self.head_tokens = None if head_tokens is None else head_tokens.to(self.device)
-        self._head = head if head_tokens is None else _linear(head.weight[self.head_tokens])
+        self._head = head if head_tokens is None else partial(F.linear, weight=self.head_weight)
         self._softcap = getattr(config, "final_logit_softcapping", None)
         self.vocab_size = vocab_size or config.vocab_size
         self._body = module.base_model
+
+    @property
+    def head_weight(self) -> Tensor:
+        """`[head, hidden]`: the rows of the output embedding that the head covers."""
+        weight: Tensor = self.module.get_output_embeddings().weight
+        return weight if self.head_tokens is None else weight[self.head_tokens].contiguous()
 
     def open(self) -> int:
         return self.slots.open()
@@ -128,17 +137,22 @@ class TransformersModel:
                 self.slots.rollback(slot, start)
             raise
 
-    def _run(self, rows: Sequence[Forward], placed: list[tuple[int, int, int]]) -> list[Output]:
-        ids = torch.tensor([[t for row in rows for t in row.tokens]], device=self.device)
-        positions = torch.cat([torch.arange(s, s + n, device=self.device) for _, s, n in placed])[None]
-        hidden = self._body(input_ids=ids, position_ids=positions, use_cache=False, draftwell_rows=placed,
-                            draftwell_slots=self.slots).last_hidden_state[0]
+    def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
+        ids = torch.tensor([t for row in rows for t in row.tokens], device=self.device)
+        positions = torch.tensor([p for _, start, count in placed for p in range(start, start + count)], device=self.device)
+        hidden = self._states(ids, positions, placed)
         ends = [sum(n for _, _, n in placed[: i + 1]) for i in range(len(placed))]
         states = [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
         logits = self._logits(torch.cat(states)).split([row.keep for row in rows])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the engine reads the clock next
         return [Output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
+
+    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed]) -> Tensor:
+        """Normalised last hidden states `[total, hidden]` of packed tokens `ids` at `positions`, both `[total]`."""
+        states: Tensor = self._body(input_ids=ids[None], position_ids=positions[None], use_cache=False, draftwell_rows=placed,
+                                    draftwell_slots=self.slots).last_hidden_state[0]
+        return states
 
     def _logits(self, states: Tensor) -> Tensor:
         """`[n, hidden]` → `[n, vocab]` float32."""
@@ -160,9 +174,4 @@ def check_supported(module: Any, config: Any) -> None:
     scaled = [key for key in ("logit_scale", "logits_scaling", "lm_head_multiplier") if getattr(config, key, None) not in (None, 1, 1.0)]
     if scaled:
         raise DraftwellError(f"{name} models scale their logits ({scaled[0]}), which is not supported yet: choose another model")
-
-
-def _linear(weight: Tensor) -> Any:
-    weight = weight.contiguous()
-    return lambda x: F.linear(x, weight)
 
