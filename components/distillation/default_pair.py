@@ -1,10 +1,10 @@
-"""The recipe of the default pair's draft, from prompt files to the artifact.
+"""The recipe of the default pair's draft and qualifier, from prompt files to the artifact.
 
-    python -m components.distillation.default_pair --target FOLDER --data FOLDER --work FOLDER --out FOLDER --minutes 80
+    python -m components.distillation.default_pair --target FOLDER --data FOLDER --work FOLDER --out FOLDER --minutes 60
+    python -m components.distillation.default_pair --role qualifier ... (the same corpus, more layers)
 
 `--data` holds `calib/` (instructions) and `lm/` (plain text) as JSONL; prompts of an evaluation set have no place there.
-The shipped draft was made with these parts, step by step and with changes on the way, not by one run of this file
-(docs/log.md says which). Every step keeps what is finished: instructions, shards of the target's own outputs, training checkpoints.
+Every step keeps what is finished: instructions, shards of the target's own outputs, training checkpoints.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from components.distillation.lean import LeanLlama, generate_batch
 from components.distillation.training import Recipe, head_of, new_draft, train
 from components.provenance import git_commit, library_versions
 from serving.runtime.artifacts.base import Provenance, write_atomically
+from serving.runtime.artifacts.distilled_draft import DistilledDraft
 from serving.runtime.pair_files import weights_digest
 
 SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsenseqa_train_2000": 900, "gpteacher_codegen": 1500,
           "gsm8k_train_2000": 2000, "mbpp_calib": 474, "self_instruct_seed": 175, "svamp": 500, "toolcall_glaive_demo": 150}
 PASSAGES, INVENTED, LONGEST_PROMPT, NEW_TOKENS = 6000, 5120, 640, 128
-LAYERS = (0, 1, 28, 29)
+LAYERS = {"draft": (0, 1, 28, 29), "qualifier": (0, 1, 2, 3, 4, 5, 28, 29)}
 
 
 def invented(model: LeanLlama, tokenizer: Any, count: int, eos: int, seed: int = 3) -> list[str]:
@@ -75,9 +76,11 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
          data: Annotated[Path, typer.Option(help="Folder with calib/ and lm/.")],
          work: Annotated[Path, typer.Option(help="Folder for shards and checkpoints.")],
          out: Annotated[Path, typer.Option(help="Folder of the artifact.")],
-         minutes: Annotated[float, typer.Option(help="Training time.")] = 80.0,
-         shards: Annotated[int | None, typer.Option(help="Stop generating after this many prompts.")] = None) -> None:
-    """Make a draft for a Llama-shaped target."""
+         role: Annotated[str, typer.Option(help="draft or qualifier: how many layers are kept.")] = "draft",
+         start: Annotated[Path | None, typer.Option(help="Artifact of an earlier run with the same layers to go on from.")] = None,
+         minutes: Annotated[float, typer.Option(help="Training time.")] = 60.0,
+         limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most.")] = None) -> None:
+    """Make a draft or a qualifier for a Llama-shaped target."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     say: Callable[[str], None] = typer.echo
@@ -86,19 +89,21 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     module: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     eos = tokenizer.eos_token_id
     lean = LeanLlama(module.state_dict(), module.config)
-    asked = ["".join(user_turn(tokenizer, text)) for text in instructions(lean, tokenizer, data, work, eos)][:shards]
+    asked = ["".join(user_turn(tokenizer, text)) for text in instructions(lean, tokenizer, data, work, eos)][:limit]
     ids = [row for row in (tokenizer(text, add_special_tokens=False)["input_ids"] for text in asked) if len(row) <= LONGEST_PROMPT]
-    generate_corpus(lean, ids, work, eos=eos, log=say)
-    recipe = Recipe(layers=LAYERS, minutes=minutes)
+    generate_corpus(lean, ids, work, new_tokens=NEW_TOKENS, eos=eos, log=say)
+    recipe = Recipe(layers=LAYERS[role], minutes=minutes)
     draft = new_draft(module, recipe.layers)
+    if start is not None:
+        draft.load_state_dict(DistilledDraft.load(start).state, strict=False)  # embeddings stay the target's
     embeddings = module.get_input_embeddings().weight.detach()
-    train(draft, lambda: read_corpus(work), embeddings, recipe, work / "run", log=say)
-    export(draft, module, target, work, recipe, out)
+    train(draft, lambda: read_corpus(work), embeddings, recipe, work / role, log=say)
+    export(draft, module, target, work, role, recipe, out, start)
 
 
-def export(draft: Any, module: Any, target: Path, work: Path, recipe: Recipe, out: Path) -> None:
-    """Write the checkpoint of `work/run` as an artifact with its provenance."""
-    progress = load_checkpoint(draft, work / "run")
+def export(draft: Any, module: Any, target: Path, work: Path, role: str, recipe: Recipe, out: Path, start: Path | None) -> None:
+    """Write the checkpoint of `work/<role>` as an artifact with its provenance."""
+    progress = load_checkpoint(draft, work / role)
     corpus, donor = read_corpus(work), weights_digest(target)
     head, _ = head_of(corpus, module.get_input_embeddings().weight.detach(), recipe.head_tokens)
     made_of = Provenance(
@@ -108,8 +113,14 @@ def export(draft: Any, module: Any, target: Path, work: Path, recipe: Recipe, ou
             "layers": ",".join(map(str, recipe.layers)), "head_tokens": len(head), "steps": int(progress["steps"]),
             "tokens_processed": int(progress["tokens"]), "minutes": round(progress["minutes"], 1), "conversations": len(corpus),
             "output_tokens": sum(len(c.ids) - c.prompt for c in corpus),
+            "started_from": "the target's layers" if start is None else f"a draft trained on {trained_on(start)} output tokens",
             "data": "the target's own greedy outputs on calibration prompts, passage templates and instructions it invented"})
     to_artifact(draft, head, donor, made_of).save(out)
+
+
+def trained_on(artifact: Path) -> Any:
+    """Output tokens that an earlier draft was trained on."""
+    return DistilledDraft.load(artifact).provenance.parameters.get("output_tokens")
 
 
 if __name__ == "__main__":
