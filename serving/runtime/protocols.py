@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from serving.runtime.sampling import Streams
-from serving.runtime.types import Draft, Rows, Step, Verdict
+from serving.runtime.types import Choice, Draft, Rows, Step, Verdict
 
 if TYPE_CHECKING:
-    from serving.runtime.session import Session
+    from serving.runtime.session import DraftSequence, Session
 
 
 class Drafter(Protocol):
@@ -16,6 +17,27 @@ class Drafter(Protocol):
 
     def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
         """At most `limit` >= 0 tokens behind the session's text and the unverified `pending` tokens."""
+
+
+class SequenceDrafter(Protocol):
+    """Proposes several sequences that start at the same position."""
+
+    def propose(self, session: Session, budget: int, limit: int, pending: Draft) -> Step[list[DraftSequence]]:
+        """Sequences behind text and `pending`, best first, with different first tokens.
+
+        Args:
+            budget: tokens of all sequences together, at least 1.
+            limit: tokens of one sequence at most, at least 1.
+        """
+
+
+class CandidateRule(Protocol):
+    """Judges alternatives for one position."""
+
+    lossless: ClassVar[bool]
+
+    def choose(self, candidates: Sequence[int], row: int, target: Rows, rng: Streams) -> Choice:
+        """Keep at most one of different tokens, tested in order against a row of the target; else sample another token."""
 
 
 class AcceptanceRule(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from serving.runtime.failures import check_request
 from serving.runtime.sampling import Streams
@@ -42,6 +43,25 @@ class Lane:
             self.length = length
 
 
+    def fork(self, other: Lane, length: int) -> None:
+        """Hold what another lane of the same model holds in its first `length` tokens."""
+        self.model.fork(other.slot, self.slot, length)
+        self.length = length
+
+
+@dataclass
+class DraftSequence:
+    """One of several drafts of a round.
+
+    Args:
+        draft: at least one token, deterministic (no rows).
+        lane: the lane of the draft model that has read the draft's tokens, the last perhaps not.
+    """
+
+    draft: Draft
+    lane: Lane
+
+
 class Session:
     """What a strategy works with.
 
@@ -60,6 +80,7 @@ class Session:
         self.rng = Streams(sampling.seed)
         self.stats = Stats()
         self.lanes: dict[Role, Lane] = {}
+        self._branches: list[Lane] = []
         try:
             for role, model in models.items():
                 self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt))
@@ -78,6 +99,19 @@ class Session:
     @property
     def qualifier(self) -> Lane:
         return self.lanes["qualifier"]
+
+    def branch(self, number: int) -> Lane:
+        """A further lane on the draft, numbered from 0, opened when first asked for; what it holds is stale until it is forked."""
+        while len(self._branches) <= number:
+            model = self.draft.model
+            self._branches.append(Lane("draft", model, model.open_branch(), self.sampling, self.stats, self.text.prompt_length))
+        return self._branches[number]
+
+    def adopt(self, lane: Lane) -> None:
+        """Let a branch take the draft's place, because the text goes on with its tokens; nothing is copied."""
+        if lane is not self.draft:
+            self._branches[self._branches.index(lane)] = self.draft
+            self.lanes["draft"] = lane
 
     def prefill(self) -> Step[None]:
         """Read the prompt and sample the first token from the target, which gives the shortest time to first token."""
@@ -105,6 +139,6 @@ class Session:
 
     def close(self) -> None:
         """Give all slots back."""
-        for lane in self.lanes.values():
+        for lane in [*self.lanes.values(), *self._branches]:
             lane.model.close(lane.slot)
-        self.lanes = {}
+        self.lanes, self._branches = {}, []

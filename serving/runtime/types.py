@@ -173,6 +173,9 @@ class Rows(Protocol):
     def confidence(self, row: int) -> float:
         """C: the largest raw probability of a row."""
 
+    def raw_prob(self, row: int, token: int) -> float:
+        """Raw probability of a token."""
+
     def entropy(self, row: int) -> float:
         """Entropy of the raw distribution of a row, in nats."""
 
@@ -253,6 +256,21 @@ class Verdict:
         return self.judged > self.accepted
 
 
+@dataclass
+class Choice:
+    """What a rule decided about alternatives for one position.
+
+    Args:
+        rank: index of the candidate kept, or None.
+        token: the candidate kept, or the token sampled from the target in its place.
+        tested: candidates looked at.
+    """
+
+    rank: int | None
+    token: int
+    tested: int
+
+
 class Text:
     """Prompt and output of a request; only final tokens are ever appended.
 
@@ -315,6 +333,12 @@ class Model(Protocol):
     def rollback(self, slot: int, length: int) -> None:
         """Forget everything behind the first `length` tokens of a slot."""
 
+    def open_branch(self) -> int:
+        """Take a slot for a further sequence of a request that has a slot already; there is always one."""
+
+    def fork(self, source: int, into: int, length: int) -> None:
+        """Make slot `into` hold the first `length` tokens of slot `source`, and nothing else."""
+
     def forward(self, rows: Sequence[Forward]) -> list[Output]:
         """Run all rows as one ragged batch; at most one row per slot."""
 
@@ -328,6 +352,9 @@ class StopPolicy(Protocol):
 
     def start(self) -> None:
         """A new draft begins."""
+
+    def stop_before(self, row: Rows) -> bool:
+        """Whether to stop before a token is drawn from the one-row `row`; the draft may then be empty."""
 
     def stop_after(self, row: Rows, token: int) -> bool:
         """Whether to stop behind `token`, drawn from the one-row `row`."""

@@ -1,6 +1,9 @@
 """Key/value slots: one static tensor a layer, allocated once, shared by all requests of a model.
 
-A slot belongs to one request. Its length says how many positions are valid; rollback lowers it, nothing is copied.
+A slot belongs to one request. Its length says how many positions are valid; rollback lowers it, nothing is copied. A
+request that drafts several sequences takes *branch* slots beside its own. They are made when first asked for and are never
+given to requests, so that sequences and requests cannot wait for each other; what exists never moves, because a forward of
+another request may be writing to it.
 """
 
 from __future__ import annotations
@@ -24,8 +27,11 @@ class Slots:
     """
 
     def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device):
-        self.max_context = max_context
+        self.count, self.max_context = count, max_context
         self.lengths = [0] * count
+        self._shapes, self._dtype, self._device = shapes, dtype, device
+        self._branches: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._free_branches: list[int] = []
         self._free = list(range(count))[::-1]
         with room_for(f"{count} slots of {max_context} positions", "start with fewer slots or a shorter context"):
             self.keys = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
@@ -34,22 +40,46 @@ class Slots:
     def open(self) -> int:
         """Take a free slot."""
         if not self._free:
-            raise DraftwellError(f"all {len(self.lengths)} slots are in use: wait for a request to end or start with more slots")
+            raise DraftwellError(f"all {self.count} slots are in use: wait for a request to end or start with more slots")
         slot = self._free.pop()
+        self.lengths[slot] = 0
+        return slot
+
+    def open_branch(self) -> int:
+        """Take a slot for a further sequence of a request that has a slot already."""
+        if not self._free_branches:
+            with room_for(f"another slot of {self.max_context} positions", "draft fewer sequences or start with a shorter context"):
+                # empty, not zeros: memory that no sequence ever reaches is then never taken from the machine
+                keys, values = ([torch.empty(h, self.max_context, d, dtype=self._dtype, device=self._device) for h, d in self._shapes]
+                                for _ in range(2))
+            self._branches.append((keys, values))
+            self._free_branches.append(len(self.lengths))
+            self.lengths.append(0)
+        slot = self._free_branches.pop()
         self.lengths[slot] = 0
         return slot
 
     def close(self, slot: int) -> None:
         """Give a slot back; closing one twice is an error of the caller."""
-        if slot in self._free:
+        free = self._free if slot < self.count else self._free_branches
+        if slot in free:
             raise ValueError(f"slot {slot} is not open")
-        self._free.append(slot)
+        free.append(slot)
 
     def rollback(self, slot: int, length: int) -> None:
         """Keep the first `length` positions of a slot."""
         if not 0 <= length <= self.lengths[slot]:
             raise ValueError(f"cannot roll slot {slot} of length {self.lengths[slot]} back to {length}")
         self.lengths[slot] = length
+
+    def fork(self, source: int, into: int, length: int) -> None:
+        """Make `into` hold what the first `length` positions of `source` hold, and nothing else."""
+        if source == into or not 0 <= length <= self.lengths[source]:
+            raise ValueError(f"cannot fork {length} positions of slot {source} of length {self.lengths[source]} into slot {into}")
+        for layer in range(len(self._shapes)):
+            for old, new in zip(self._memory(layer, source), self._memory(layer, into), strict=True):
+                new[:, :length] = old[:, :length]
+        self.lengths[into] = length
 
     def reserve(self, slot: int, tokens: int) -> int:
         """Extend a slot by `tokens` positions and return where they start."""
@@ -62,6 +92,14 @@ class Slots:
     def write(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values `[kv_heads, tokens, head_dim]`; return views of all valid ones of the slot."""
         end = start + keys.shape[1]
-        self.keys[layer][slot, :, start:end] = keys
-        self.values[layer][slot, :, start:end] = values
-        return self.keys[layer][slot, :, :end], self.values[layer][slot, :, :end]
+        all_keys, all_values = self._memory(layer, slot)
+        all_keys[:, start:end] = keys
+        all_values[:, start:end] = values
+        return all_keys[:, :end], all_values[:, :end]
+
+    def _memory(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        """Keys and values `[kv_heads, max_context, head_dim]` of a slot."""
+        if slot < self.count:
+            return self.keys[layer][slot], self.values[layer][slot]
+        keys, values = self._branches[slot - self.count]
+        return keys[layer], values[layer]

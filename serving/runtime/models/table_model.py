@@ -45,6 +45,15 @@ class TableModel:
     def rollback(self, slot: int, length: int) -> None:
         self.slots.rollback(slot, length)
 
+    def open_branch(self) -> int:
+        slot = self.slots.open_branch()
+        self.tokens += [[] for _ in range(len(self.tokens), slot + 1)]
+        return slot
+
+    def fork(self, source: int, into: int, length: int) -> None:
+        self.slots.fork(source, into, length)
+        self.tokens[into] = self.tokens[source][:length]
+
     def next_logits(self, context: Sequence[int]) -> Tensor:
         """Logits `[vocab]` behind a context."""
         last = [0] * self.order + list(context)

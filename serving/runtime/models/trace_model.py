@@ -79,6 +79,11 @@ class TraceRows:
     def confidence(self, row: int) -> float:
         return self._draft(self.confidences)[row]
 
+    def raw_prob(self, row: int, token: int) -> float:
+        if token != self.top[row]:
+            raise self._missing("probability of a token that the draft does not like best")
+        return self.confidence(row)
+
     def entropy(self, row: int) -> float:
         return self._draft(self.entropies)[row]
 
@@ -149,6 +154,12 @@ class TraceModel:
         self._length = length
         if self._left is not None and length <= self._left:
             self._left = None
+
+    def open_branch(self) -> int:
+        raise NotInTrace("a trace holds one sequence a draft: measure strategies that draft several")
+
+    def fork(self, source: int, into: int, length: int) -> None:
+        raise NotInTrace("a trace holds one sequence a draft: measure strategies that draft several")
 
     def forward(self, rows: Sequence[Forward]) -> list[Output]:
         return [self._forward(row) for row in rows]

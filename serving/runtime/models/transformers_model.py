@@ -125,6 +125,13 @@ class TransformersModel:
     def rollback(self, slot: int, length: int) -> None:
         self.slots.rollback(slot, length)
 
+    def open_branch(self) -> int:
+        return self.slots.open_branch()
+
+    @torch.inference_mode()
+    def fork(self, source: int, into: int, length: int) -> None:
+        self.slots.fork(source, into, length)
+
     @torch.inference_mode()
     def forward(self, rows: Sequence[Forward]) -> list[Output]:
         placed = []

@@ -1,0 +1,44 @@
+"""Ranked candidates for one position, exactly (METHODS on DuoDecoding; the exact rule with one-hot proposals in turn).
+
+Candidate x is kept with probability p(x). Else p(x) is zeroed, p renormalised, and the next candidate tested on what is
+left; behind the last one a token is sampled from it. Whatever the candidates are, the token follows p: candidate j is kept
+with probability (1 − p(x_1) − … − p(x_{j−1})) · p(x_j) / (1 − p(x_1) − … − p(x_{j−1})) = p(x_j). DuoDecoding's Algorithm 2
+never updates p between candidates, which is not exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from serving.runtime.sampling import Streams, residual
+from serving.runtime.types import Choice, Rows
+
+
+class Ranked:
+    """The lossless rule for alternatives."""
+
+    lossless: ClassVar[bool] = True
+
+    def choose(self, candidates: Sequence[int], row: int, target: Rows, rng: Streams) -> Choice:
+        if target.sampling.greedy:
+            best = target.top[row]
+            kept = candidates.index(best) if best in candidates else None
+            return Choice(kept, best, len(candidates) if kept is None else kept + 1)
+        left = target.probs(row)
+        for rank, token in enumerate(candidates):
+            if rng.test.accepts(float(left[token]), 1.0):
+                return Choice(rank, token, rank + 1)
+            without = self.zeroed(left, token)
+            if without is left:  # no mass but the candidate's own, and rounding rejected it: sample what was there before
+                return Choice(None, rng.sample.draw(left), rank + 1)
+            left = without
+        return Choice(None, rng.sample.draw(left), len(candidates))
+
+    def zeroed(self, probs: Tensor, token: int) -> Tensor:
+        """`probs` `[vocab]` without a token, renormalised; `probs` itself if that leaves nothing."""
+        one_hot = probs.new_zeros(probs.shape)
+        one_hot[token] = 1.0
+        return residual(probs, one_hot)

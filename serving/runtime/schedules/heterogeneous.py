@@ -1,0 +1,59 @@
+"""DuoDecoding's schedule: draft and target run at once, on devices or cores of their own (DuoDecoding, Algorithms 1 and 2).
+
+Every round the target reads what the last round left unverified, while the draft makes this round's sequences behind it.
+The leftover is judged first, and a rejection in it discards the sequences. All kept: the sequences' first tokens are tested,
+in rank order, on the row behind it. The winner's other tokens are the next leftover; without a winner a token is sampled
+and nothing is left over. There is no bonus. The prompt's round drafts one token, for the shortest time to first token.
+"""
+
+from __future__ import annotations
+
+from serving.runtime.protocols import AcceptanceRule, CandidateRule, SequenceDrafter
+from serving.runtime.session import DraftSequence, Session
+from serving.runtime.types import Draft, Overlap, Rows, Step, Verdict
+
+
+def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRule, candidates: CandidateRule, budget: int) -> Step[None]:
+    """Run a request to its end.
+
+    Args:
+        rule: judges leftovers.
+        candidates: judges the first tokens of a round's sequences.
+        budget: gamma, tokens that the draft makes while the target verifies, at least 1.
+    """
+    leftover, gamma = Draft(), 1
+    while not session.text.finished:
+        rows, sequences = yield from verify_and_draft(session, leftover, drafter, gamma)
+        verdict = rule.judge(leftover, rows, session.rng, bonus=False)
+        if verdict.rejected or not sequences:
+            session.commit(leftover, verdict)
+            leftover = Draft()
+        else:
+            leftover = choose_sequence(session, leftover, sequences, rows, candidates)
+        gamma = budget
+
+
+def verify_and_draft(session: Session, leftover: Draft, drafter: SequenceDrafter, budget: int) -> Step[tuple[Rows, list[DraftSequence]]]:
+    """Target rows for the leftover and the position behind it, and the sequences drafted meanwhile (none behind the end)."""
+    limit = session.text.remaining - len(leftover)
+    if limit == 0 or (leftover.tokens and leftover.tokens[-1] in session.sampling.stop_token_ids):
+        return (yield from session.verify(leftover)), []
+    both: tuple[Rows, list[DraftSequence]] = yield Overlap(session.verify(leftover), drafter.propose(session, budget, limit, leftover))
+    return both
+
+
+def choose_sequence(session: Session, leftover: Draft, sequences: list[DraftSequence], rows: Rows, candidates: CandidateRule) -> Draft:
+    """Commit a kept leftover and the token behind it; return the next leftover."""
+    kept = len(leftover)
+    branching = len(session.text.ids) + kept
+    choice = candidates.choose([s.draft.tokens[0] for s in sequences], kept, rows, session.rng)
+    judged = kept + choice.tested
+    if choice.rank is None:
+        session.commit(leftover + sequences[0].draft[:1], Verdict(kept, choice.token, judged))
+        return Draft()
+    winner = sequences[choice.rank]
+    session.commit(leftover + winner.draft[:1], Verdict(kept + 1, None, judged))
+    if choice.rank > 0:
+        session.draft.rollback(branching)  # it has read the first sequence
+        session.adopt(winner.lane)
+    return winner.draft[1:]

@@ -1,0 +1,39 @@
+"""DuoDecoding: draft and target on devices of their own, several sequences where the draft is unsure (Algorithms 1 and 2)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.acceptance.ranked import Ranked
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.drafting.multi_sequence import MultiSequence
+from serving.runtime.schedules.heterogeneous import heterogeneous
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Step
+
+LONGEST = 64
+
+
+class DuoDecoding(Strategy):
+    name = "duo_decoding"
+    lossless = True
+    paper = "DuoDecoding, Algorithms 1 and 2, section 3.2"
+    artifacts = ("hardware_profile",)
+    overlaps = True
+
+    class Config(StrategyConfig):
+        num_speculative_tokens: int | None = Field(
+            None, ge=1, le=LONGEST, description="gamma: budget of a round; None: how many tokens the draft makes in a verification")
+        max_sequences: int = Field(8, ge=1, le=8, description="most sequences that share the budget; 1: a single one (ablation)")
+
+    def run(self, session: Session) -> Step[None]:
+        drafter = MultiSequence(self.config.max_sequences)
+        yield from heterogeneous(session, drafter, Exact(), Ranked(), self.budget())
+
+    def budget(self) -> int:
+        """Gamma as set, or as measured: round(t_verify / t_draft), at least 1."""
+        if self.config.num_speculative_tokens is not None:
+            return int(self.config.num_speculative_tokens)
+        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).speed_ratio)))
