@@ -101,7 +101,7 @@ class Landed:
     ended: float
 
 
-@dataclass
+@dataclass(eq=False)
 class Flight:
     """A batch of forwards on its way through one model."""
 
@@ -162,7 +162,8 @@ class Engine:
         if self._flights:
             wait([flight.future for flight in self._flights if flight.future], return_when=FIRST_COMPLETED)
             for flight in [f for f in self._flights if f.future and f.future.done()]:
-                self._await(flight)
+                if flight in self._flights:  # a request that failed has waited for its other flight already
+                    self._await(flight)
         if not self.jobs:
             self.close()
 
