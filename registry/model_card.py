@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WORDS = {
     "verifier": "SPRINTER's verifier: predicts from the draft's features whether the target keeps a draft token.",
+    "acceptance_head": "SpecDec++'s acceptance head: predicts from the draft's last hidden state whether the target keeps a token.",
     "acceptance_table": "SPIDE's acceptance table: how often the target keeps a token, by the draft's confidence.",
     "correction_memory": "CSD's correction memory: how often the target corrected one token to another.",
     "hardware_profile": "Hardware profile: seconds of single draft and target forwards on one class of machine.",
@@ -66,6 +67,12 @@ def interface(folder: Path, kind: str) -> tuple[dict[str, np.ndarray], dict[str,
         with safe_open(folder / "verifier.safetensors", "np") as tensors:
             features = tensors.get_slice("weight").get_shape()[0]
         return {"features": np.zeros((1, features), np.float32)}, {"score": np.zeros(1, np.float32)}
+    if kind == "acceptance_head":
+        from safetensors import safe_open
+
+        with safe_open(folder / "acceptance_head.safetensors", "np") as tensors:
+            width = tensors.get_slice("weight").get_shape()[0]
+        return {"hidden_state": np.zeros((1, width), np.float32)}, {"acceptance": np.zeros(1, np.float32)}
     if kind == "acceptance_table":
         return {"confidence": np.array([0.95])}, {"acceptance": np.zeros(1)}
     if kind == "correction_memory":
@@ -82,7 +89,7 @@ def _signature(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) ->
     from mlflow.types import Schema, TensorSpec
 
     def schema(arrays: dict[str, np.ndarray]) -> Schema:
-        fixed = {"features"}  # its second axis is the number of features; all other axes are free
+        fixed = {"features", "hidden_state"}  # their second axis is what the artifact reads; all other axes are free
         shapes = {n: (-1, *a.shape[1:]) if n in fixed else (-1,) * a.ndim for n, a in arrays.items()}
         return Schema([TensorSpec(a.dtype, shapes[n], n) for n, a in arrays.items()])
 

@@ -83,7 +83,7 @@ def parameter_line(name: str, parameter: dict[str, Any]) -> str:
     """A parameter's name, default and bounds; brackets are escaped, Rich would read them as markup."""
     low, high = parameter["minimum"], parameter["maximum"]
     bounds = f"  \\[{'' if low is None else low} … {'' if high is None else high}]" if (low, high) != (None, None) else ""
-    return f"{name} = {parameter['default']}{bounds}"
+    return f"{name} = {'(required)' if parameter['required'] else parameter['default']}{bounds}"
 
 
 def generate(

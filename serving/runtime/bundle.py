@@ -143,6 +143,7 @@ class Bundle:
 
 def artifact_classes() -> dict[str, type[Artifact]]:
     """kind → class; imported here because some of them import torch."""
+    from serving.runtime.artifacts.acceptance_head import AcceptanceHead
     from serving.runtime.artifacts.acceptance_table import AcceptanceTable
     from serving.runtime.artifacts.correction_memory import CorrectionMemory
     from serving.runtime.artifacts.decoding_config import DecodingConfig
@@ -151,7 +152,7 @@ def artifact_classes() -> dict[str, type[Artifact]]:
     from serving.runtime.artifacts.verifier import Verifier
 
     kinds: tuple[type[Artifact], ...] = (
-        AcceptanceTable, CorrectionMemory, DecodingConfig, DistilledDraft, HardwareProfile, Verifier)
+        AcceptanceHead, AcceptanceTable, CorrectionMemory, DecodingConfig, DistilledDraft, HardwareProfile, Verifier)
     return {cls.kind: cls for cls in kinds}
 
 

@@ -144,6 +144,10 @@ class LogitRows:
         """C: the largest raw probability of a row."""
         return float(self.raw(row).max())
 
+    def raw_prob(self, row: int, token: int) -> float:
+        """Raw probability of a token."""
+        return float(self.raw(row)[token])
+
     def entropy(self, row: int) -> float:
         """Entropy of the raw distribution of a row, in nats."""
         return float(torch.special.entr(self.raw(row)).sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
@@ -13,6 +14,8 @@ from serving.runtime.models.table_model import TableModel
 from serving.runtime.strategies import Kit
 
 ORIGIN = Provenance(pair="table", fingerprint="0" * 64)
+NEEDED = {"adaedl": {"threshold": 0.5, "max_draft": 6}}
+"""Strategy → settings that have no default."""
 
 
 def table_pair(vocab: int = 3, seed: int = 0, noise: float = 1.0, sharpness: float = 1.5) -> dict:
@@ -26,9 +29,17 @@ def table_pair(vocab: int = 3, seed: int = 0, noise: float = 1.0, sharpness: flo
 def table_kit(vocab: int = 3, ratio: float = 3.0, **changes) -> Kit:
     """All artifacts that strategies may ask for; `ratio` is t_verify / t_draft."""
     artifacts = {
+        "acceptance_head": random_head(vocab),
         "acceptance_table": AcceptanceTable.empty(ORIGIN),
         "correction_memory": CorrectionMemory.empty(ORIGIN),
         "hardware_profile": HardwareProfile(1.0, {1: ratio, 32: ratio}, 0.1, ORIGIN),
         "verifier": Verifier(torch.randn(vocab, generator=torch.Generator().manual_seed(3)), 0.0, ("before",), 0.5, 1.2, ORIGIN),
     }
     return Kit(artifacts | changes, deterministic=True)
+
+
+def random_head(width: int, seed: int = 4) -> AcceptanceHead:
+    """One random block; its predictions spread over (0, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    block = (torch.randn(width, width, generator=generator), torch.randn(width, generator=generator))
+    return AcceptanceHead(torch.zeros(width), torch.ones(width), [block], torch.randn(width, generator=generator), 0.5, ORIGIN)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from serving.runtime.engine import Engine
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from serving.runtime.types import ContextTooLong, DraftwellError, Sampling, Text
-from tests.serving.kits import table_kit, table_pair
+from tests.serving.kits import NEEDED, table_kit, table_pair
+
+
+def usual(name: str) -> Strategy:
+    """A strategy with its defaults."""
+    return build_strategy(name, NEEDED.get(name, {}), table_kit(8))
 
 
 def free_slots(engine: Engine) -> set[int]:
@@ -20,9 +25,9 @@ def test_concurrent_requests_give_what_each_gives_alone(name, temperature):
     models = table_pair(vocab=8)
     engine = Engine(models)
     settings = [Sampling(max_tokens=20 + i, temperature=temperature, seed=i) for i in range(6)]
-    jobs = [engine.submit([i + 1, 2], s, build_strategy(name, {}, table_kit(8))) for i, s in enumerate(settings)]
+    jobs = [engine.submit([i + 1, 2], s, usual(name)) for i, s in enumerate(settings)]
     engine.run(jobs)
-    alone = [Engine(table_pair(vocab=8)).generate([i + 1, 2], s, build_strategy(name, {}, table_kit(8))) for i, s in enumerate(settings)]
+    alone = [Engine(table_pair(vocab=8)).generate([i + 1, 2], s, usual(name)) for i, s in enumerate(settings)]
     assert [j.output for j in jobs] == [j.output for j in alone]
     assert free_slots(engine) == {8}
 
@@ -76,7 +81,7 @@ def test_a_failing_request_leaves_the_others_unharmed():
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_counters_add_up(name, temperature):
     sampling = Sampling(max_tokens=70, temperature=temperature)
-    job = Engine(table_pair(vocab=8)).generate([1, 2, 3], sampling, build_strategy(name, {}, table_kit(8)))
+    job = Engine(table_pair(vocab=8)).generate([1, 2, 3], sampling, usual(name))
     stats = job.session.stats
     assert stats.emitted == stats.accepted + stats.sampled == len(job.output) == 70
     assert stats.accepted <= stats.judged <= stats.drafted

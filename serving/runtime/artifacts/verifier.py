@@ -38,6 +38,7 @@ class Verifier(Artifact):
     """
 
     kind = "verifier"
+    made_by = "draftwell train"
     parts = ("before", "after", "scalars")
 
     def __init__(self, weight: Tensor, bias: float, features: tuple[str, ...], threshold: float, ratio: float,

@@ -23,6 +23,8 @@ class DraftModel:
         self.stop.start()
         while len(draft) < limit:
             row = yield from session.draft.read(before + draft.tokens)
+            if self.stop.stop_before(row):
+                break
             token = row.sample(0, session.rng.draft)
             draft.tokens.append(token)
             draft.rows.append(row)

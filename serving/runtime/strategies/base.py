@@ -61,8 +61,8 @@ class Strategy(ABC):
         """The artifact of a kind that this strategy needs."""
         found = self.kit.artifacts.get(kind.kind)
         if not isinstance(found, kind):
-            raise DraftwellError(f"strategy {self.name} needs the artifact {kind.kind}: make one with `draftwell calibrate` or "
-                                 "`draftwell train`, or take it from a release")
+            raise DraftwellError(f"strategy {self.name} needs the artifact {kind.kind}: make one with `{kind.made_by}`, or take it "
+                                 "from a release")
         return found
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:

@@ -8,18 +8,28 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from serving.runtime.strategies.adaedl import AdaEDL
 from serving.runtime.strategies.autoregressive import Autoregressive
 from serving.runtime.strategies.base import Kit, Strategy
 from serving.runtime.strategies.csd import CSD
+from serving.runtime.strategies.draft_verify import DraftVerify
+from serving.runtime.strategies.hf_dynamic import HFDynamic
 from serving.runtime.strategies.prompt_lookup import PromptLookup
+from serving.runtime.strategies.specdec_pp import SpecDecPP
 from serving.runtime.strategies.spide import Spide
 from serving.runtime.strategies.sprinter import Sprinter
+from serving.runtime.strategies.svip import SVIP
 from serving.runtime.strategies.vanilla_sd import VanillaSD
 from serving.runtime.types import DraftwellError
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "autoregressive": Autoregressive,
     "vanilla_sd": VanillaSD,
+    "svip": SVIP,
+    "draft_verify": DraftVerify,
+    "adaedl": AdaEDL,
+    "specdec_pp": SpecDecPP,
+    "hf_dynamic": HFDynamic,
     "prompt_lookup": PromptLookup,
     "sprinter": Sprinter,
     "csd": CSD,
@@ -40,24 +50,30 @@ def build_strategy(name: str, parameters: dict[str, Any] | None = None, kit: Kit
     """A strategy from its name and parameters (strings are converted as pydantic does).
 
     Raises:
-        DraftwellError: unknown name or parameter, or a value out of bounds; the line says which.
+        DraftwellError: unknown name or parameter, a setting without default left out, or a value out of bounds; the line says
+            which.
     """
     cls = find_strategy(name)
     try:
         config = cls.Config.model_validate(parameters or {})
     except ValidationError as error:
-        first = error.errors()[0]
+        first = min(error.errors(), key=lambda e: e["type"] == "missing")  # a misspelt name explains the missing one
         key = ".".join(map(str, first["loc"])) or "as a whole"
         if first["type"] == "extra_forbidden":
             known = ", ".join(cls.Config.model_fields) or "none"
             raise DraftwellError(f"strategy {name} has no parameter {key!r}: it has {known}") from error
+        if first["type"] == "missing":
+            missing = [str(e["loc"][0]) for e in error.errors()]
+            raise DraftwellError(f"strategy {name} has no default for {' and '.join(missing)}: give a value with --set, for example "
+                                 f"--set {key}=VALUE (in a bench --set {name}.{key}=VALUE)") from error
         raise DraftwellError(f"strategy {name}, parameter {key}: {first['msg']} (got {first['input']!r})") from error
     return cls(config, kit or Kit())
 
 
 def describe(cls: type[Strategy]) -> dict[str, Any]:
-    """Name, lossless, parameters with default, bounds and description, artifacts, models, paper: plain JSON."""
-    schema = cls.Config.model_json_schema().get("properties", {})
+    """Name, lossless, parameters with default (or required), bounds and description, artifacts, models, paper: plain JSON."""
+    whole = cls.Config.model_json_schema()
+    schema = whole.get("properties", {})
     parameters = {}
     for name, info in schema.items():
         kinds = info.get("anyOf", [info])
@@ -65,6 +81,7 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
         default = info.get("default")
         parameters[name] = {
             "type": next(k["type"] for k in kinds if k.get("type") != "null"),
+            "required": name in whole.get("required", ()),
             "default": None if isinstance(default, float) and not math.isfinite(default) else default,
             "minimum": bounds.get("minimum", bounds.get("exclusiveMinimum")),
             "exclusive_minimum": "exclusiveMinimum" in bounds,

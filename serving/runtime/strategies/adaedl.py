@@ -1,0 +1,46 @@
+"""AdaEDL: stop before a token whose acceptance has a low bound, by entropy (Agrawal 2024, ENLSP at NeurIPS; 2410.18351)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.drafting.adaptive import AdaptiveThreshold
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.drafting.stopping import LowAcceptanceBound
+from serving.runtime.schedules.serial import serial
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Kit, Strategy, StrategyConfig
+from serving.runtime.types import Draft, Step, Verdict
+
+
+class AdaEDL(Strategy):
+    """Its threshold is shared by all requests, or begins anew with each in deterministic mode (METHODS, "State")."""
+
+    name = "adaedl"
+    lossless = True
+    paper = "AdaEDL, Agrawal 2024 (2410.18351)"
+
+    class Config(StrategyConfig):
+        threshold: float = Field(ge=0, le=1, description="lambda at first: stop before a token with 1 − sqrt(entropy_scale·H) below it; "
+                                                         "not published, so there is no default")
+        max_draft: int = Field(ge=1, le=64, description="longest draft; not published, so there is no default")
+        entropy_scale: float = Field(0.2, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound")
+
+    def __init__(self, config: StrategyConfig, kit: Kit):
+        super().__init__(config, kit)
+        self.shared = self.first_threshold()
+
+    def run(self, session: Session) -> Step[None]:
+        adaptive = self.first_threshold() if self.kit.deterministic else self.shared
+        stop = LowAcceptanceBound(adaptive.value, self.config.max_draft, self.config.entropy_scale)
+
+        def learn(draft: Draft, verdict: Verdict) -> None:
+            adaptive.learn(draft, verdict)
+            stop.threshold = adaptive.value
+
+        yield from serial(session, DraftModel(stop), Exact(), learn)
+
+    def first_threshold(self) -> AdaptiveThreshold:
+        """The threshold before anything was learnt."""
+        return AdaptiveThreshold(self.config.threshold, self.config.max_draft)

@@ -1,0 +1,50 @@
+"""Dynamic speculation as in transformers' assisted generation: stop behind an unlikely token (Mamou 2024, 2405.04304)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.drafting.adaptive import HeuristicLength
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.drafting.stopping import UnlikelyToken
+from serving.runtime.schedules.serial import serial
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Kit, Strategy, StrategyConfig
+from serving.runtime.types import Draft, Step, Verdict
+
+FIRST_LENGTH = 5
+
+
+class HFDynamic(Strategy):
+    """The heuristic length is shared by all requests, or begins anew with each in deterministic mode (METHODS, "State")."""
+
+    name = "hf_dynamic"
+    lossless = True
+    paper = "Mamou 2024 (2405.04304); transformers' assisted generation"
+
+    class Config(StrategyConfig):
+        threshold: float = Field(0.4, ge=0, le=1, description="stop behind a token of lower draft probability")
+        max_draft: int = Field(20, ge=1, le=64, description="longest draft")
+        heuristic: bool = Field(False, description="the length limit starts at 5, two more when all match, else one fewer; off: constant")
+
+    def __init__(self, config: StrategyConfig, kit: Kit):
+        super().__init__(config, kit)
+        self.shared = self.first_length()
+
+    def run(self, session: Session) -> Step[None]:
+        if not self.config.heuristic:
+            yield from serial(session, DraftModel(UnlikelyToken(self.config.threshold, self.config.max_draft)), Exact())
+            return
+        length = self.first_length() if self.kit.deterministic else self.shared
+        stop = UnlikelyToken(self.config.threshold, length.value)
+
+        def learn(draft: Draft, verdict: Verdict) -> None:
+            length.learn(draft, verdict)
+            stop.num_tokens = length.value
+
+        yield from serial(session, DraftModel(stop), Exact(), learn)
+
+    def first_length(self) -> HeuristicLength:
+        """The length before anything was learnt."""
+        return HeuristicLength(FIRST_LENGTH, self.config.max_draft)

@@ -1,0 +1,28 @@
+"""SVIP: the draft model's entropy says when to stop (Zhang 2024, 2411.18462)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.drafting.stopping import HighEntropy
+from serving.runtime.schedules.serial import serial
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Step
+
+
+class SVIP(Strategy):
+    name = "svip"
+    lossless = True
+    paper = "Zhang 2024 (2411.18462), self-verification length policy"
+
+    class Config(StrategyConfig):
+        threshold: float = Field(0.3, ge=0, le=2, description="stop behind a token whose sqrt(entropy_scale·H) exceeds this")
+        entropy_scale: float = Field(0.15, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound")
+        max_draft: int = Field(40, ge=1, le=64, description="longest draft")
+
+    def run(self, session: Session) -> Step[None]:
+        stop = HighEntropy(self.config.threshold, self.config.max_draft, self.config.entropy_scale)
+        yield from serial(session, DraftModel(stop), Exact())
