@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from serving.runtime.artifacts.base import MANIFEST
 from serving.runtime.artifacts.distilled_draft import DistilledDraft
 from serving.runtime.engine import Engine
+from serving.runtime.failures import room_for
 from serving.runtime.models.lean_llama import LeanLlama, fits
 from serving.runtime.models.padding import pad_to
 from serving.runtime.models.transformers_model import TransformersModel
@@ -118,6 +119,8 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         if head is None and own < vocab:
             vocab = models["target"].vocab_size = own
         models[role] = over_slots(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab)  # type: ignore[index]
+    for model in models.values():
+        model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
     return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to)
 
 
@@ -133,8 +136,9 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
     if not (folder / "config.json").is_file():
         raise DraftwellError(f"{folder} holds no model (no config.json): check the pair's paths with `draftwell pairs`")
     try:
-        module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-        return module.to(device).eval()
+        with room_for(f"the weights of {folder.name}", "choose a smaller dtype or another device"):
+            module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+            return module.to(device).eval()
     except BROKEN as error:
         raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again") from error
 

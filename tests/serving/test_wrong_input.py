@@ -12,6 +12,7 @@ from serving.runtime.engine import Engine, Job
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.pair import load_module, over_slots
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from serving.runtime.types import (
     ContextTooLong,
@@ -167,6 +168,18 @@ def test_slots_without_room_are_refused_with_the_mend():
     check_line(caught.value, OutOfMemory, "100000 slots of 1000000 positions", "fewer slots or a shorter context")
 
 
+def test_weights_without_room_are_not_called_broken(tmp_path, monkeypatch):
+    import transformers
+
+    def load(*args: object, **settings: object) -> None:
+        raise NO_ROOM["host"]()
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
+    with pytest.raises(OutOfMemory, match="smaller dtype"):
+        load_module(tmp_path, torch.float32, "cpu")
+
+
 def test_other_errors_keep_their_name():
     models = models_of(build("vanilla_sd"))
 
@@ -232,30 +245,26 @@ def test_gamma_zero_is_one_line(name):
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "spide"])
 @pytest.mark.parametrize("sick_role", ["target", "draft"])
-def test_a_real_network_that_overflows_hurts_only_its_request(name, sick_role):
+@pytest.mark.parametrize("adapter", [TransformersModel, over_slots])
+def test_a_real_network_that_overflows_hurts_only_its_request(name, sick_role, adapter):
     """NaN keys and values stay in the slot of the request that made them, and do not outlive it."""
-    target = llama(2)
-    models = {"target": TransformersModel(target, slots=3, vocab_size=VOCAB),
-              "draft": TransformersModel(near(target, 0.06), slots=3, vocab_size=VOCAB)}
-    body = models[sick_role].module.get_input_embeddings()
+    def pair(poisoned: bool) -> Engine:
+        modules = {"target": near(llama(2), 0.0), "draft": near(llama(2), 0.06)}
+        if poisoned:  # the embedding is the head too: the token's own logit is NaN everywhere, and banned everywhere
+            modules[sick_role].get_input_embeddings().weight.data[SICK] = math.nan
+        return Engine({role: adapter(module, slots=3) for role, module in modules.items()})
 
-    def overflow(module, inputs, output):
-        return torch.where((inputs[0] == SICK)[..., None], torch.full_like(output, math.nan), output)
-
-    def run(prompts: list[list[int]]) -> list[Job]:
-        kit = table_kit(VOCAB)
-        jobs = [Engine.submit(engine, p, Sampling(max_tokens=12, banned_token_ids=frozenset({SICK})), build_strategy(name, {}, kit))
-                for p in prompts]
+    def run(engine: Engine, prompts: list[list[int]]) -> list[Job]:
+        sampling = Sampling(max_tokens=12, banned_token_ids=frozenset({SICK}))
+        jobs = [engine.submit(prompt, sampling, build_strategy(name, {}, table_kit(VOCAB))) for prompt in prompts]
         while engine.jobs:
             engine.step()
         return jobs
 
-    engine = Engine(models)
-    alone = [run([prompt])[0].output for prompt in GOOD]
-    handle = body.register_forward_hook(overflow)
-    first, sick, second = run([GOOD[0], [SICK, 5], GOOD[1]])
-    again = run([GOOD[2]] + [GOOD[0]] * 2)
-    handle.remove()
+    alone = [run(pair(poisoned=False), [prompt])[0].output for prompt in GOOD]
+    engine = pair(poisoned=True)
+    first, sick, second = run(engine, [GOOD[0], [SICK, 5], GOOD[1]])
+    again = run(engine, [GOOD[2], GOOD[0], GOOD[0]])
     assert type(sick.error) is NotFinite
     assert [first.output, second.output] == alone[:2]
     assert [job.output for job in again] == [alone[2], alone[0], alone[0]], "a slot that held NaN is as good as new"
