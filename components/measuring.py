@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from components.profiling import synchronise
 from components.prompts import Prompt
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
@@ -19,12 +20,14 @@ from serving.runtime.strategies import Kit, build_strategy, find_strategy
 from serving.runtime.types import DraftwellError, Sampling
 
 Config = tuple[str, Mapping[str, Any]]
-"""A strategy's name and parameters."""
+"""A strategy's name, with `@1+1` behind it for equal cores, and parameters."""
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, a few words)."""
 Log = Callable[[str, float, int], None]
 
 WARMUP_TOKENS = 8
+EQUAL_CORES = "1+1"
+"""Plan of cores: each model on its own share, also where target and draft run in turn."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +60,37 @@ class Contender(Protocol):
 
 
 class StrategyContender:
-    """A configured strategy with online state of its own: contenders never learn from each other's requests."""
+    """A configured strategy with online state of its own: contenders never learn from each other's requests.
+
+    `split_cores` says whether each model had its own share of the cores, by plan or because the strategy overlaps them.
+    """
 
     def __init__(self, pair: LoadedPair, kit: Kit, config: Config, label: str):
         self.pair, self.kit, self.label = pair, kit, label
-        self.strategy, self.parameters = config[0], dict(config[1])
+        self.strategy, self.split = core_plan(config[0])
+        self.parameters = dict(config[1])
         self.lossless = find_strategy(self.strategy).lossless
         self.reset()
+        self.split_cores = self.split is True or self._strategy.overlaps
 
     def reset(self) -> None:
         self._strategy = build_strategy(self.strategy, self.parameters, private_state(self.kit))
 
     def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
-        job = self.pair.engine().generate(ids, sampling, self._strategy)
+        job = self.pair.engine(split=self.split).generate(ids, sampling, self._strategy)
         return Generation(job.output, job.session.stats)
+
+
+def core_plan(name: str) -> tuple[str, bool | None]:
+    """The strategy that a config names, and how its engine splits the cores (`Engine`'s `split`).
+
+    >>> core_plan("vanilla_sd"), core_plan("vanilla_sd@1+1")
+    (('vanilla_sd', None), ('vanilla_sd', True))
+    """
+    strategy, at, plan = name.partition("@")
+    if at and plan != EQUAL_CORES:
+        raise DraftwellError(f"{name}: the only plan of cores is @{EQUAL_CORES}, each model on its own share of them")
+    return strategy, True if at else None
 
 
 class Measurement:
@@ -127,6 +147,11 @@ def check_labels(labels: Sequence[str]) -> None:
         raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters")
 
 
+def contenders_of(pair: LoadedPair, kit: Kit, configs: Sequence[Config]) -> list[StrategyContender]:
+    """The configs, ready to run, under their labels."""
+    return [StrategyContender(pair, kit, config, label) for config, label in zip(configs, labels_of(configs), strict=True)]
+
+
 def measure(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int = 128,
             temperature: float = 0.0, runs: int = 1, warmup: bool = True, seed: int = 0,
             extra: Sequence[Contender] = (), progress: Progress | None = None) -> dict[str, Measurement]:
@@ -143,9 +168,7 @@ def measure(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequ
         raise DraftwellError("there are no prompts to measure on: name a file that holds some")
     if runs < 1:
         raise DraftwellError(f"the number of runs must be at least 1, not {runs}")
-    contenders: list[Contender] = [StrategyContender(pair, kit, config, label)
-                                   for config, label in zip(configs, labels_of(configs), strict=True)]
-    contenders += extra
+    contenders: list[Contender] = [*contenders_of(pair, kit, configs), *extra]
     check_labels([contender.label for contender in contenders])
     encoded = [pair.encode_prompt(prompt.prompt) for prompt in prompts]
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
@@ -161,6 +184,7 @@ def measure(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequ
         for i, ids in enumerate(encoded):
             for contender in rotated(contenders, run * len(prompts) + i):
                 with naming(prompts[i]):
+                    synchronise(pair.device)  # nobody pays for what the one before left behind
                     results[contender.label].runs[i].append(contender.generate(ids, replace(base, seed=seed + i)))
                 done += 1
                 if progress:

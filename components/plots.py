@@ -1,77 +1,13 @@
-"""Plots as PNG files, written atomically. matplotlib draws off screen and is imported only here."""
+"""Plots of artifacts as PNG files; those of a bench are in `bench_plots`."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.drawing import FAINT, INK, SECOND, drawing
 from serving.runtime.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
-from serving.runtime.artifacts.base import write_atomically
-from serving.runtime.types import DraftwellError
-
-INK, SECOND, FAINT = "#1f4e79", "#c55a11", "#9aa5b1"
-
-
-@contextmanager
-def drawing(path: Path, title: str, x: str, y: str) -> Iterator[Any]:
-    """Axes to draw on; the figure is written to `path` behind the block."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DraftwellError("plots need the package matplotlib: pip install 'draftwell[pipeline]'") from error
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)  # no global state, no display
-    axes = figure.add_subplot()
-    axes.set(title=title, xlabel=x, ylabel=y)
-    axes.spines[["top", "right"]].set_visible(False)
-    yield axes
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    write_atomically(path, buffer.getvalue())
-
-
-def speedup_bars(report: Mapping[str, Any], path: Path) -> Path:
-    """Speedup over autoregressive of every strategy of a bench, with intervals."""
-    entries = [(label, e) for label, e in report["strategies"].items() if e["speedup"] is not None]
-    with drawing(path, f"Speedup over autoregressive, {report['pair']}", "", "times as fast") as axes:
-        heights = [e["speedup"] for _, e in entries]
-        ends = [[max(0.0, e["speedup"] - e["speedup_low"]) for _, e in entries],
-                [max(0.0, e["speedup_high"] - e["speedup"]) for _, e in entries]]
-        axes.bar(range(len(entries)), heights, color=INK, yerr=ends, capsize=4, ecolor=SECOND)
-        axes.axhline(1.0, color=FAINT, linestyle="--")
-        axes.set_xticks(range(len(entries)), [label for label, _ in entries], rotation=25, ha="right")
-    return path
-
-
-def acceptance_by_position(report: Mapping[str, Any], path: Path) -> Path:
-    """Share of rounds in which draft token i was accepted, for every strategy that drafted."""
-    with drawing(path, f"Acceptance by position, {report['pair']}", "position in the draft", "accepted / drafted") as axes:
-        for label, entry in report["strategies"].items():
-            shares = entry.get("acceptance_by_position")
-            if shares:
-                axes.plot(range(1, len(shares) + 1), shares, marker="o", label=label)
-        axes.set_ylim(0, 1)
-        if axes.lines:
-            axes.legend(frameon=False)
-    return path
-
-
-def time_split(report: Mapping[str, Any], path: Path) -> Path:
-    """Where the time of every strategy goes: draft, target, prefill, rest."""
-    entries = [(label, e["time_share"]) for label, e in report["strategies"].items() if e.get("time_share")]
-    with drawing(path, f"Where the time goes, {report['pair']}", "", "share of wall time") as axes:
-        bottom = [0.0] * len(entries)
-        for part, colour in (("target", INK), ("draft", SECOND), ("prefill", "#7f9db9"), ("rest", FAINT)):
-            shares = [split[part] or 0.0 for _, split in entries]
-            axes.bar(range(len(entries)), shares, bottom=bottom, color=colour, label=part)
-            bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
-        axes.set_xticks(range(len(entries)), [label for label, _ in entries], rotation=25, ha="right")
-        axes.legend(frameon=False, ncols=4)
-    return path
 
 
 def acceptance_plot(table: AcceptanceTable, path: Path) -> Path:
@@ -126,9 +62,3 @@ def verifier_plots(report: Mapping[str, Any], folder: Path) -> list[Path]:
     curves = {"verifier": (report["roc"]["fpr"], report["roc"]["tpr"], report["auc"]),
               "score = C": (report["baseline_roc"]["fpr"], report["baseline_roc"]["tpr"], report["baseline_auc"])}
     return [roc(curves, folder / "roc.png"), reliability(report["reliability"], folder / "reliability.png")]
-
-
-def bench_plots(report: Mapping[str, Any], folder: Path) -> list[Path]:
-    """The plots of a bench, as files in a folder."""
-    return [speedup_bars(report, folder / "speedup.png"), acceptance_by_position(report, folder / "acceptance_by_position.png"),
-            time_split(report, folder / "time_split.png")]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,18 @@ def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> l
 def demo_prompts(limit: int | None = None, skip: int = 0) -> list[Prompt]:
     """The prompts that the project ships; the first few already cover every category."""
     return read_prompts(DEMO, limit, skip)
+
+
+def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The same prompts, one of every task in turn, so that the first n are an even mix; each task keeps its order.
+
+    >>> [p.id for p in mixed([Prompt("a1", "a", ["x"]), Prompt("a2", "a", ["x"]), Prompt("b1", "b", ["x"])])]
+    ['a1', 'b1', 'a2']
+    """
+    tasks: dict[str | None, list[Prompt]] = {}
+    for prompt in prompts:
+        tasks.setdefault(prompt.task, []).append(prompt)
+    return [prompt for row in zip_longest(*tasks.values()) for prompt in row if prompt is not None]
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:

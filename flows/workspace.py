@@ -2,7 +2,7 @@
 
 Everything of a pair and dtype lies under `$DRAFTWELL_HOME/pairs/<pair>/<dtype>/`: `traces/`, `artifacts/<kind>/`,
 `reports/`. An artifact is looked for in three places: a folder that the user names, the workspace, and what the pair
-ships with. A hardware profile of another machine class is measured again.
+ships with. A hardware profile of another machine class is measured again; that of a padded target always, and never kept.
 """
 
 from __future__ import annotations
@@ -55,17 +55,20 @@ class Workspace:
         """The same pair's workspace in another dtype."""
         return Workspace(self.name, dtype, self.say)
 
-    def load(self, *, slots: int = 1, device: str = "cpu", max_context: int | None = None) -> LoadedPair:
-        """The pair's models, ready to run."""
+    def load(self, *, slots: int = 1, device: str = "cpu", max_context: int | None = None,
+             pad_target: float | None = None) -> LoadedPair:
+        """The pair's models, ready to run; `pad_target` as in `load_pair`."""
         files = self.files()
         from transformers.utils import logging
 
         from serving.runtime.pair import load_pair
 
         logging.disable_progress_bar()
-        self.say(f"loading {self.spec.name} in {self.dtype}")
+        padding = "" if pad_target is None else f", the target padded to {pad_target:g} parameters"
+        self.say(f"loading {self.spec.name} in {self.dtype}{padding}")
         dtype: Any = self.dtype
-        return load_pair(files, dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat)
+        return load_pair(files, dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat,
+                         pad_target=pad_target)
 
     def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> Kit:
         """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.
@@ -114,16 +117,18 @@ class Workspace:
         from serving.runtime.device import device_class
 
         here = device_class(pair.device)
-        if found is not None and found.provenance.device_class == here:
+        padded = pair.padded_to is not None  # its forwards take longer than those that any profile on disk was measured on
+        if not padded and found is not None and found.provenance.device_class == here:
             return found
         if "draft" not in pair.models:
             return None
         from components.profiling import profile
         from components.provenance import provenance
 
-        self.say(f"measuring a hardware profile for {here} (once, about 10 s)")
-        made = profile(pair, provenance(pair, device_class=here))
-        self.save(made)
+        self.say(f"measuring a hardware profile for {here} " + ("with the padded target" if padded else "(once, about 10 s)"))
+        made = profile(pair, provenance(pair, device_class=here, parameters={"padded_to": pair.padded_to} if padded else None))
+        if not padded:
+            self.save(made)
         return made
 
 

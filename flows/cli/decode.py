@@ -1,4 +1,4 @@
-"""Commands that decode: pairs, strategies, generate, bench, serve."""
+"""Commands that decode: pairs, strategies, generate, serve (`bench` has a file of its own)."""
 
 from __future__ import annotations
 
@@ -12,28 +12,24 @@ from flows.cli.options import (
     Artifacts,
     DeviceOption,
     DtypeOption,
-    Limit,
     MaxTokens,
+    PadTarget,
     Pair,
-    Prompts,
     Seed,
     Temperature,
     Threads,
     check_artifacts,
-    check_output,
     pick_device,
-    progress,
     say,
     set_threads,
     wide_console,
-    write_json,
 )
 from serving.runtime.types import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (pairs, strategies, generate, bench, serve):
+    for command in (pairs, strategies, generate, serve):
         app.command()(command)
 
 
@@ -97,6 +93,7 @@ def generate(
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: Threads = None,
+    pad_target: PadTarget = None,
     artifacts: Artifacts = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
@@ -114,7 +111,7 @@ def generate(
     check_artifacts(artifacts)
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
-    loaded = workspace.load(device=pick_device(device))
+    loaded = workspace.load(device=pick_device(device), pad_target=pad_target)
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     job = loaded.engine().generate(loaded.encode_prompt(prompt), sampling, chosen)
@@ -122,6 +119,7 @@ def generate(
     if as_json:
         typer.echo(json.dumps({
             "pair": workspace.spec.name, "strategy": strategy, "parameters": chosen.config.model_dump(), "dtype": workspace.dtype,
+            "padded_to": loaded.padded_to,
             "prompt": prompt, "text": text, "token_ids": job.output, "finish_reason": job.session.text.finish_reason,
             "stats": {"emitted": stats.emitted, "drafted": stats.drafted, "judged": stats.judged, "accepted": stats.accepted,
                       "rescued": stats.rescued, "target_calls": stats.target_calls, "draft_calls": stats.draft_calls,
@@ -130,75 +128,9 @@ def generate(
         return
     typer.echo(text)
     rate = f"{stats.acceptance_rate:.0%} of judged draft tokens accepted, " if stats.acceptance_rate is not None else ""
+    padded = "" if loaded.padded_to is None else f"; the target is padded to {loaded.padded_to:,} parameters"
     say(f"{stats.emitted} tokens in {stats.wall_seconds:.2f} s ({stats.emitted / stats.wall_seconds:.1f} tokens/s), "
-        f"{rate}{stats.target_calls} target calls after the prompt")
-
-
-def bench(
-    pair: Pair = "default",
-    strategies: Annotated[str, typer.Option("--strategies", help="Comma-separated names; autoregressive is always measured.")] = (
-        "vanilla_sd"),
-    prompts: Prompts = None,
-    limit: Limit = None,
-    max_tokens: MaxTokens = 64,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Interleaved runs; medians are reported.")] = 1,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    threads: Threads = None,
-    peer: Annotated[list[str] | None, typer.Option("--peer", help="Measure `transformers` in the same run.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="strategy.key=value; may be repeated.")] = None,
-    artifacts: Artifacts = None,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
-) -> None:
-    """Compare strategies on the same prompts, interleaved, and print one table.
-
-    Example: draftwell bench --pair default --strategies vanilla_sd,spide --limit 8 --json report.json
-    """
-    from components.evaluation import bench as measure
-    from components.prompts import demo_prompts, read_prompts
-    from components.reports import bench_table
-    from flows.workspace import Workspace
-    from serving.runtime.strategies import build_strategy
-
-    wanted = parse_wanted(strategies, settings or [])
-    for name, parameters in wanted:
-        build_strategy(name, parameters)
-    for name in peer or []:
-        if name != "transformers":
-            raise DraftwellError(f"unknown peer {name!r}: the only peer is transformers")
-    if out is not None:
-        check_output(out)
-    check_artifacts(artifacts)
-    rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
-    workspace = Workspace(pair, dtype, say)
-    set_threads(threads)
-    loaded = workspace.load(device=pick_device(device))
-    kit = workspace.kit(loaded, [name for name, _ in wanted], folder=artifacts)
-    with progress("bench") as bar:
-        report = measure(loaded, wanted, rows, kit, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
-                         peers=tuple(peer or ()), progress=bar)
-    if out is not None:
-        write_json(out, report)
-    wide_console().print(bench_table(report))
-
-
-def parse_wanted(strategies: str, settings: list[str]) -> list[tuple[str, dict[str, str]]]:
-    """Names with their parameters; autoregressive comes first whether it was named or not."""
-    from flows.workspace import parse_settings
-    from serving.runtime.strategies import find_strategy
-
-    names = list(dict.fromkeys(["autoregressive", *(n.strip() for n in strategies.split(",") if n.strip())]))
-    for name in names:
-        find_strategy(name)
-    parameters: dict[str, dict[str, str]] = {name: {} for name in names}
-    for key, value in parse_settings(settings).items():
-        name, dot, field = key.partition(".")
-        if not dot or name not in parameters:
-            raise DraftwellError(f"--set {key}={value} names no benched strategy: write it as strategy.key=value")
-        parameters[name][field] = value
-    return list(parameters.items())
+        f"{rate}{stats.target_calls} target calls after the prompt{padded}")
 
 
 def serve(

@@ -31,6 +31,8 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random streams.")]
+PadTarget = Annotated[float | None, typer.Option(
+    "--pad-target", min=1.0, help="Pad the target with zeros to this many parameters: the same outputs at a larger model's cost.")]
 Artifacts = Annotated[Path | None, typer.Option("--artifacts", help="Folder of artifact folders that goes before the workspace's.")]
 
 
@@ -83,6 +85,12 @@ def check_output(path: Path) -> None:
         raise DraftwellError(f"{path} is a folder: name a file in it")
     if not path.parent.is_dir() and path.parent != Path(".draftwell"):
         raise DraftwellError(f"the folder {path.parent} does not exist: make it first, or name another file")
+
+
+def check_folder(path: Path | None) -> None:
+    """Refuse, before any work, a folder that could not be made; one level is made."""
+    if path is not None and (path.is_file() or not path.absolute().parent.is_dir()):
+        raise DraftwellError(f"{path} is no folder and cannot be made one: name another")
 
 
 def check_artifacts(folder: Path | None) -> None:

@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from components.bench_plots import bench_plots
 from components.gate import Check, GateVerdict
-from components.plots import acceptance_plot, bench_plots, rejection_tail, verifier_plots
+from components.plots import acceptance_plot, rejection_tail, verifier_plots
 from components.reports import (
     bench_table,
     markdown_table,

@@ -1,0 +1,147 @@
+"""A bench in words: its tables for the terminal and for Markdown, and the line that says what the figures depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from components.tables import markdown, number, rich_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BENCH_COLUMNS = ("strategy", "tokens/s", "speedup", "acceptance rate", "MAT", "cost ratio", "outputs identical?")
+TIME_COLUMNS = ("strategy", "TTFT ms", "prefill ms", "decode tokens/s", "target", "draft", "overlap", "prefill", "overhead", "peak MB")
+QUALITY_COLUMNS = ("lossy strategy", "over vanilla_sd", "argmax share", "ROUGE-L", "± vanilla", "rescued", "floor")
+HEADLINE_COLUMNS = ("ratio", "times as fast", "cost ratio", "contender", "against")
+Entry = Mapping[str, Any]
+
+
+def entries_of(report: Mapping[str, Any]) -> list[tuple[str, Entry]]:
+    """Label and figures of all that were measured: strategies, the cost reference where it is none of them, peers."""
+    entries = list(report["strategies"].items())
+    reference = report.get("cost_reference")
+    if reference and all(reference["per_prompt"] != entry["per_prompt"] for _, entry in entries):
+        entries.append((f"vanilla_sd(num_speculative_tokens={reference['num_speculative_tokens']})", reference))
+    for peer, group in report.get("peers", {}).items():
+        entries += [(f"{peer}: {name}", entry) for name, entry in group.items() if name != "notes"]
+    return entries
+
+
+def bench_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """One row of words for each strategy and peer, in `BENCH_COLUMNS`; what was not measured is a dash."""
+    total = report["prompts"]
+    return [[label, number(entry["tokens_per_second"], ".1f"), interval(entry), number(entry.get("acceptance_rate"), ".2f"),
+             number(entry.get("mat"), ".2f"), number(entry.get("cost_ratio"), ".2f"), identity(entry, total)]
+            for label, entry in entries_of(report)]
+
+
+def time_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """Where the time and the memory went, in `TIME_COLUMNS`; parts are shares of the wall time."""
+    rows = []
+    for label, entry in entries_of(report):
+        split = entry.get("time_share") or {}
+        parts = [number(split.get(part), ".1%") for part in ("target", "draft", "overlap", "prefill", "rest")]
+        rows.append([label, number(entry.get("ttft_ms"), ".0f"), number(entry.get("prefill_ms"), ".0f"),
+                     number(entry.get("decode_tokens_per_second"), ".1f"), *parts, number(entry.get("peak_memory_mb"), ".0f")])
+    return rows
+
+
+def quality_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """What lossy strategies gave up, in `QUALITY_COLUMNS`."""
+    floors = {True: "held", False: "not held", None: "–"}
+    rows = []
+    for label, entry in report["strategies"].items():
+        if not entry["lossless"]:
+            over = entry.get("over_vanilla")
+            rows.append([label, between(over["ratio"], over["low"], over["high"]) if over else "–",
+                         number(entry.get("target_argmax_share"), ".1%"), number(entry.get("rouge_l"), ".1f"),
+                         number(entry.get("rouge_l_difference"), "+.1f"), number(entry.get("rescued_share"), ".1%"),
+                         floors[entry.get("holds_floor")]])
+    return rows
+
+
+def headline_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """The ratios of the bench, in `HEADLINE_COLUMNS`."""
+    return [[row["name"], between(row["ratio"], row["low"], row["high"]), number(row["cost_ratio"], ".2f"), row["contender"],
+             row["against"]] for row in report.get("headlines", [])]
+
+
+def curve_rows(curve: Mapping[str, Any]) -> list[list[str]]:
+    """The points of one curve, in the order of the parameter."""
+    return [[f"{p['value']:g}", number(p["speedup"], ".2f"), number(p["over_vanilla"], ".2f"), number(p["target_argmax_share"], ".1%"),
+             number(p["rouge_l"], ".1f"), number(p["rescued_share"], ".1%")] for p in curve["points"]]
+
+
+def interval(entry: Entry) -> str:
+    """`1.31 [1.25, 1.38]`."""
+    if entry.get("speedup") is None:
+        return "–"
+    return between(entry["speedup"], entry["speedup_low"], entry["speedup_high"])
+
+
+def between(ratio: float, low: float, high: float) -> str:
+    """A ratio with its interval."""
+    return f"{ratio:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def identity(entry: Entry, total: int) -> str:
+    """`15 of 16 (1 near-tie)`; sampled outputs cannot be compared, lossy ones say that they are."""
+    same, ties = entry.get("identical_outputs"), entry.get("near_ties") or 0
+    if same is None:
+        return "– (sampled)"
+    words = [f"{ties} near-tie{'s' if ties != 1 else ''}"] if ties else []
+    words += ["lossy"] if not entry["lossless"] else []
+    return f"{same} of {total}" + (f" ({', '.join(words)})" if words else "")
+
+
+def caption(report: Mapping[str, Any]) -> str:
+    """What the figures depend on, in one line."""
+    machine, settings = report["machine"], report["settings"]
+    how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']}"
+    padded = report.get("padded_to")
+    target = f", target padded with zeros to {padded / 1e9:.2f} B parameters" if padded else ""
+    longest = f" (prompts of at most {settings['max_prompt_tokens']} tokens)" if settings.get("max_prompt_tokens") else ""
+    name = machine.get("device_name", machine["cpu"])
+    device = machine["cpu"] if name == machine["cpu"] else f"{name} and {machine['cpu']}"
+    return (f"{report['pair']}, {machine['dtype']}{target}, {report['prompts']} prompts of up to {settings['max_tokens']} tokens{longest}, "
+            f"{how}, {settings['runs']} run{'s' if settings['runs'] != 1 else ''}, {device}, {class_of(machine)}{machine['threads']} of "
+            f"{machine['cores']} cores")
+
+
+def class_of(machine: Mapping[str, Any]) -> str:
+    """The machine class, where the report names it."""
+    return f"{machine['device_class']}, " if machine.get("device_class") else ""
+
+
+def bench_table(report: Mapping[str, Any]) -> Table:
+    """A bench as a table for the terminal."""
+    return rich_table(BENCH_COLUMNS, bench_rows(report), caption(report))
+
+
+def headline_table(report: Mapping[str, Any]) -> Table:
+    """The ratios as a table for the terminal."""
+    note = "the fastest of this run where a row says best; brackets: bootstrap over prompts, 5 % and 95 %"
+    return rich_table(HEADLINE_COLUMNS, headline_rows(report), note)
+
+
+def markdown_table(report: Mapping[str, Any]) -> str:
+    """A bench as a Markdown table with a line about the machine below."""
+    return f"{markdown(BENCH_COLUMNS, bench_rows(report))}\n{caption(report)}\n"
+
+
+def bench_markdown(report: Mapping[str, Any]) -> str:
+    """All tables of a bench as Markdown: speed, ratios, time and memory, quality of lossy strategies, curves."""
+    parts = [f"## Bench of {report['pair']}\n\n{markdown_table(report)}",
+             f"### Ratios\n\n{markdown(HEADLINE_COLUMNS, headline_rows(report))}",
+             "### Time and memory\n\nShares of the wall time; TTFT and prefill are medians over prompts; memory is over weights and caches."
+             f"\n\n{markdown(TIME_COLUMNS, time_rows(report))}"]
+    if lossy := quality_rows(report):
+        parts.append(f"### Quality\n\n{markdown(QUALITY_COLUMNS, lossy)}")
+    for name, curve in report.get("curves", {}).items():
+        columns = (curve["parameter"], "speedup", "over vanilla_sd", "argmax share", "ROUGE-L", "rescued")
+        parts.append(f"### {name} over {curve['parameter']}\n\n{markdown(columns, curve_rows(curve))}")
+    notes = [note for group in report.get("peers", {}).values() for note in group.get("notes", [])]
+    commit = report["machine"].get("commit")
+    notes += [f"commit {commit}"] if commit else []
+    return "\n".join([*parts, "".join(f"- {note}\n" for note in notes)])

@@ -1,0 +1,33 @@
+"""Axes that end up as a PNG file, written atomically. matplotlib draws off screen and is imported only here."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from serving.runtime.artifacts.base import write_atomically
+from serving.runtime.types import DraftwellError
+
+INK, SECOND, FAINT = "#1f4e79", "#c55a11", "#9aa5b1"
+
+
+@contextmanager
+def drawing(path: Path, title: str, x: str, y: str) -> Iterator[Any]:
+    """Axes to draw on; the figure is written to `path` behind the block."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise DraftwellError("plots need the package matplotlib: pip install 'draftwell[pipeline]'") from error
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)  # no global state, no display
+    axes = figure.add_subplot()
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.spines[["top", "right"]].set_visible(False)
+    yield axes
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    write_atomically(path, buffer.getvalue())

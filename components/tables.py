@@ -1,0 +1,36 @@
+"""Tables of words: for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LEFT = ("detail", "outputs identical?", "floor", "contender", "against")
+"""Columns of words, set on the left."""
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str, title: str | None = None) -> Table:
+    """A table with the first column on the left and figures on the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=None if title is None else Text(title), caption=Text(note), caption_justify="left")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 or name in LEFT else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))  # plain text: brackets of an interval are no markup
+    return table
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is on the left, figures are on the right."""
+    lines = [tuple(columns), tuple("---" if i == 0 else "--:" for i in range(len(columns))), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def number(value: float | None, form: str) -> str:
+    """A figure, or a dash where there is none."""
+    return "–" if value is None else format(value, form)
