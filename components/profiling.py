@@ -1,7 +1,8 @@
 """Hardware profile: how long single forwards take on this machine.
 
 Draft and target forwards of all sizes are measured in turn, round by round, so that a slow minute of the machine hits
-all of them alike; medians, with the device synchronised before each clock is read.
+all of them alike; medians, with the device synchronised before each clock is read. Forwards are timed twice: alone with
+all cores, and as an overlapping strategy runs them, each model on its own share beside the other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
+from threading import Event
 
 import torch
 
@@ -18,6 +20,7 @@ from serving.runtime.device import device_class
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import DraftwellError, Forward, Role
+from serving.runtime.workers import Workers
 
 Log = Callable[[str, float, int], None]
 
@@ -44,15 +47,19 @@ def profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = 
     seconds = time_forwards(pair, sizes, repeats, context)
     t_draft = median(seconds["draft", 1])
     t_verify = {k: median(seconds["target", k]) for k in sizes}
+    split = time_overlapped(pair, sizes, max(3, repeats // 3), context)
     t_rest = rest_of_a_round(pair)
     if log:
         log("t_draft_ms", t_draft * 1e3, 1)
         for k, value in t_verify.items():
             log("t_verify_ms", value * 1e3, k)
+        log("t_draft_split_ms", split[0] * 1e3, 1)
+        for k, value in split[1].items():
+            log("t_verify_split_ms", value * 1e3, k)
         log("t_rest_ms", t_rest * 1e3, 0)
     if provenance.device_class is None:
         provenance = provenance.model_copy(update={"device_class": device_class(pair.device)})
-    return HardwareProfile(t_draft, t_verify, t_rest, provenance)
+    return HardwareProfile(t_draft, t_verify, t_rest, provenance, split)
 
 
 def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int) -> dict[tuple[Role, int], list[float]]:
@@ -73,6 +80,39 @@ def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context:
         for role, slot in slots.items():
             pair.models[role].close(slot)
     return seconds
+
+
+def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int) -> tuple[float, dict[int, float]]:
+    """Median seconds of a draft forward and of target forwards of all sizes, each on cores of its own, while the other runs."""
+    roles: tuple[Role, ...] = ("target", "draft")
+    slots = {role: pair.models[role].open() for role in roles}
+    workers = Workers([pair.models[role] for role in roles])
+    drafted: list[float] = []
+    verified: dict[int, list[float]] = {k: [] for k in sizes}
+
+    def draft_until(over: Event) -> None:
+        while True:
+            drafted.append(timed(pair, "draft", slots["draft"], 1, context))
+            if over.is_set():
+                return
+
+    try:
+        for role in roles:
+            pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
+        for _ in range(repeats):
+            for k in sizes:
+                over = Event()
+                drafting = workers.submit(pair.models["draft"], draft_until, over)
+                try:
+                    verified[k].append(workers.submit(pair.models["target"], timed, pair, "target", slots["target"], k, context).result())
+                finally:
+                    over.set()
+                    drafting.result()
+    finally:
+        workers.close()
+        for role, slot in slots.items():
+            pair.models[role].close(slot)
+    return median(drafted), {k: median(seconds) for k, seconds in verified.items()}
 
 
 def timed(pair: LoadedPair, role: Role, slot: int, tokens: int, context: int) -> float:

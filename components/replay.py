@@ -109,7 +109,7 @@ def replay(trace: TraceSet | Texts, strategy_name: str, parameters: Mapping[str,
     sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)
     results, exact = [], True
     for text in texts.texts:
-        clock = Clock(profile, overlap)
+        clock = Clock(profile.when(strategy.overlaps), overlap)
         models: dict[Role, Model] = {role: TraceModel(text, role, extend=extend) for role in strategy.roles}
         job = Engine(models).generate(text.prompt, sampling, Clocked(strategy, clock))
         if job.output != text.output[:budget]:

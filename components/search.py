@@ -113,7 +113,7 @@ class Search:
         tables = {kind: vars(artifact) for kind, artifact in sorted(self.kit.artifacts.items())
                   if kind in find_strategy(name).artifacts}
         body = json.dumps([str(space), self.digest, self.max_tokens, self.overlap, self.profile.t_draft, self.profile.t_rest,
-                           self.profile.t_verify, self.kit.deterministic, str(tables)])
+                           self.profile.t_verify, self.profile.split, self.kit.deterministic, str(tables)])
         return f"{name}-{hashlib.sha256(body.encode()).hexdigest()[:16]}"
 
 

@@ -137,7 +137,7 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
 
     profile: Any = kit.artifacts["hardware_profile"]
     tuned = run(station.pair, traces, prompts, kit, profile, trials=trials, max_tokens=max_tokens, lossless_only=lossless_only,
-                quality_floor=quality_floor, evaluate=evaluate, quality=None if lossless_only else quality, overlap=False)
+                quality_floor=quality_floor, evaluate=evaluate, quality=None if lossless_only else quality)
     made_of = provenance(station.pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
                          parents=station.parents("acceptance_table", "hardware_profile", "verifier", "correction_memory"))
     station.workspace.save(DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))

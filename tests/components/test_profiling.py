@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.profiling import filler, profile, time_forwards
+from components.profiling import filler, profile, time_forwards, time_overlapped
 from components.provenance import provenance
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.device import device_class
@@ -47,7 +47,28 @@ def test_a_profile_is_complete_saved_and_of_this_machine(tmp_path):
     assert made.provenance.device_class == device_class()
     made.save(tmp_path / "p")
     assert HardwareProfile.load(tmp_path / "p", fingerprint=pair.fingerprint).t_verify == made.t_verify
-    assert [name for name, _, _ in logged] == ["t_draft_ms", *["t_verify_ms"] * 3, "t_rest_ms"]
+    assert [name for name, _, _ in logged] == ["t_draft_ms", *["t_verify_ms"] * 3, "t_draft_split_ms", *["t_verify_split_ms"] * 3,
+                                               "t_rest_ms"]
+
+
+def test_a_profile_tells_overlapping_strategies_other_times_than_serial_ones(tmp_path):
+    pair = table_pair()
+    both = HardwareProfile(1.0, {1: 4.0, 2: 5.0}, 0.1, provenance(pair, device_class="x"), (2.0, {1: 6.0, 2: 7.0}))
+    both.save(tmp_path / "p")
+    read = HardwareProfile.load(tmp_path / "p", fingerprint=pair.fingerprint)
+    assert (read.when(False).speed_ratio, read.when(True).speed_ratio) == (4.0, 3.0)
+    assert read.when(True).verify_seconds(2) == 7.0
+    assert HardwareProfile(1.0, {1: 4.0}, 0.1, both.provenance).when(True).speed_ratio == 4.0  # never measured apart
+
+
+def test_overlapped_forwards_are_timed_on_both_models_and_leave_the_slots_free():
+    pair, seen = spied()
+    t_draft, t_verify = time_overlapped(pair, [1, 4], repeats=3, context=16)
+    assert list(t_verify) == [1, 4]
+    assert t_draft > 0
+    assert sum(row[:2] == ("target", 4) for row in seen) == 3
+    assert sum(row[:2] == ("draft", 1) for row in seen) >= 6
+    assert len(pair.models["draft"].model.slots._free) == len(pair.models["draft"].model.slots.lengths)
 
 
 def test_all_slots_are_free_afterwards_even_if_a_model_fails():

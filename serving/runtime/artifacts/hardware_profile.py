@@ -1,10 +1,14 @@
-"""Hardware profile: seconds of a draft forward and of a target forward over k tokens, as measured on one device class."""
+"""Hardware profile: seconds of a draft forward and of a target forward over k tokens, as measured on one device class.
+
+A strategy that overlaps draft and target gives each a share of the cores, so its forwards take other times than those of
+a serial one: a profile holds both.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from serving.runtime.artifacts.base import Artifact, ArtifactError, Provenance
 
@@ -16,23 +20,31 @@ class HardwareProfile(Artifact):
         t_draft: median seconds of a one-token draft forward.
         t_verify: k → median seconds of a k-token target forward, k ascending and starting at 1.
         t_rest: median seconds that a round spends outside model forwards (sampling, judging).
+        split: (t_draft, t_verify) with each model on cores of its own and the other one busy; None where not measured.
     """
 
     kind = "hardware_profile"
 
-    def __init__(self, t_draft: float, t_verify: dict[int, float], t_rest: float, provenance: Provenance):
+    def __init__(self, t_draft: float, t_verify: dict[int, float], t_rest: float, provenance: Provenance,
+                 split: tuple[float, dict[int, float]] | None = None):
         if t_draft <= 0 or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
             raise ArtifactError("a hardware profile needs positive times and a target forward of one token")
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
-        self.provenance = provenance
+        self.provenance, self.split = provenance, split
+
+    def when(self, overlapping: bool) -> HardwareProfile:
+        """The profile of strategies that overlap draft and target, or of those that don't."""
+        if not overlapping or self.split is None:
+            return self
+        return HardwareProfile(*self.split, self.t_rest, self.provenance)
 
     def verify_seconds(self, tokens: int) -> float:
         """Seconds of a target forward over `tokens` >= 1 tokens: linear between measured sizes and beyond the last."""
-        sizes = list(self.t_verify)
-        if len(sizes) == 1:
+        known = list(self.t_verify)
+        if len(known) == 1:
             return self.t_verify[1]
-        high = next((i for i, k in enumerate(sizes) if k >= tokens and i > 0), len(sizes) - 1)
-        k0, k1 = sizes[high - 1], sizes[high]
+        high = next((i for i, k in enumerate(known) if k >= tokens and i > 0), len(known) - 1)
+        k0, k1 = known[high - 1], known[high]
         t0, t1 = self.t_verify[k0], self.t_verify[k1]
         return t0 + (t1 - t0) * (tokens - k0) / (k1 - k0)
 
@@ -42,10 +54,19 @@ class HardwareProfile(Artifact):
         return self.t_verify[1] / self.t_draft
 
     def write_files(self, folder: Path) -> None:
-        times = {"t_draft": self.t_draft, "t_verify": {str(k): v for k, v in self.t_verify.items()}, "t_rest": self.t_rest}
+        times: dict[str, Any] = {"t_draft": self.t_draft, "t_verify": self.t_verify, "t_rest": self.t_rest}
+        if self.split is not None:
+            times["split"] = {"t_draft": self.split[0], "t_verify": self.split[1]}
         (folder / "profile.json").write_text(json.dumps(times, indent=2) + "\n")
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
         times = json.loads((folder / "profile.json").read_text())
-        return cls(times["t_draft"], {int(k): v for k, v in times["t_verify"].items()}, times["t_rest"], provenance)
+        split = times.get("split")
+        return cls(times["t_draft"], sizes(times["t_verify"]), times["t_rest"], provenance,
+                   (split["t_draft"], sizes(split["t_verify"])) if split else None)
+
+
+def sizes(times: dict[str, float]) -> dict[int, float]:
+    """JSON's string keys as numbers of tokens."""
+    return {int(tokens): seconds for tokens, seconds in times.items()}

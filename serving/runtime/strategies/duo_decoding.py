@@ -36,4 +36,4 @@ class DuoDecoding(Strategy):
         """Gamma as set, or as measured: round(t_verify / t_draft), at least 1."""
         if self.config.num_speculative_tokens is not None:
             return int(self.config.num_speculative_tokens)
-        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).speed_ratio)))
+        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).when(overlapping=True).speed_ratio)))

@@ -35,4 +35,4 @@ class Pearl(Strategy):
         """The draft length: as set, or how many times as fast as the target the draft is."""
         if self.config.num_speculative_tokens is not None:
             return int(self.config.num_speculative_tokens)
-        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).speed_ratio)))
+        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).when(overlapping=True).speed_ratio)))

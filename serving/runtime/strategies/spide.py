@@ -47,7 +47,7 @@ class Spide(Strategy):
         if not self.config.parallel:
             yield from serial(session, drafter, Exact(), learn)
             return
-        profile = self.artifact(HardwareProfile)
+        profile = self.artifact(HardwareProfile).when(overlapping=True)
 
         def overlap_steps(unverified: int) -> int:
             steps = max(1, math.floor(profile.verify_seconds(unverified + 1) / profile.t_draft))
