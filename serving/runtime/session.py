@@ -18,9 +18,12 @@ class Lane:
         self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
         self.prompt_length = prompt_length
         self.length = 0
+        self.branches: list[Lane] = []
+        self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
 
     def read(self, sequence: Sequence[int], keep: int = 1) -> Step[Rows]:
         """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens."""
+        self.rollback(len(sequence) - keep)  # a row that is wanted again is computed again
         unseen = tuple(sequence[self.length :])
         prefill = self.length == 0
         if self.role == "target":
@@ -38,15 +41,33 @@ class Lane:
 
     def rollback(self, length: int) -> None:
         """Forget everything behind the first `length` tokens, if there is more."""
+        for branch in self.branches:
+            branch.shared = min(branch.shared, length)
         if length < self.length:
             self.model.rollback(self.slot, length)
             self.length = length
 
 
-    def fork(self, other: Lane, length: int) -> None:
-        """Hold what another lane of the same model holds in its first `length` tokens."""
-        self.model.fork(other.slot, self.slot, length)
-        self.length = length
+    def branch(self, number: int, length: int) -> Lane:
+        """A lane beside this one that holds its first `length` tokens, for a further sequence; numbered from 0, opened when first
+        asked for, closed with the session."""
+        while len(self.branches) <= number:
+            self.branches.append(Lane(self.role, self.model, self.model.open_branch(), self.sampling, self.stats, self.prompt_length))
+        branch = self.branches[number]
+        self.model.fork(self.slot, branch.slot, length, min(branch.shared, length))
+        branch.length = branch.shared = length
+        return branch
+
+    def adopt(self, branch: Lane) -> None:
+        """Hold what a branch holds: the text goes on with its tokens."""
+        self.rollback(min(branch.shared, self.length))
+        self.model.fork(branch.slot, self.slot, branch.length, self.length)
+        self.length = branch.shared = branch.length
+
+    def close(self) -> None:
+        """Give back the slot and those of all branches."""
+        for lane in [self, *self.branches]:
+            lane.model.close(lane.slot)
 
 
 @dataclass
@@ -80,7 +101,6 @@ class Session:
         self.rng = Streams(sampling.seed)
         self.stats = Stats()
         self.lanes: dict[Role, Lane] = {}
-        self._branches: list[Lane] = []
         try:
             for role, model in models.items():
                 self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt))
@@ -99,19 +119,6 @@ class Session:
     @property
     def qualifier(self) -> Lane:
         return self.lanes["qualifier"]
-
-    def branch(self, number: int) -> Lane:
-        """A further lane on the draft, numbered from 0, opened when first asked for; what it holds is stale until it is forked."""
-        while len(self._branches) <= number:
-            model = self.draft.model
-            self._branches.append(Lane("draft", model, model.open_branch(), self.sampling, self.stats, self.text.prompt_length))
-        return self._branches[number]
-
-    def adopt(self, lane: Lane) -> None:
-        """Let a branch take the draft's place, because the text goes on with its tokens; nothing is copied."""
-        if lane is not self.draft:
-            self._branches[self._branches.index(lane)] = self.draft
-            self.lanes["draft"] = lane
 
     def prefill(self) -> Step[None]:
         """Read the prompt and sample the first token from the target, which gives the shortest time to first token."""
@@ -139,6 +146,6 @@ class Session:
 
     def close(self) -> None:
         """Give all slots back."""
-        for lane in [*self.lanes.values(), *self._branches]:
-            lane.model.close(lane.slot)
-        self.lanes, self._branches = {}, []
+        for lane in self.lanes.values():
+            lane.close()
+        self.lanes = {}

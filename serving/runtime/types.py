@@ -336,8 +336,8 @@ class Model(Protocol):
     def open_branch(self) -> int:
         """Take a slot for a further sequence of a request that has a slot already; there is always one."""
 
-    def fork(self, source: int, into: int, length: int) -> None:
-        """Make slot `into` hold the first `length` tokens of slot `source`, and nothing else."""
+    def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
+        """Make slot `into` hold the first `length` tokens of slot `source`, and nothing else; the first `known` it holds already."""
 
     def forward(self, rows: Sequence[Forward]) -> list[Output]:
         """Run all rows as one ragged batch; at most one row per slot."""

@@ -28,7 +28,7 @@ def sequences_in(chances: Sequence[float], theta: float, budget: int) -> int:
 
 
 class MultiSequence:
-    """Drafts one to `max_sequences` sequences, all but the first on branches of the session's draft lane."""
+    """Drafts one to `max_sequences` sequences, all but the first on branches of the draft's lane."""
 
     def __init__(self, max_sequences: int = 8):
         self.max_sequences = max_sequences
@@ -46,10 +46,7 @@ class MultiSequence:
             starts[0].append(second.top[0])
             count = sequences_in(chances, chances[0] * second.confidence(0), budget)
         length = min(budget // count, limit)
-        lanes = [main] * count if length == 1 else [main, *(session.branch(i) for i in range(count - 1))]
-        for lane in lanes[1:]:
-            if lane is not main:
-                lane.fork(main, len(before))
+        lanes = [main] * count if length == 1 else [main, *(main.branch(i, len(before)) for i in range(count - 1))]
         drafts = yield Overlap(*(go_on(lane, before, start, length, stops) for lane, start in zip(lanes, starts, strict=False)))
         session.stats.drafted += sum(map(len, drafts))
         return [DraftSequence(draft, lane) for draft, lane in zip(drafts, lanes, strict=True)]

@@ -55,7 +55,8 @@ class Slots:
             self._branches.append((keys, values))
             self._free_branches.append(len(self.lengths))
             self.lengths.append(0)
-        slot = self._free_branches.pop()
+        slot = min(self._free_branches)  # neighbours, where it can be: some models run those as one batch
+        self._free_branches.remove(slot)
         self.lengths[slot] = 0
         return slot
 
@@ -72,13 +73,13 @@ class Slots:
             raise ValueError(f"cannot roll slot {slot} of length {self.lengths[slot]} back to {length}")
         self.lengths[slot] = length
 
-    def fork(self, source: int, into: int, length: int) -> None:
-        """Make `into` hold what the first `length` positions of `source` hold, and nothing else."""
-        if source == into or not 0 <= length <= self.lengths[source]:
+    def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
+        """Make `into` hold what the first `length` positions of `source` hold, and nothing else; the first `known` it holds already."""
+        if source == into or not 0 <= known <= length <= self.lengths[source]:
             raise ValueError(f"cannot fork {length} positions of slot {source} of length {self.lengths[source]} into slot {into}")
         for layer in range(len(self._shapes)):
             for old, new in zip(self._memory(layer, source), self._memory(layer, into), strict=True):
-                new[:, :length] = old[:, :length]
+                new[:, known:length] = old[:, known:length]
         self.lengths[into] = length
 
     def reserve(self, slot: int, tokens: int) -> int:

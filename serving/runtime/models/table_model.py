@@ -50,9 +50,9 @@ class TableModel:
         self.tokens += [[] for _ in range(len(self.tokens), slot + 1)]
         return slot
 
-    def fork(self, source: int, into: int, length: int) -> None:
-        self.slots.fork(source, into, length)
-        self.tokens[into] = self.tokens[source][:length]
+    def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
+        self.slots.fork(source, into, length, known)
+        self.tokens[into] = self.tokens[into][:known] + self.tokens[source][known:length]
 
     def next_logits(self, context: Sequence[int]) -> Tensor:
         """Logits `[vocab]` behind a context."""
@@ -62,6 +62,8 @@ class TableModel:
     def forward(self, rows: Sequence[Forward]) -> list[Output]:
         outputs = []
         for row in rows:
+            if not 1 <= row.keep <= len(row.tokens):
+                raise ValueError(f"{row.keep} rows of {len(row.tokens)} tokens: a forward keeps at least one and no more than it feeds")
             start = self.slots.reserve(row.slot, len(row.tokens))
             known = self.tokens[row.slot][:start] + list(row.tokens)
             self.tokens[row.slot] = known

@@ -158,7 +158,7 @@ class TraceModel:
     def open_branch(self) -> int:
         raise NotInTrace("a trace holds one sequence a draft: measure strategies that draft several")
 
-    def fork(self, source: int, into: int, length: int) -> None:
+    def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
         raise NotInTrace("a trace holds one sequence a draft: measure strategies that draft several")
 
     def forward(self, rows: Sequence[Forward]) -> list[Output]:

@@ -129,8 +129,8 @@ class TransformersModel:
         return self.slots.open_branch()
 
     @torch.inference_mode()
-    def fork(self, source: int, into: int, length: int) -> None:
-        self.slots.fork(source, into, length)
+    def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
+        self.slots.fork(source, into, length, known)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Forward]) -> list[Output]:

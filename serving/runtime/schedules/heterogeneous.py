@@ -55,5 +55,6 @@ def choose_sequence(session: Session, leftover: Draft, sequences: list[DraftSequ
     session.commit(leftover + winner.draft[:1], Verdict(kept + 1, None, judged))
     if choice.rank > 0:
         session.draft.rollback(branching)  # it has read the first sequence
-        session.adopt(winner.lane)
+        if winner.lane is not session.draft:
+            session.draft.adopt(winner.lane)
     return winner.draft[1:]
