@@ -23,6 +23,7 @@ from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.trace import TraceError, TraceSet
 from serving.runtime.types import DraftwellError, Forward, Sampling
 from tests.components.tiny import llama_pair, table_pair
+from tests.serving.kits import random_head
 
 WORDS = ["hello world", "abc", "so it goes", "xyzzy!", "one two three one two three", "ok?", "1984"]
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(WORDS)]
@@ -79,6 +80,12 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
     *[("spide", {"tau": tau, "parallel": parallel}, deterministic)
       for tau in (0.0, 0.05, 0.3) for parallel in (False, True) for deterministic in (False, True)],
     ("spide", {"dynamic": False, "num_speculative_tokens": 4, "parallel": True}, False),
+    ("svip", {}, True),
+    ("svip", {"threshold": 0.55, "max_draft": 6}, True),
+    *[("draft_verify", {"threshold": threshold}, True) for threshold in (None, 0.3)],
+    *[("adaedl", {"threshold": threshold, "max_draft": 8}, deterministic) for threshold in (0.3, 0.5) for deterministic in (False, True)],
+    ("hf_dynamic", {"threshold": 0.3}, True),
+    *[("hf_dynamic", {"threshold": 0.2, "heuristic": True}, deterministic) for deterministic in (False, True)],
     ("prompt_lookup", {}, True),
     ("prompt_lookup", {"max_matching_ngram_size": 1, "prompt_lookup_num_tokens": 4}, True),
 ]
@@ -121,6 +128,26 @@ def test_carried_state_matters_and_replay_leaves_it_alone(traced: tuple[LoadedPa
     assert table.total == before
     assert counters(replay(trace, "spide", parameters, carried, profile_of(carried)).stats) == counters(first.stats)
     assert counters(replay(trace, "spide", parameters, copied, profile_of(copied)).stats) != counters(first.stats)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [
+    ("svip", {"threshold": 0.55}), ("draft_verify", {"threshold": 0.3}), ("adaedl", {"threshold": 0.3, "max_draft": 8}),
+    ("hf_dynamic", {"threshold": 0.3})])
+def test_the_replayed_rules_stop_some_drafts_and_not_all(traced: tuple[LoadedPair, TraceSet], name: str,
+                                                         parameters: dict[str, Any]) -> None:
+    """A rule that never stopped a draft, or always, would replay exactly whatever it read."""
+    _, trace = traced
+    kit = kit_of()
+    stats = replay(trace, name, parameters, kit, profile_of(kit)).stats
+    assert stats.judged_at[0] > stats.judged_at[1] > stats.judged_at[2] > 0
+
+
+def test_a_trained_head_is_measured_not_replayed(traced: tuple[LoadedPair, TraceSet]) -> None:
+    _, trace = traced
+    kit = kit_of()
+    kit = replace(kit, artifacts={**kit.artifacts, "acceptance_head": random_head(8)})
+    with pytest.raises(NotInTrace, match="no hidden states: this strategy must be measured instead"):
+        replay(trace, "specdec_pp", {}, kit, profile_of(kit))
 
 
 def test_a_smaller_budget_is_that_of_a_real_run(traced: tuple[LoadedPair, TraceSet]) -> None:
@@ -202,6 +229,11 @@ def test_trace_models_follow_a_rollback_onto_the_text() -> None:
     assert rows.top == [5, 6, -1, -1]
 
 
+def draft_rows(text: TracedText) -> Any:
+    """The draft's row behind the prompt."""
+    return TraceModel(text, "draft").forward([Forward("draft", 0, tuple(text.prompt))])[0].rows(Sampling())
+
+
 def test_what_a_trace_cannot_answer_is_refused() -> None:
     text = text_of([3, 4, 5, 6], 2, [[5, 6], [9, 8]])
     draft = TraceModel(text, "draft")
@@ -211,7 +243,11 @@ def test_what_a_trace_cannot_answer_is_refused() -> None:
     with pytest.raises(NotInTrace, match="temperature 0 only"):
         output.rows(Sampling(temperature=0.5))
     rows = output.rows(Sampling())
-    for ask in (lambda: rows.raw(0), lambda: rows.probs(0), lambda: rows.hidden(0), lambda: rows.confidence(0)):
+    drafted = draft_rows(text)
+    assert drafted.raw_prob(0, 5) == drafted.confidence(0) == 0.5
+    asked = (lambda: drafted.raw_prob(0, 6), lambda: rows.raw_prob(0, 5), lambda: rows.raw(0), lambda: rows.probs(0),
+             lambda: rows.hidden(0), lambda: rows.confidence(0))
+    for ask in asked:
         with pytest.raises(NotInTrace, match="must be measured instead"):
             ask()
 

@@ -10,6 +10,7 @@ from registry.gates import GateCheck, GateRecord
 from registry.pairs import model_records
 from registry.releases import ReleaseVersion, create_release
 from registry.store import Published, Store
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Artifact, Provenance
 from serving.runtime.artifacts.decoding_config import DecodingConfig
@@ -42,6 +43,11 @@ def config(print_of_pair: str, parents: dict[str, str] | None = None, strategy: 
 def verifier(print_of_pair: str) -> Verifier:
     made = Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"auc": 0.8})
     return Verifier(torch.ones(4), 0.5, ("scalars",), 0.5, 1.2, made)
+
+
+def head(print_of_pair: str) -> AcceptanceHead:
+    made = Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"loss": 0.5})
+    return AcceptanceHead(torch.zeros(3), torch.ones(3), [(torch.eye(3), torch.zeros(3))], torch.ones(3), 0.5, made)
 
 
 def distilled(donor: str = "d" * 64) -> DistilledDraft:

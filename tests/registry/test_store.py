@@ -11,7 +11,7 @@ from registry.store import Store
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import digest_of
 from serving.runtime.types import DraftwellError
-from tests.registry.making import config, distilled, publish, table, verifier
+from tests.registry.making import config, distilled, head, publish, table, verifier
 
 MARK = "f" * 64
 
@@ -46,7 +46,8 @@ def test_the_same_data_is_registered_once(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "inputs"), [
-    (lambda: verifier(MARK), "features"), (lambda: table(MARK), "confidence"), (lambda: config(MARK), None),
+    (lambda: verifier(MARK), "features"), (lambda: head(MARK), "hidden_state"),
+    (lambda: table(MARK), "confidence"), (lambda: config(MARK), None),
     (distilled, "input_ids")])
 def test_what_the_interface_of_mlflow_shows(store: Store, tmp_path: Path, make, inputs: str | None) -> None:
     made = publish(store, make(), tmp_path / "artifact")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import ArtifactError, digest_of
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
@@ -15,7 +16,7 @@ from serving.runtime.artifacts.decoding_config import DecodingConfig
 from serving.runtime.artifacts.distilled_draft import DistilledDraft, quantise
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.artifacts.verifier import Verifier
-from tests.serving.kits import ORIGIN
+from tests.serving.kits import ORIGIN, random_head
 
 
 def samples() -> list:
@@ -25,6 +26,7 @@ def samples() -> list:
         HardwareProfile(0.005, {1: 0.02, 8: 0.03}, 0.001, ORIGIN),
         DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {"trials": []}, ORIGIN),
         Verifier(torch.randn(6), 0.3, ("before", "scalars"), 0.5, 1.2, ORIGIN),
+        random_head(6),
         DistilledDraft({"model.layers.0.w": torch.randn(4, 8), "model.norm.weight": torch.ones(8)}, {"model_type": "llama"},
                        torch.tensor([1, 2]), "d" * 64, ORIGIN),
     ]
@@ -84,6 +86,31 @@ def test_a_failed_save_leaves_the_old_artifact(tmp_path, monkeypatch):
         new.save(tmp_path / "t")
     assert digest_of(tmp_path / "t") == digest
     assert [p.name for p in tmp_path.iterdir()] == ["t"]
+
+
+def test_an_acceptance_head_predicts_the_same_after_a_round_trip(tmp_path):
+    head = random_head(6)
+    head.save(tmp_path / "h")
+    again = AcceptanceHead.load(tmp_path / "h")
+    states = torch.randn(20, 6)
+    predicted = [head.acceptance(state) for state in states]
+    assert [again.acceptance(state) for state in states] == predicted
+    assert 0 < min(predicted) < 0.4 < 0.6 < max(predicted) < 1
+    x = (states - head.mean) / head.scale
+    (matrix, vector), = head.blocks
+    x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, matrix, vector))
+    assert torch.allclose(torch.tensor(predicted), torch.sigmoid(x @ head.weight + head.bias), atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [
+    {"mean": torch.zeros(5)}, {"scale": torch.zeros(6)}, {"bias": float("nan")}, {"weight": torch.full((6,), float("inf"))},
+    {"blocks": [(torch.zeros(6, 5), torch.zeros(6))]}])
+def test_an_acceptance_head_that_cannot_predict_is_refused(change):
+    whole = {"mean": torch.zeros(6), "scale": torch.ones(6), "blocks": [(torch.zeros(6, 6), torch.zeros(6))], "weight": torch.ones(6),
+             "bias": 0.0}
+    AcceptanceHead(**whole, provenance=ORIGIN)
+    with pytest.raises(ArtifactError, match="train it again"):
+        AcceptanceHead(**whole | change, provenance=ORIGIN)
 
 
 def test_int8_is_within_half_a_step_per_output_channel():
