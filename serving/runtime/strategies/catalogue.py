@@ -13,8 +13,12 @@ from serving.runtime.strategies.autoregressive import Autoregressive
 from serving.runtime.strategies.base import Kit, Strategy
 from serving.runtime.strategies.csd import CSD
 from serving.runtime.strategies.draft_verify import DraftVerify
+from serving.runtime.strategies.fuzzy_sd import FuzzySD
 from serving.runtime.strategies.hf_dynamic import HFDynamic
+from serving.runtime.strategies.lossy_sd import LossySD
+from serving.runtime.strategies.mentored import Mentored
 from serving.runtime.strategies.prompt_lookup import PromptLookup
+from serving.runtime.strategies.pyramid import PyramidAssisted, PyramidFuzzy
 from serving.runtime.strategies.specdec_pp import SpecDecPP
 from serving.runtime.strategies.spide import Spide
 from serving.runtime.strategies.sprinter import Sprinter
@@ -30,10 +34,15 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "adaedl": AdaEDL,
     "specdec_pp": SpecDecPP,
     "hf_dynamic": HFDynamic,
+    "fuzzy_sd": FuzzySD,
+    "mentored": Mentored,
+    "lossy_sd": LossySD,
     "prompt_lookup": PromptLookup,
     "sprinter": Sprinter,
     "csd": CSD,
     "spide": Spide,
+    "pyramid_assisted": PyramidAssisted,
+    "pyramid_fuzzy": PyramidFuzzy,
 }
 
 
