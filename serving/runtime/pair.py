@@ -16,6 +16,7 @@ from serving.runtime.engine import Engine
 from serving.runtime.failures import room_for
 from serving.runtime.models.lean_llama import LeanLlama, fits
 from serving.runtime.models.padding import pad_to
+from serving.runtime.models.static_llama import StaticLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
 from serving.runtime.types import DraftwellError, Model, Role, Sampling, VocabularyMismatch
@@ -115,18 +116,28 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
             check_same_tokenizer(files.target, folder, tokenizer)
             module, head = load_module(folder, torch_dtype, device), None
         modules[role] = module  # type: ignore[index]
+        small = role == "draft" and head is not None  # distilled: stored in 8 bits anyway
         own = module.config.get_text_config().vocab_size
         if head is None and own < vocab:
             vocab = models["target"].vocab_size = own
-        models[role] = over_slots(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab)  # type: ignore[index]
+        models[role] = over_slots(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab,  # type: ignore[index]
+                                  int8=small)
     for model in models.values():
         model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
     return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to)
 
 
-def over_slots(module: Any, **settings: Any) -> TransformersModel:
-    """A module behind the slot interface, on the fast path where its shape allows."""
-    return LeanLlama(module, **settings) if fits(module) else TransformersModel(module, **settings)
+def over_slots(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> TransformersModel:
+    """A module behind the slot interface, on the fast path where its shape allows.
+
+    Args:
+        int8: as in `LeanLlama`.
+        static: fixed shapes, which CUDA graphs need; None takes them on CUDA only.
+    """
+    if not fits(module):
+        return TransformersModel(module, **settings)
+    on_cuda = module.device.type == "cuda"
+    return (StaticLlama if (on_cuda if static is None else static) else LeanLlama)(module, int8=int8, **settings)
 
 
 def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:

@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers as tf
 
-from serving.runtime.models.lean_llama import LeanLlama, fits, linear
+from serving.runtime.artifacts.distilled_draft import quantise
+from serving.runtime.models.lean_llama import LeanLlama, fits, linear, linear_int8
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from serving.runtime.types import Forward
@@ -70,6 +71,20 @@ def test_bfloat16_logits_are_as_near_to_float32_as_the_librarys():
     mine, theirs = ragged(LeanLlama(module, slots=3), TEXTS), ragged(TransformersModel(module, slots=3), TEXTS)
     error = [max(float((a - e).abs().max()) for a, e in zip(logits, exact, strict=True)) for logits in (mine, theirs)]
     assert error[0] <= 1.5 * error[1]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_eight_bit_weights_are_the_rounded_weight_whatever_the_number_of_rows(rows):
+    weight, x = torch.randn(96, 64).bfloat16(), torch.randn(rows, 64).bfloat16()
+    whole, scale = quantise(weight)
+    exact = x.double() @ (whole * scale[:, None]).double().T
+    torch.testing.assert_close(linear_int8(weight)(x).double(), exact, atol=0.15, rtol=0.02)
+
+
+def test_a_draft_in_float32_keeps_its_weights():
+    module = llama()
+    same = [ragged(LeanLlama(module, slots=3, int8=int8), TEXTS) for int8 in (True, False)]
+    assert all(torch.equal(a, b) for a, b in zip(*same, strict=True))
 
 
 def test_only_models_of_llamas_shape_take_the_fast_path():
