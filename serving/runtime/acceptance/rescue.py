@@ -21,7 +21,7 @@ class Rescue:
     """Exact acceptance with rescue.
 
     Args:
-        memory: read and updated at every rejection.
+        memory: read and updated at every rejection; None: the gate alone decides (lossy_sd).
         min_count: lambda; `math.inf` never rescues.
         tau: in (0, 1], smallest p̄(x)/p̄(t*) that is rescued.
         special_tokens: tokens that are never rescued nor rescued against.
@@ -30,7 +30,7 @@ class Rescue:
 
     lossless: ClassVar[bool] = False
 
-    def __init__(self, memory: CorrectionMemory, min_count: float, tau: float, special_tokens: frozenset[int] = frozenset(),
+    def __init__(self, memory: CorrectionMemory | None, min_count: float, tau: float, special_tokens: frozenset[int] = frozenset(),
                  *, use_memory: bool = True, use_gate: bool = True):
         self.memory, self.min_count, self.log_tau = memory, min_count, math.log(tau)
         self.special_tokens, self.use_memory, self.use_gate = special_tokens, use_memory, use_gate
@@ -42,7 +42,8 @@ class Rescue:
             if not keeps(draft, i, target, rng):
                 correction = recover(draft, i, target, rng)
                 rescue = self.rescues(i, token, correction, target)
-                self.memory.update(token, correction)
+                if self.memory is not None:
+                    self.memory.update(token, correction)
                 if not rescue:
                     return Verdict(accepted=i, token=correction, judged=i + 1, rescued=rescued)
                 rescued += 1
@@ -56,7 +57,7 @@ class Rescue:
         protected = target.sampling.stop_token_ids | self.special_tokens
         if token == correction or token in protected or correction in protected or not allowed(token, row, target):
             return False
-        frequent = not self.use_memory or self.memory.count(token, correction) >= self.min_count
+        frequent = not self.use_memory or self.memory is None or self.memory.count(token, correction) >= self.min_count
         if not frequent or not self.use_gate:
             return frequent
         return target.raw_logit(row, token) - target.raw_logit(row, correction) >= self.log_tau

@@ -1,0 +1,79 @@
+"""Divergences between the judge's and the proposer's raw distributions at one position.
+
+All of them read raw probabilities `[vocab]` float32 (temperature 1, bans applied; METHODS, "Two pairs of distributions"), so
+that they say the same at every temperature, and use natural logarithms; 0·log 0 = 0.
+
+Exact zeros: a draft whose head covers a part of the vocabulary gives all other tokens probability 0 (logit −inf). There
+`tv` and `js` stay finite. `kl` = KL(p‖q) and `fsd_js`, which holds ½KL(m‖q), are infinite wherever q lacks a token that p
+has, that is at every position of such a draft: with them no token would ever be kept (`INFINITE_AT_ZEROS`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import Tensor
+from torch import special as torch_special
+
+from serving.runtime.types import DraftwellError, Model
+
+DivergenceName = Literal["tv", "kl", "js", "logit_gap", "fsd_js"]
+INFINITE_AT_ZEROS: frozenset[DivergenceName] = frozenset({"kl", "fsd_js"})
+"""Divergences that are infinite where the proposer rules out a token that the judge allows."""
+
+
+def divergence(name: DivergenceName, target_raw: Tensor, draft_raw: Tensor, token: int) -> float:
+    """Div(p̄, q̄) at one position, in [0, inf].
+
+    Args:
+        target_raw: p̄ `[vocab]` of the judge.
+        draft_raw: q̄ `[vocab]` of the proposer.
+        token: the proposed token; only `logit_gap` looks at it.
+
+    >>> import torch
+    >>> p, q = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])
+    >>> [round(divergence(name, p, q, 0), 4) for name in ("tv", "kl", "js", "logit_gap", "fsd_js")]
+    [0.5, inf, 0.2158, 0.6931, inf]
+    """
+    if name == "logit_gap":
+        return logit_gap(target_raw, draft_raw, token)
+    return {"tv": tv, "kl": kl, "js": js, "fsd_js": fsd_js}[name](target_raw, draft_raw)
+
+
+def check_support(name: DivergenceName, proposer: Model) -> None:
+    """Refuse a divergence that would be infinite everywhere, because the proposer's head covers a part of the vocabulary."""
+    if name in INFINITE_AT_ZEROS and getattr(proposer, "head_tokens", None) is not None:
+        raise DraftwellError(f"divergence {name} is infinite everywhere for a draft whose head covers only a part of the vocabulary: "
+                             "use tv or js")
+
+
+def tv(p: Tensor, q: Tensor) -> float:
+    """Total variation ½Σ|p − q|, in [0, 1]."""
+    return float((p - q).abs().sum()) / 2
+
+
+def kl(p: Tensor, q: Tensor) -> float:
+    """KL(p‖q) = Σ p·log(p/q), in [0, inf]."""
+    # entr(p) = −p·log p and xlogy(p, q) = p·log q are 0 at p = 0, so that no 0·inf turns up.
+    return max(0.0, float((-torch_special.entr(p) - torch_special.xlogy(p, q)).sum()))
+
+
+def js(p: Tensor, q: Tensor) -> float:
+    """Jensen-Shannon divergence ½KL(p‖m) + ½KL(q‖m) with m = ½(p + q), in [0, ln 2]."""
+    m = (p + q) / 2
+    return min(math.log(2), (kl(p, m) + kl(q, m)) / 2)
+
+
+def fsd_js(p: Tensor, q: Tensor) -> float:
+    """½KL(m‖p) + ½KL(m‖q), in [0, inf]: what the code of fuzzy speculative decoding computes and its thresholds mean."""
+    m = (p + q) / 2
+    return (kl(m, p) + kl(m, q)) / 2
+
+
+def logit_gap(p: Tensor, q: Tensor, token: int) -> float:
+    """|log p(x) − log q(x)| on the token x, in [0, inf]: the gap of the two logits, each model's own constant taken out."""
+    own, other = float(p[token]), float(q[token])
+    if own == other:
+        return 0.0
+    return abs(math.log(own) - math.log(other)) if own > 0.0 and other > 0.0 else math.inf

@@ -1,0 +1,80 @@
+"""Relaxed acceptance: rules that trade the target's exact distribution for longer runs.
+
+`Fuzzy` (fuzzy speculative decoding, 2502.20704; PyramidSD, section 3.2): keep iff Div(p̄, q̄) <= tau, else sample the judge's
+own warped distribution p. Not a residual: the decision does not depend on which token q drew, so p is what is left.
+`SampleAndMatch` (assisted decoding; PyramidSD, section 3.4): the judge draws t from p; keep iff x = t, else t.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from serving.runtime.acceptance.divergence import DivergenceName, divergence
+from serving.runtime.sampling import Streams
+from serving.runtime.types import Draft, Rows, Verdict
+
+
+class Fuzzy:
+    """Keep while the two models agree about the position.
+
+    A kept token that the exact rule could have rejected (p(x) < q(x); at temperature 0: not the judge's argmax) counts as
+    rescued.
+
+    Args:
+        name: the divergence; thresholds of different ones do not compare.
+        tau: in [0, inf), largest divergence that is kept.
+    """
+
+    lossless: ClassVar[bool] = False
+
+    def __init__(self, name: DivergenceName, tau: float):
+        self.name, self.tau = name, tau
+
+    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
+        stops = target.sampling.stop_token_ids
+        rescued = 0
+        for i, token in enumerate(draft.tokens):
+            if divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), token) > self.tau:
+                return Verdict(accepted=i, token=target.sample(i, rng.sample), judged=i + 1, rescued=rescued)
+            rescued += could_be_rejected(draft, i, target)
+            if token in stops:
+                return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued=rescued)
+        k = len(draft)
+        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k, rescued=rescued)
+
+
+class SampleAndMatch:
+    """Keep a token iff the judge draws the same: the output is the judge's own, whatever was proposed."""
+
+    lossless: ClassVar[bool] = True
+
+    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
+        stops = target.sampling.stop_token_ids
+        for i, token in enumerate(draft.tokens):
+            own = target.sample(i, rng.sample)
+            if own != token:
+                return Verdict(accepted=i, token=own, judged=i + 1)
+            if token in stops:
+                return Verdict(accepted=i + 1, token=None, judged=i + 1)
+        k = len(draft)
+        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k)
+
+
+def raw_of(draft: Draft, i: int, like: Tensor) -> Tensor:
+    """Raw distribution `[vocab]` that draft token i comes from; one-hot for a deterministic proposal."""
+    if draft.rows:
+        return draft.rows[i].raw(0)
+    one_hot = like.new_zeros(like.shape)
+    one_hot[draft.tokens[i]] = 1.0
+    return one_hot
+
+
+def could_be_rejected(draft: Draft, i: int, target: Rows) -> bool:
+    """Whether exact acceptance keeps draft token i with a probability below 1."""
+    token = draft.tokens[i]
+    if target.sampling.greedy:
+        return token != target.top[i]
+    p = float(target.probs(i)[token])
+    return p == 0.0 or p < (float(draft.rows[i].probs(0)[token]) if draft.rows else 1.0)

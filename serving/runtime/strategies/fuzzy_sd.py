@@ -1,0 +1,36 @@
+"""Fuzzy speculative decoding: keep a token where draft and target nearly agree (2502.20704)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from serving.runtime.acceptance.divergence import DivergenceName, check_support
+from serving.runtime.acceptance.relaxed import Fuzzy
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.schedules.serial import serial
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Model, Role, Step
+
+
+class FuzzySD(Strategy):
+    name = "fuzzy_sd"
+    lossless = False
+    paper = "Fuzzy speculative decoding (2502.20704), section 3"
+
+    class Config(StrategyConfig):
+        num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
+        divergence: DivergenceName = Field("js", description="of the raw distributions; the paper's thresholds mean fsd_js")
+        tau: float = Field(0.2, ge=0, description="T: largest divergence that is kept")
+
+    def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
+        chosen = super().choose_models(models)
+        check_support(self.config.divergence, chosen["draft"])
+        return chosen
+
+    def run(self, session: Session) -> Step[None]:
+        drafter = DraftModel(FixedLength(self.config.num_speculative_tokens))
+        yield from serial(session, drafter, Fuzzy(self.config.divergence, self.config.tau))

@@ -1,0 +1,86 @@
+"""PyramidSD: draft, qualifier and target, each judging the one below (PyramidSD, sections 3.2 and 3.4)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from pydantic import Field, model_validator
+
+from serving.runtime.acceptance.divergence import DivergenceName, check_support
+from serving.runtime.acceptance.relaxed import Fuzzy, SampleAndMatch
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.protocols import AcceptanceRule
+from serving.runtime.schedules.pyramid import pyramid
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Model, Role, Step
+
+
+class PyramidConfig(StrategyConfig):
+    """What both variants share."""
+
+    num_draft_tokens: int = Field(5, ge=1, le=32, description="l_D: draft tokens per inner round, about half of l_Q")
+    num_speculative_tokens: int = Field(10, ge=1, le=32, description="l_Q: qualified tokens that the target judges at once")
+    divergence: DivergenceName = Field("js", description="of the raw distributions; the paper's thresholds mean fsd_js")
+    tau_target: float = Field(0.3, ge=0, description="tau_T: largest divergence of target and qualifier that is kept")
+
+
+class Pyramid(Strategy):
+    """The schedule with a fuzzy target; variants differ in what the qualifier does."""
+
+    lossless = False
+    roles = ("target", "draft", "qualifier")
+
+    def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
+        chosen = super().choose_models(models)
+        check_support(self.config.divergence, chosen["qualifier"])
+        return chosen
+
+    @abstractmethod
+    def qualifies(self) -> AcceptanceRule:
+        """The qualifier's rule."""
+
+    def run(self, session: Session) -> Step[None]:
+        drafter = DraftModel(FixedLength(self.config.num_draft_tokens))
+        accepts = Fuzzy(self.config.divergence, self.config.tau_target)
+        yield from pyramid(session, drafter, self.qualifies(), accepts, self.config.num_speculative_tokens)
+
+
+class PyramidAssisted(Pyramid):
+    """PSD_A: the qualifier keeps what it would have drawn itself."""
+
+    name = "pyramid_assisted"
+    paper = "PyramidSD, section 3.4 (PSD_A)"
+
+    class Config(PyramidConfig):
+        pass
+
+    def qualifies(self) -> AcceptanceRule:
+        return SampleAndMatch()
+
+
+class PyramidFuzzy(Pyramid):
+    """PSD_F: fuzzy at both stages."""
+
+    name = "pyramid_fuzzy"
+    paper = "PyramidSD, section 3.2 (PSD_F)"
+
+    class Config(PyramidConfig):
+        tau_qualifier: float = Field(0.2, ge=0, description="tau_Q: largest divergence of qualifier and draft that is kept")
+
+        @model_validator(mode="after")
+        def _ordered(self) -> PyramidFuzzy.Config:
+            if self.tau_qualifier > self.tau_target:
+                raise ValueError(f"tau_qualifier {self.tau_qualifier} must not exceed tau_target {self.tau_target}: "
+                                 "the qualifier filters before the target does")
+            return self
+
+    def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
+        chosen = super().choose_models(models)
+        check_support(self.config.divergence, chosen["draft"])
+        return chosen
+
+    def qualifies(self) -> AcceptanceRule:
+        return Fuzzy(self.config.divergence, self.config.tau_qualifier)
