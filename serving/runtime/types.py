@@ -117,6 +117,8 @@ class Forward:
         tokens: tokens behind the slot's current end, at least one.
         keep: number of trailing positions whose logits are wanted, at most `len(tokens)`.
         prefill: the slot was empty; such a forward is timed and counted apart.
+        steps: rows to return, the last of `tokens` and so many less one tokens that follow it greedily, each chosen by the
+            largest logit where the model computes; above 1 for models with `chains` alone, and with `keep` = 1.
     """
 
     model: Role
@@ -124,6 +126,7 @@ class Forward:
     tokens: tuple[int, ...]
     keep: int = 1
     prefill: bool = False
+    steps: int = 1
 
 
 @dataclass

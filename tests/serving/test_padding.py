@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.padding import feed_forwards, pad_to, parameter_count
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.types import DraftwellError, Forward
@@ -29,11 +30,12 @@ def padded(module: Any, parameters: float = WANTED) -> Any:
     return other
 
 
+@pytest.mark.parametrize("adapter", [TransformersModel, LeanLlama])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_are_equal_bit_for_bit(dtype: torch.dtype) -> None:
+def test_logits_are_equal_bit_for_bit(dtype: torch.dtype, adapter: type[TransformersModel]) -> None:
     """Rows of one and of many tokens: the kernels for either are different ones."""
     module = copy.deepcopy(llama(2)).to(dtype)
-    plain, wide = TransformersModel(module), TransformersModel(padded(module))
+    plain, wide = adapter(module), adapter(padded(module))
     for size in (1, 2, 5, 8, 33, 64, 101, 200):
         slots = plain.open(), wide.open()
         tokens = tuple(3 + i % 20 for i in range(size))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +88,8 @@ class TransformersModel:
         vocab_size: cut logits to this size (the shared tokenizer's).
     """
 
+    slots_type: ClassVar[type[Slots]] = Slots
+
     def __init__(self, module: Any, *, slots: int = 1, max_context: int | None = None, head_tokens: Tensor | None = None,
                  vocab_size: int | None = None):
         from transformers import AttentionInterface
@@ -102,7 +104,7 @@ class TransformersModel:
         self.hidden_size = config.hidden_size
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.slots = Slots([(kv_heads, head_dim)] * config.num_hidden_layers, slots, self.max_context, self.dtype, self.device)
+        self.slots = self.slots_type([(kv_heads, head_dim)] * config.num_hidden_layers, slots, self.max_context, self.dtype, self.device)
         head = module.get_output_embeddings()
         self.head_tokens = None if head_tokens is None else head_tokens.to(self.device)
         self._head = head if head_tokens is None else partial(F.linear, weight=self.head_weight)
