@@ -13,7 +13,9 @@ from serving.runtime.engine import Engine
 from serving.runtime.sampling import LogitRows, Streams
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Draft, Sampling
+from tests.serving.enumeration import joint_law, true_law
 from tests.serving.kits import ORIGIN, table_kit, table_pair
+from tests.serving.laws import Context, furthest, law_of_four
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -9.0], [0.0, 0.0, 3.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
 
@@ -71,11 +73,77 @@ def test_new_pairs_that_compete_in_a_full_memory_both_grow():
     assert len(memory.counts) == 32
 
 
-def test_without_rescue_csd_is_vanilla_speculative_decoding():
-    models, sampling = table_pair(vocab=8), Sampling(max_tokens=80, temperature=1.0, seed=3)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_without_rescue_csd_is_vanilla_speculative_decoding(temperature):
+    """lambda = inf: the same tokens and counters from the same seed."""
+    models, sampling = table_pair(vocab=8, noise=1.5), Sampling(max_tokens=80, temperature=temperature, seed=3)
     csd = build_strategy("csd", {"min_count": math.inf, "num_speculative_tokens": 4}, table_kit(8))
     vanilla = build_strategy("vanilla_sd", {"num_speculative_tokens": 4})
-    assert Engine(models).generate([1], sampling, csd).output == Engine(models).generate([1], sampling, vanilla).output
+    mine, theirs = (Engine(models).generate([1], sampling, strategy) for strategy in (csd, vanilla))
+    assert mine.output == theirs.output
+    for name in ("drafted", "judged", "accepted", "rescued", "sampled", "rounds", "target_calls", "draft_calls", "accepted_at"):
+        assert getattr(mine.session.stats, name) == getattr(theirs.session.stats, name), name
+
+
+def gated_law(at: Context, tau: float) -> torch.Tensor:
+    """Algorithm 1, lines 8-24, at one position with the gate alone: x ~ q, exact test, t* ~ residual, rescue iff Eq. 3 allows."""
+    law = torch.zeros_like(at.p)
+    residual = (at.p - at.q).clamp(min=0)
+    residual = residual / residual.sum()
+    for x in range(len(law)):
+        if at.q[x] == 0:
+            continue
+        kept = min(1.0, float(at.p[x] / at.q[x]))
+        law[x] += at.q[x] * kept
+        for t in range(len(law)):
+            rescue = t != x and at.p[x] > 0 and float(at.z[x] - at.z[t]) >= math.log(tau)
+            law[x if rescue else t] += at.q[x] * (1 - kept) * residual[t]
+    return law
+
+
+@pytest.mark.parametrize("warpers", [{"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}], ids=str)
+def test_judging_behind_a_rescue_goes_on_with_the_rescued_prefix(warpers):
+    """The joint law is Algorithm 1's, position by position: behind a rescued x both test and residual use rows that have read x."""
+    models, sampling = table_pair(), Sampling(max_tokens=4, **warpers)
+    strategy = {"use_memory": False, "tau": 0.3, "num_speculative_tokens": 3}
+    law = joint_law(lambda: build_strategy("csd", strategy, table_kit()), models, [0], sampling)
+    assert furthest(law, law_of_four(models, [0], sampling, lambda at: gated_law(at, 0.3))) < 1e-6
+    assert furthest(law, true_law(models["target"], [0], sampling)) > 1e-3
+
+
+def test_a_mutant_that_judges_behind_a_rescue_as_if_the_correction_stood_there_is_caught(monkeypatch):
+    class Elsewhere(Rescue):
+        def judge(self, draft, target, rng, *, bonus=True):
+            verdict = super().judge(draft, target, rng, bonus=bonus)
+            if verdict.rescued and verdict.accepted < len(draft):
+                verdict.token = rng.sample.draw(target.probs(verdict.accepted - 1))
+            return verdict
+
+    monkeypatch.setattr("serving.runtime.strategies.csd.Rescue", Elsewhere)
+    models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
+    strategy = {"use_memory": False, "tau": 0.3, "num_speculative_tokens": 3}
+    law = joint_law(lambda: build_strategy("csd", strategy, table_kit()), models, [0], sampling)
+    assert furthest(law, law_of_four(models, [0], sampling, lambda at: gated_law(at, 0.3))) > 1e-4
+
+
+def test_the_correction_is_drawn_once():
+    """One draw serves count, gate and output: at a rejection without rescue the text goes on with the token that was counted."""
+    models = table_pair(vocab=8, noise=2.0)
+    memory = CorrectionMemory.empty(ORIGIN)
+    seen = []
+    memory.update = lambda drafted, correction: seen.append(correction)
+    rule = Rescue(memory, math.inf, 0.01)
+    for seed in range(30):
+        sampling = Sampling(temperature=1.0, seed=seed)
+        draft = Draft([seed % 8], [LogitRows(models["draft"].next_logits([1, 2])[None], sampling)])
+        verdict = rule.judge(draft, LogitRows(models["target"].next_logits([1, 2])[None].repeat(2, 1), sampling), Streams(seed))
+        if verdict.rejected:
+            assert seen.pop() == verdict.token
+    assert seen == []
+
+
+def test_a_banned_token_is_not_rescued():
+    assert judge([2], {(2, 1): 99}, banned_token_ids=frozenset({2}))[0].rescued == 0
 
 
 def test_gate_only_at_temperature_zero_keeps_what_the_target_finds_likely():

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
+from serving.runtime.acceptance.exact import Exact
 from serving.runtime.artifacts.verifier import Verifier
 from serving.runtime.engine import Engine
-from serving.runtime.sampling import LogitRows
+from serving.runtime.sampling import LogitRows, Streams
+from serving.runtime.schedules.sequential import sequential
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
+from serving.runtime.strategies.compose import compose
+from serving.runtime.types import Draft, Sampling
 from tests.serving.enumeration import joint_law, true_law
 from tests.serving.kits import ORIGIN, table_kit, table_pair
 
@@ -44,6 +50,63 @@ def test_total_variation_of_a_token_is_what_the_theorem_says(seed):
         accepted = (100.0 * q - 30.0 > 0).double()
         predicted = float((accepted * (q - p).clamp(min=0)).sum())
         assert float((out - p).abs().sum() / 2) == pytest.approx(predicted, abs=1e-6)
+
+
+def expected_run(true_positive: float, false_positive: float, acceptable: int) -> float:
+    """E[N] of Theorem 3.3, Eq. 3: tokens that the verifier keeps in a row where the first `acceptable` deserve it."""
+    t, f, r = true_positive, false_positive, acceptable
+    return (t - t**r) / (1 - t) + t**r / (1 - f)
+
+
+@pytest.mark.parametrize(("t", "f", "r"), [(0.8, 0.3, 5), (0.95, 0.5, 3), (0.5, 0.0, 4)])
+def test_run_lengths_follow_theorem_3_3(t, f, r):
+    """A verifier that errs independently, on runs whose first r tokens are acceptable and whose others are not.
+
+    Eq. 3 sums P(N >= i): t + ... + t^(r-1), then t^r·(1 + f + f² + ...), as the distribution in the theorem says.
+    """
+    chain = sum(i * (t**i * (1 - t) if i < r else t**r * f ** (i - r) * (1 - f)) for i in range(400))
+    assert expected_run(t, f, r) == pytest.approx(chain)
+    coin = np.random.default_rng(0)
+    lengths: list[int] = []
+    place = 0
+
+    def trusts(row, after, token) -> bool:
+        nonlocal place
+        keep = bool(coin.random() < (t if place < r else f))
+        if not keep:
+            lengths.append(place)
+        place = place + 1 if keep else 0
+        return keep
+
+    models = table_pair(vocab=8)
+    for model in models.values():
+        model.max_context = model.slots.max_context = 40_000
+    tokens = 6_000
+    strategy = compose(lambda session: sequential(session, trusts, Exact(), 10_000, False))
+    stats = Engine(models).generate([1], Sampling(max_tokens=tokens, temperature=1.0), strategy).session.stats
+    assert stats.rescued == sum(lengths) + place, "what the verifier keeps is counted apart"
+    assert stats.target_calls == len(lengths) > 800
+    error = np.std(lengths) / math.sqrt(len(lengths))
+    assert np.mean(lengths) == pytest.approx(expected_run(t, f, r), abs=4 * error)
+    for i in range(r + 2):
+        share, theory = np.mean(np.array(lengths) == i), t**i * (1 - t) if i < r else t**r * f ** (i - r) * (1 - f)
+        assert share == pytest.approx(theory, abs=4 * math.sqrt(theory * (1 - theory) / len(lengths)) + 1e-9)
+
+
+def test_a_zero_uniform_does_not_keep_a_token_that_the_target_rules_out():
+    """r = 0 with p(x) = 0: rejecting at c > p/q only, as the paper's Algorithm 2 does, would keep x."""
+
+    class Zero:
+        def random(self) -> float:
+            return 0.0
+
+    rng = Streams(0)
+    rng.test._generator = Zero()  # type: ignore[assignment]
+    sampling = Sampling(temperature=1.0, top_k=1)
+    rows = LogitRows(torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]), sampling)
+    draft = Draft([1], [LogitRows(torch.tensor([[0.0, 5.0, 0.0]]), sampling)])
+    verdict = Exact().judge(draft, rows, rng)
+    assert (verdict.accepted, verdict.token) == (0, 0)
 
 
 def test_the_token_at_the_cap_is_judged():

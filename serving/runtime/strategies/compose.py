@@ -1,0 +1,43 @@
+"""A strategy from parts, without a class of its own: for compositions that no paper has (docs/compose.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Kit, Strategy, StrategyConfig
+from serving.runtime.types import Role, Step
+
+
+class Composed(Strategy):
+    """What `compose` returns."""
+
+    name = "composed"
+    lossless = False
+    paper = "–"
+    Config = StrategyConfig
+
+    def __init__(self, steps: Callable[[Session], Step[None]], roles: tuple[Role, ...], overlaps: bool):
+        super().__init__(StrategyConfig(), Kit())
+        self.steps = steps
+        self.roles, self.overlaps = roles, overlaps  # type: ignore[misc]
+
+    def run(self, session: Session) -> Step[None]:
+        yield from self.steps(session)
+
+
+def compose(steps: Callable[[Session], Step[Any]], *, roles: tuple[Role, ...] = ("target", "draft"), overlaps: bool = False) -> Strategy:
+    """A strategy that decodes a request with `steps`.
+
+    Args:
+        steps: called once for every request; builds the parts, which belong to one request, and yields from a schedule.
+        roles: the models it uses.
+        overlaps: the schedule yields overlaps of draft and target.
+
+    >>> from serving.runtime.acceptance.exact import Exact
+    >>> from serving.runtime.drafting.ngram import NGram
+    >>> from serving.runtime.schedules.serial import serial
+    >>> lookup = compose(lambda session: serial(session, NGram(3, 10), Exact()), roles=("target",))
+    """
+    return Composed(steps, roles, overlaps)
