@@ -16,7 +16,12 @@ DEVICE ?= cpu
 STRATEGIES ?= autoregressive,vanilla_sd,prompt_lookup
 PROMPTS ?= components/data/demo_prompts.jsonl
 LIMIT ?= 16
+TOKENS ?= 64
+RUNS ?= 1
 OUT ?= .draftwell/bench.json
+GPU_OUT ?= .draftwell/bench-gpu.json
+# Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
+FLAGS ?=
 
 # No tool of the house reports home, and pip says only what matters.
 export DO_NOT_TRACK := 1
@@ -28,7 +33,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test test-all lint bench gate deploy serve ui clean distclean
+.PHONY: help setup demo test test-all lint bench bench-gpu gate deploy serve ui clean distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,8 +63,13 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP) ## measure strategies beside transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= OUT=
-	$(BIN)/draftwell bench --pair $(PAIR) --strategies $(STRATEGIES) --prompts $(PROMPTS) --limit $(LIMIT) --peer transformers --json $(OUT)
+bench: $(STAMP) ## strategies beside transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= OUT= FLAGS=
+	$(BIN)/draftwell bench --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) --max-tokens $(TOKENS) \
+	  --runs $(RUNS) --peer transformers --json $(OUT) $(FLAGS)
+
+bench-gpu: $(STAMP) ## the same on CUDA, outputs checked against the CPU's: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= GPU_OUT= FLAGS=
+	$(BIN)/draftwell bench --device cuda --check-cpu --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
+	  --max-tokens $(TOKENS) --runs $(RUNS) --peer transformers --json $(GPU_OUT) $(FLAGS)
 
 gate: $(STAMP) ## compare with the recorded baseline and refuse a regression: PAIR=
 	$(BIN)/draftwell gate --pair $(PAIR)
