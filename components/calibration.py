@@ -134,7 +134,7 @@ def decode_all(pair: LoadedPair, requests: Sequence[tuple[list[int], Sampling]],
                progress: Progress | None) -> None:
     """Decode every request with its own strategy, at most `batch` at once; the first error ends all."""
     engine, waiting, running = pair.engine(), deque(zip(requests, strategies, strict=True)), list[Job]()
-    slots = [len(model.slots.lengths) for model in engine.models.values() if hasattr(model, "slots")]
+    slots = [model.slots.count for model in engine.models.values() if hasattr(model, "slots")]
     try:
         while waiting or running:
             while waiting and len(running) < min([batch, *slots]):

@@ -48,6 +48,7 @@ def profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = 
     t_draft = median(seconds["draft", 1])
     t_verify = {k: median(seconds["target", k]) for k in sizes}
     split = time_overlapped(pair, sizes, max(3, repeats // 3), context)
+    onnx = time_overlapped(pair, [1], max(3, repeats // 3), context, "draft_onnx")[0] if "draft_onnx" in pair.models else None
     t_rest = rest_of_a_round(pair)
     if log:
         log("t_draft_ms", t_draft * 1e3, 1)
@@ -56,10 +57,12 @@ def profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = 
         log("t_draft_split_ms", split[0] * 1e3, 1)
         for k, value in split[1].items():
             log("t_verify_split_ms", value * 1e3, k)
+        if onnx is not None:
+            log("t_draft_onnx_ms", onnx * 1e3, 1)
         log("t_rest_ms", t_rest * 1e3, 0)
     if provenance.device_class is None:
         provenance = provenance.model_copy(update={"device_class": device_class(pair.device)})
-    return HardwareProfile(t_draft, t_verify, t_rest, provenance, split)
+    return HardwareProfile(t_draft, t_verify, t_rest, provenance, split, onnx)
 
 
 def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int) -> dict[tuple[Role, int], list[float]]:
@@ -82,9 +85,10 @@ def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context:
     return seconds
 
 
-def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int) -> tuple[float, dict[int, float]]:
+def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
+                    draft: Role = "draft") -> tuple[float, dict[int, float]]:
     """Median seconds of a draft forward and of target forwards of all sizes, each on cores of its own, while the other runs."""
-    roles: tuple[Role, ...] = ("target", "draft")
+    roles: tuple[Role, ...] = ("target", draft)
     slots = {role: pair.models[role].open() for role in roles}
     workers = Workers([pair.models[role] for role in roles])
     drafted: list[float] = []
@@ -92,7 +96,7 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
 
     def draft_until(over: Event) -> None:
         while True:
-            drafted.append(timed(pair, "draft", slots["draft"], 1, context))
+            drafted.append(timed(pair, draft, slots[draft], 1, context))
             if over.is_set():
                 return
 
@@ -102,7 +106,7 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
         for _ in range(repeats):
             for k in sizes:
                 over = Event()
-                drafting = workers.submit(pair.models["draft"], draft_until, over)
+                drafting = workers.submit(pair.models[draft], draft_until, over)
                 try:
                     verified[k].append(workers.submit(pair.models["target"], timed, pair, "target", slots["target"], k, context).result())
                 finally:

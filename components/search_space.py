@@ -6,6 +6,7 @@ strategies' own configs, which a test checks. Ablations (without memory, without
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from dataclasses import dataclass
@@ -43,16 +44,31 @@ Space = dict[str, Span | tuple[Any, ...]]
 
 REPLAYED: dict[str, Space] = {
     "vanilla_sd": {"num_speculative_tokens": Span(1, 12)},
+    "svip": {"threshold": Span(0.15, 0.6, 0.05), "max_draft": (8, 16, 40)},
+    "draft_verify": {"threshold": (0.8, 0.3, 0.5, 0.7, 0.9), "max_draft": (4, 8, 16)},
+    "adaedl": {"threshold": (0.5, 0.4, 0.6, 0.7, 0.8), "max_draft": (8, 4, 16)},
+    "hf_dynamic": {"threshold": Span(0.2, 0.8, 0.1), "max_draft": (8, 20), "heuristic": (False, True)},
     "spide": {"tau": Span(0.3, 0.95, 0.05), "parallel": (False, True), "max_draft": (4, 8, 16, 32)},
+    "pearl": {"num_speculative_tokens": Span(1, 8)},
     "prompt_lookup": {"max_matching_ngram_size": Span(1, 4), "prompt_lookup_num_tokens": (3, 5, 10, 16)},
 }
 """Lossless strategies, which a trace predicts exactly."""
 
+PYRAMID_LENGTHS, PYRAMID_TAUS = (1, 2, 3, 4, 5, 7, 10, 15, 20, 25), (0.2, 0.3, 0.4, 0.5)
+"""The grid of PyramidSD, section 4.1; l_D is half of l_Q (see `combinations`)."""
+
 MEASURED: dict[str, Space] = {
+    "specdec_pp": {"threshold": (0.3, 0.5, 0.7), "max_draft": (10, 20)},
     "sprinter": {"tau": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)},
+    "duo_decoding": {"max_sequences": (1, 8)},
     "csd": {"num_speculative_tokens": (4, 6, 8), "min_count": (3, 6, 12), "tau": (0.01, 0.05, 0.2)},
+    "fuzzy_sd": {"num_speculative_tokens": (3, 5, 7), "tau": (0.05, 0.1, 0.2, 0.3)},
+    "mentored": {"num_speculative_tokens": (3, 5, 7), "budget": (0.05, 0.1, 0.2, 0.4)},
+    "lossy_sd": {"num_speculative_tokens": (3, 5, 7), "tau": (0.3, 0.45, 0.6, 0.8)},
+    "pyramid_assisted": {"num_speculative_tokens": PYRAMID_LENGTHS, "tau_target": PYRAMID_TAUS},
+    "pyramid_fuzzy": {"num_speculative_tokens": PYRAMID_LENGTHS, "tau_target": PYRAMID_TAUS, "tau_qualifier": PYRAMID_TAUS},
 }
-"""Lossy strategies: what they write depends on them, so they are measured."""
+"""Lossy strategies: what they write depends on them, so they are measured. So is DuoDecoding: a trace does not hold its sequences."""
 
 
 def space_of(strategy: str, rollout: int) -> Space:
@@ -75,6 +91,26 @@ def grid(space: Space) -> list[dict[str, Any]]:
     [{'a': 1, 'b': True}, {'a': 2, 'b': True}]
     """
     return [dict(zip(space, combination, strict=True)) for combination in itertools.product(*map(values_of, space.values()))]
+
+
+def combinations(strategy: str) -> list[dict[str, Any]]:
+    """Every config in a strategy's space that its own rules allow; a draft length that follows from another is filled in."""
+    from pydantic import ValidationError
+
+    allowed = []
+    for point in grid((REPLAYED | MEASURED)[strategy]):
+        parameters = completed(strategy, point)
+        with contextlib.suppress(ValidationError):
+            find_strategy(strategy).Config.model_validate(parameters)
+            allowed.append(parameters)
+    return allowed
+
+
+def completed(strategy: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Parameters with those that are not searched but follow: PyramidSD's l_D is about half of l_Q."""
+    if "num_draft_tokens" not in find_strategy(strategy).Config.model_fields:
+        return parameters
+    return parameters | {"num_draft_tokens": max(1, parameters["num_speculative_tokens"] // 2)}
 
 
 def suggest(trial: Trial, space: Space) -> dict[str, Any]:
@@ -106,8 +142,7 @@ def defaults(strategy: str, space: Space) -> dict[str, Any]:
 
 def some_of(strategy: str, count: int, seed: int) -> list[dict[str, Any]]:
     """At most `count` configs of a measured strategy: its defaults, then others at random."""
-    space = MEASURED[strategy]
-    first = defaults(strategy, space)
-    others = [parameters for parameters in grid(space) if parameters != first]
+    first = completed(strategy, defaults(strategy, MEASURED[strategy]))
+    others = [parameters for parameters in combinations(strategy) if parameters != first]
     random.Random(seed).shuffle(others)
     return [first, *others][:count]

@@ -111,7 +111,7 @@ def write_all(engine: Engine, strategy: Strategy, requests: Sequence[tuple[list[
               batch: int) -> list[list[int]]:
     """Outputs of all requests, at most `batch` of them at once; a request that ends makes room for the next."""
     waiting, jobs, running = deque(requests), list[Job](), list[Job]()
-    slots = [len(model.slots.lengths) for model in engine.models.values() if hasattr(model, "slots")]
+    slots = [model.slots.count for model in engine.models.values() if hasattr(model, "slots")]
     try:
         while waiting or running:
             while waiting and len(running) < min([batch, *slots]):

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from components.prompts import Prompt
+from components.pyramid_model import predict_pyramids
 from components.replay import read_texts
 from components.search import Log, Progress, Search, Trial, shortlist
 from components.search_space import MEASURED, REPLAYED, some_of
@@ -26,7 +27,7 @@ from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
 REFERENCE = "autoregressive"
-LOSSY_CONFIGS = 3
+MEASURED_CONFIGS = 3
 
 Config = tuple[str, dict[str, Any]]
 """A strategy's name and parameters."""
@@ -92,7 +93,11 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
     done = search.run([name for name in names if name in REPLAYED], trials, log, progress)
     candidates: list[Config] = [(trial.strategy, trial.parameters) for trial in shortlist(done, measure_top)]
     qualities: list[dict[str, Any]] = []
-    for config in [(name, p) for name in names if name in MEASURED for p in some_of(name, LOSSY_CONFIGS, seed)]:
+    estimates = predict_pyramids(pair, names, prompts, profile)
+    for config in to_measure(names, estimates, seed):
+        if find_strategy(config[0]).lossless:
+            candidates.append(config)
+            continue
         share = quality(config) if quality else math.nan
         qualities.append(named(config) | {"quality": share if math.isfinite(share) else None})
         if share >= quality_floor:
@@ -102,11 +107,18 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
     (strategy, parameters), reason = choose(figures)
     evidence = {
         "choice": {"strategy": strategy, "parameters": parameters}, "reason": reason,
-        "measured": [figure | {"predicted_seconds_per_token": predicted(done, figure)} for figure in figures],
+        "measured": [figure | {"predicted_seconds_per_token": predicted([*done, *estimates], figure)} for figure in figures],
         "quality": qualities, "quality_floor": None if lossless_only else quality_floor, "left_out": left_out,
         "trials": [vars(trial) for trial in done], "trace_digest": digest, "fingerprint": pair.fingerprint,
         "device_class": profile.provenance.device_class, "prompts": len(prompts), "max_tokens": budget, "seed": seed}
     return Tuned(strategy, parameters, evidence)
+
+
+def to_measure(names: Sequence[str], estimates: Sequence[Trial], seed: int) -> list[Config]:
+    """Configs that no replay can predict: those of an estimate where there is one, else the defaults and some at random."""
+    estimated = {trial.strategy for trial in estimates}
+    others = [(name, p) for name in names if name in MEASURED and name not in estimated for p in some_of(name, MEASURED_CONFIGS, seed)]
+    return [*others, *((trial.strategy, trial.parameters) for trial in estimates)]
 
 
 def check_trace(pair: LoadedPair, trace: TraceSet, profile: HardwareProfile) -> TraceSet:

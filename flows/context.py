@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @lru_cache(maxsize=1)
 def _loaded(name: str, dtype: str | None, device: str, slots: int, say: Say, *places: Path) -> Station:
     workspace = Workspace(name, dtype, say)
-    return Station(workspace, workspace.load(slots=slots, device=device))
+    from serving.runtime.strategies import STRATEGIES
+
+    return Station(workspace, workspace.load(slots=slots, device=device, strategies=STRATEGIES))  # tuning may try any
 
 
 def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, say: Say = announce,

@@ -56,8 +56,15 @@ class Workspace:
         return Workspace(self.name, dtype, self.say)
 
     def load(self, *, slots: int = 1, device: str = "cpu", max_context: int | None = None,
-             pad_target: float | None = None) -> LoadedPair:
-        """The pair's models, ready to run; `pad_target` as in `load_pair`."""
+             pad_target: float | None = None, strategies: Iterable[str] = ()) -> LoadedPair:
+        """The pair's models, ready to run; `pad_target` as in `load_pair`.
+
+        Args:
+            strategies: names of those that will run: some prefer the draft in ONNX Runtime, which is then loaded too.
+        """
+        from serving.runtime.strategies import find_strategy
+
+        onnx_draft = any(find_strategy(name).prefers_onnx for name in strategies)
         files = self.files()
         from transformers.utils import logging
 
@@ -68,7 +75,7 @@ class Workspace:
         self.say(f"loading {self.spec.name} in {self.dtype}{padding}")
         dtype: Any = self.dtype
         return load_pair(files, dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat,
-                         pad_target=pad_target)
+                         pad_target=pad_target, onnx_draft=onnx_draft)
 
     def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> Kit:
         """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.
@@ -118,7 +125,8 @@ class Workspace:
 
         here = device_class(pair.device)
         padded = pair.padded_to is not None  # its forwards take longer than those that any profile on disk was measured on
-        if not padded and found is not None and found.provenance.device_class == here:
+        complete = found is not None and (found.t_draft_onnx is not None or "draft_onnx" not in pair.models)
+        if not padded and complete and found.provenance.device_class == here:
             return found
         if "draft" not in pair.models:
             return None

@@ -91,9 +91,10 @@ def bench(
     rows = read_rows(prompts)
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
-    loaded = workspace.load(device=chosen_device, pad_target=pad_target)
+    names = [name.partition("@")[0] for name, _ in wanted]
+    loaded = workspace.load(device=chosen_device, pad_target=pad_target, strategies=names)
     rows = chosen_rows(loaded, rows, limit, mix, max_prompt_tokens)
-    kit = workspace.kit(loaded, [name.partition("@")[0] for name, _ in wanted], folder=artifacts)
+    kit = workspace.kit(loaded, names, folder=artifacts)
     other = workspace.load(device="cpu") if check_cpu else None
     with progress("bench") as bar:
         report = measure(loaded, wanted, rows, kit, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,

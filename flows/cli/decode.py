@@ -111,7 +111,7 @@ def generate(
     check_artifacts(artifacts)
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
-    loaded = workspace.load(device=pick_device(device), pad_target=pad_target)
+    loaded = workspace.load(device=pick_device(device), pad_target=pad_target, strategies=[strategy])
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     job = loaded.engine().generate(loaded.encode_prompt(prompt), sampling, chosen)

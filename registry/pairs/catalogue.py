@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from registry.strict import Strict, read_yaml
 from serving.runtime.pair_files import draftwell_home
-from serving.runtime.types import DraftwellError
+from serving.runtime.types import DraftwellError, Role
 
 DEFAULT = "smollm2-135m"
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
@@ -74,7 +74,7 @@ class PairSpec(Strict):
         """Folder that relative paths start from: that of the YAML file."""
         return self._folder
 
-    def sources(self) -> dict[Literal["target", "draft", "qualifier"], ModelSource]:
+    def sources(self) -> dict[Role, ModelSource]:
         """The sources that are given, by role."""
         found = {"target": self.target, "draft": self.draft, "qualifier": self.qualifier}
         return {role: source for role, source in found.items() if source is not None}  # type: ignore[misc]

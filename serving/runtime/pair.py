@@ -12,18 +12,24 @@ from safetensors import SafetensorError
 
 from serving.runtime.artifacts.base import MANIFEST
 from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.runtime.device import core_ids
 from serving.runtime.engine import Engine
 from serving.runtime.failures import room_for
 from serving.runtime.models.lean_llama import LeanLlama, fits
+from serving.runtime.models.onnx_export import cached, exportable
+from serving.runtime.models.onnx_model import OnnxModel
 from serving.runtime.models.padding import pad_to
 from serving.runtime.models.static_llama import StaticLlama
 from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
+from serving.runtime.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, weights_digest
 from serving.runtime.types import DraftwellError, Model, Role, Sampling, VocabularyMismatch
+from serving.runtime.workers import shares
 
 BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 """What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare exceptions of its own)."""
 Dtype = Literal["float32", "bfloat16", "float16"]
+MOST_ONNX_CORES = 8
+"""A draft is small: more threads wait for each other longer than they compute (a guess, not measured)."""
 
 
 @dataclass
@@ -87,7 +93,8 @@ class LoadedPair:
 
 
 def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu", slots: int = 1,
-              max_context: int | None = None, chat: bool = True, pad_target: float | None = None) -> LoadedPair:
+              max_context: int | None = None, chat: bool = True, pad_target: float | None = None,
+              onnx_draft: bool = False) -> LoadedPair:
     """Load the models of a pair.
 
     Args:
@@ -96,6 +103,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         max_context: positions per slot; None takes the models' own limit, at most 4096.
         chat: prompts go through the chat template.
         pad_target: parameters to which the target is padded (`models.padding`): the same outputs at a larger model's cost.
+        onnx_draft: load the draft in ONNX Runtime beside the torch one, if its shape allows (`models.onnx_export`).
     Raises:
         DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
     """
@@ -122,6 +130,8 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
             vocab = models["target"].vocab_size = own
         models[role] = over_slots(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab,  # type: ignore[index]
                                   int8=small)
+    if onnx_draft and "draft" in models and exportable(modules["draft"]):
+        models["draft_onnx"] = in_onnx(models["draft"], files, device, slots)
     for model in models.values():
         model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
     return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to)
@@ -138,6 +148,17 @@ def over_slots(module: Any, *, int8: bool = False, static: bool | None = None, *
         return TransformersModel(module, **settings)
     on_cuda = module.device.type == "cuda"
     return (StaticLlama if (on_cuda if static is None else static) else LeanLlama)(module, int8=int8, **settings)
+
+
+def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
+    """A draft's double in ONNX Runtime: on its share of the cores, or on all where the target has a device of its own."""
+    assert files.draft is not None
+    digests = {"draft": model_digest(files.draft), "target": model_digest(files.target)}
+    graph = cached(draft.module, draft.head_weight, digests, draftwell_home())
+    head = None if draft.head_tokens is None else draft.head_tokens.cpu()
+    cores = core_ids() if device.startswith("cuda") else shares(core_ids(), 2)[1]
+    return OnnxModel(graph, draft.module, slots=slots, max_context=draft.max_context, head_tokens=head,
+                     cores=cores[:MOST_ONNX_CORES])
 
 
 def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:

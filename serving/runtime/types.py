@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-Role = Literal["target", "draft", "qualifier"]
+Role = Literal["target", "draft", "qualifier", "draft_onnx"]
+"""What a model is to its pair. `draft_onnx` is the draft in ONNX Runtime, loaded for strategies that prefer it."""
 FinishReason = Literal["stop", "length"]
 T = TypeVar("T")
 

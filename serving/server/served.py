@@ -98,7 +98,7 @@ def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads
         set_threads(threads)
     files = bundle.files(models_root())
     pair = load_pair(files, dtype=manifest.dtype, device=manifest.device,  # type: ignore[arg-type]
-                     slots=slots, max_context=max_context)
+                     slots=slots, max_context=max_context, onnx_draft=find_strategy(config.strategy).prefers_onnx)
     needed = {kind: artifacts[kind] for kind in find_strategy(config.strategy).artifacts if kind in artifacts}
     warm_up(pair, build_strategy(config.strategy, config.parameters, Kit(needed, pair.special_tokens, deterministic=True)))
     strategy = build_strategy(config.strategy, config.parameters, Kit(needed, pair.special_tokens, deterministic))

@@ -31,6 +31,8 @@ VARIANTS = [
     ("pearl", {"num_speculative_tokens": 1}),
     ("pearl", {"num_speculative_tokens": 2}),
     ("pearl", {}),
+    *[("duo_decoding", {"num_speculative_tokens": gamma}) for gamma in (1, 2, 3, 4, 6)],
+    ("duo_decoding", {"max_sequences": 1}),
 ]
 WARPERS = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2},
            {"temperature": 0.7, "top_p": 0.8}]

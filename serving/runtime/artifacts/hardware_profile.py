@@ -21,22 +21,25 @@ class HardwareProfile(Artifact):
         t_verify: k → median seconds of a k-token target forward, k ascending and starting at 1.
         t_rest: median seconds that a round spends outside model forwards (sampling, judging).
         split: (t_draft, t_verify) with each model on cores of its own and the other one busy; None where not measured.
+        t_draft_onnx: as `split`'s t_draft, of the draft in ONNX Runtime; None where not measured.
     """
 
     kind = "hardware_profile"
 
     def __init__(self, t_draft: float, t_verify: dict[int, float], t_rest: float, provenance: Provenance,
-                 split: tuple[float, dict[int, float]] | None = None):
+                 split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None):
         if t_draft <= 0 or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
             raise ArtifactError("a hardware profile needs positive times and a target forward of one token")
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
-        self.provenance, self.split = provenance, split
+        self.provenance, self.split, self.t_draft_onnx = provenance, split, t_draft_onnx
 
-    def when(self, overlapping: bool) -> HardwareProfile:
-        """The profile of strategies that overlap draft and target, or of those that don't."""
-        if not overlapping or self.split is None:
-            return self
-        return HardwareProfile(*self.split, self.t_rest, self.provenance)
+    def when(self, overlapping: bool, *, onnx_draft: bool = False) -> HardwareProfile:
+        """The profile of strategies that overlap draft and target, or of those that don't; with the draft in ONNX Runtime where
+        that is the one that drafts."""
+        t_draft, t_verify = self.split if overlapping and self.split is not None else (self.t_draft, self.t_verify)
+        if onnx_draft and self.t_draft_onnx is not None:
+            t_draft = self.t_draft_onnx
+        return HardwareProfile(t_draft, t_verify, self.t_rest, self.provenance)
 
     def verify_seconds(self, tokens: int) -> float:
         """Seconds of a target forward over `tokens` >= 1 tokens: linear between measured sizes and beyond the last."""
@@ -57,6 +60,8 @@ class HardwareProfile(Artifact):
         times: dict[str, Any] = {"t_draft": self.t_draft, "t_verify": self.t_verify, "t_rest": self.t_rest}
         if self.split is not None:
             times["split"] = {"t_draft": self.split[0], "t_verify": self.split[1]}
+        if self.t_draft_onnx is not None:
+            times["t_draft_onnx"] = self.t_draft_onnx
         (folder / "profile.json").write_text(json.dumps(times, indent=2) + "\n")
 
     @classmethod
@@ -64,7 +69,7 @@ class HardwareProfile(Artifact):
         times = json.loads((folder / "profile.json").read_text())
         split = times.get("split")
         return cls(times["t_draft"], sizes(times["t_verify"]), times["t_rest"], provenance,
-                   (split["t_draft"], sizes(split["t_verify"])) if split else None)
+                   (split["t_draft"], sizes(split["t_verify"])) if split else None, times.get("t_draft_onnx"))
 
 
 def sizes(times: dict[str, float]) -> dict[int, float]:

@@ -34,26 +34,30 @@ class OnnxModel:
         max_context: positions of a slot.
         head_tokens: `[head]` ids that the head covers, or None for all; other logits are -inf.
         vocab_size: logits have this size (the shared tokenizer's).
-        threads: threads of ONNX Runtime; with 1 the calling thread computes.
+        cores: cores to compute on, one thread each: the calling thread on the first, ONNX Runtime's own on the others.
     """
 
     def __init__(self, graph: Path | bytes, module: Any, *, slots: int = 1, max_context: int, head_tokens: Tensor | None = None,
-                 vocab_size: int | None = None, threads: int = 1):
+                 vocab_size: int | None = None, cores: Sequence[int] = (0,)):
         import onnxruntime as ort
 
         options = ort.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.intra_op_num_threads, options.inter_op_num_threads = len(cores), 1
+        if len(cores) > 1:  # numbered from 1 there
+            options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(str(core + 1) for core in cores[1:]))
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self.session = ort.InferenceSession(graph if isinstance(graph, bytes) else str(graph), options, providers=["CPUExecutionProvider"])
         config = module.config
-        self.module, self.device, self.max_context, self.hidden_size = module, torch.device("cpu"), max_context, config.hidden_size
+        self.device, self.max_context, self.hidden_size = torch.device("cpu"), max_context, config.hidden_size
+        self.embedding = module.model.embed_tokens.weight.detach().cpu()
         self.head_tokens, self.vocab_size = head_tokens, vocab_size or config.vocab_size
         self.head_size = self.session.get_outputs()[0].shape[-1]
         self.layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
         with torch.inference_mode():
-            cos, sin = module.model.rotary_emb(torch.zeros(1), torch.arange(max_context)[None])
+            cos, sin = module.model.rotary_emb(torch.zeros(1, device=module.device), torch.arange(max_context, device=module.device)[None])
         half = cos.shape[-1] // 2
-        self._tables = {name: np.ascontiguousarray(table[0, :, :half].float().numpy()) for name, table in (("cos", cos), ("sin", sin))}
+        self._tables = {name: np.ascontiguousarray(table[0, :, :half].float().cpu().numpy())
+                        for name, table in (("cos", cos), ("sin", sin))}
         self.slots = Slots([], slots, max_context, torch.float32, self.device)
         shape = (slots * (1 + BRANCHES), kv_heads, max_context, 2 * half)
         with room_for(f"{slots} slots of {max_context} positions", "start with fewer slots or a shorter context"):
@@ -101,7 +105,7 @@ class OnnxModel:
         """Rows of equal length in neighbouring slots, as one batch."""
         count, keep, first_slot = len(rows[0].tokens), rows[0].keep, rows[0].slot
         ends = [start + count for start in starts]
-        embedded = self.module.model.embed_tokens(torch.tensor([row.tokens for row in rows], device=self.module.device)).float().cpu()
+        embedded = self.embedding[torch.tensor([row.tokens for row in rows])].float()
         feeds = {"embeddings": embedded.numpy(), "last": np.array(ends, np.int32) - 1, "total": np.array([max(ends)], np.int32),
                  "first": np.array([count - keep], np.int64), **self._tables}
         binding = self.session.io_binding()

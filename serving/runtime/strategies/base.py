@@ -44,6 +44,8 @@ class Strategy(ABC):
     lossless: ClassVar[bool]
     paper: ClassVar[str]
     roles: ClassVar[tuple[Role, ...]] = ("target", "draft")
+    prefers_onnx: ClassVar[bool] = False
+    """Whether the draft in ONNX Runtime takes the draft's place where the pair was loaded with it."""
     artifacts: ClassVar[tuple[str, ...]] = ()
     overlaps: bool = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
@@ -70,4 +72,7 @@ class Strategy(ABC):
         missing = [role for role in self.roles if role not in models]
         if missing:
             raise DraftwellError(f"strategy {self.name} needs a {missing[0]} model, which this pair does not have")
-        return {role: models[role] for role in self.roles}
+        chosen = {role: models[role] for role in self.roles}
+        if self.prefers_onnx and "draft_onnx" in models:
+            chosen["draft"] = models["draft_onnx"]
+        return chosen

@@ -13,10 +13,12 @@ from serving.runtime.strategies.autoregressive import Autoregressive
 from serving.runtime.strategies.base import Kit, Strategy
 from serving.runtime.strategies.csd import CSD
 from serving.runtime.strategies.draft_verify import DraftVerify
+from serving.runtime.strategies.duo_decoding import DuoDecoding
 from serving.runtime.strategies.fuzzy_sd import FuzzySD
 from serving.runtime.strategies.hf_dynamic import HFDynamic
 from serving.runtime.strategies.lossy_sd import LossySD
 from serving.runtime.strategies.mentored import Mentored
+from serving.runtime.strategies.pearl import Pearl
 from serving.runtime.strategies.prompt_lookup import PromptLookup
 from serving.runtime.strategies.pyramid import PyramidAssisted, PyramidFuzzy
 from serving.runtime.strategies.specdec_pp import SpecDecPP
@@ -41,6 +43,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "sprinter": Sprinter,
     "csd": CSD,
     "spide": Spide,
+    "pearl": Pearl,
+    "duo_decoding": DuoDecoding,
     "pyramid_assisted": PyramidAssisted,
     "pyramid_fuzzy": PyramidFuzzy,
 }

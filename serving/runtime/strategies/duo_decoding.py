@@ -8,6 +8,7 @@ from serving.runtime.acceptance.exact import Exact
 from serving.runtime.acceptance.ranked import Ranked
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.drafting.multi_sequence import MultiSequence
+from serving.runtime.models.onnx_model import OnnxModel
 from serving.runtime.schedules.heterogeneous import heterogeneous
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
@@ -22,6 +23,7 @@ class DuoDecoding(Strategy):
     paper = "DuoDecoding, Algorithms 1 and 2, section 3.2"
     artifacts = ("hardware_profile",)
     overlaps = True
+    prefers_onnx = True
 
     class Config(StrategyConfig):
         num_speculative_tokens: int | None = Field(
@@ -30,10 +32,11 @@ class DuoDecoding(Strategy):
 
     def run(self, session: Session) -> Step[None]:
         drafter = MultiSequence(self.config.max_sequences)
-        yield from heterogeneous(session, drafter, Exact(), Ranked(), self.budget())
+        onnx = isinstance(session.draft.model, OnnxModel)
+        yield from heterogeneous(session, drafter, Exact(), Ranked(), self.budget(onnx))
 
-    def budget(self) -> int:
+    def budget(self, onnx_draft: bool = False) -> int:
         """Gamma as set, or as measured: round(t_verify / t_draft), at least 1."""
         if self.config.num_speculative_tokens is not None:
             return int(self.config.num_speculative_tokens)
-        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).when(overlapping=True).speed_ratio)))
+        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft).speed_ratio)))
