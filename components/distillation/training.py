@@ -27,7 +27,11 @@ from components.distillation.corpus import Conversation, batches, frequent_token
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. `minutes` counts this run's and all resumed runs' training time."""
+    """How to train. `minutes` counts this run's and all resumed runs' training time.
+
+    `prompt_weight` is the weight of a position in a prompt against one in the target's own text: prompts come for free and
+    hold back overfitting, but drafts are judged on the target's text.
+    """
 
     layers: tuple[int, ...] = (0, 1, 28, 29)
     head_tokens: int = 8192
@@ -39,6 +43,7 @@ class Recipe:
     weight_decay: float = 0.01
     hidden_weight: float = 0.3
     hard_weight: float = 0.3
+    prompt_weight: float = 0.3
     seed: int = 0
 
 
@@ -73,17 +78,18 @@ def losses(draft: Any, group: Sequence[Conversation], head: Tensor, recipe: Reci
     ids = torch.stack([F.pad(s.ids, (0, width - len(s.ids))) for s in group])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         states = draft.model(input_ids=ids, use_cache=False).last_hidden_state
-        everywhere = torch.cat([states[i, 1 : len(s.ids) - 1] for i, s in enumerate(group)])
-        wanted_all = torch.cat([s.hidden[1:] for s in group])
-        out = torch.cat([states[i, s.prompt - 1 : len(s.ids) - 1] for i, s in enumerate(group)])
-        wanted = torch.cat([s.hidden[s.prompt - 1 :] for s in group])
-        logits, target = F.linear(out, head).float(), F.linear(wanted, head).float()
-    hidden = F.mse_loss(everywhere.float(), wanted_all.float()) / wanted_all.float().var()
+        mine = torch.cat([states[i, 1 : len(s.ids) - 1] for i, s in enumerate(group)])
+        wanted = torch.cat([s.hidden[1:] for s in group])
+        written = torch.cat([torch.arange(1, len(s.ids) - 1) >= s.prompt - 1 for s in group])  # the target's own text
+        logits, target = F.linear(mine, head).float(), F.linear(wanted, head).float()
+    hidden = F.mse_loss(mine.float(), wanted.float()) / wanted.float().var()
     guess = logits.log_softmax(-1)
-    soft = F.kl_div(guess, target.log_softmax(-1), log_target=True, reduction="batchmean")
+    weight = torch.where(written, 1.0, recipe.prompt_weight)
+    weight = weight / weight.sum()
+    soft = (F.kl_div(guess, target.log_softmax(-1), log_target=True, reduction="none").sum(-1) * weight).sum()
     labels = target.argmax(-1)  # the target's choice, which is the text itself where the target wrote it
-    hard = F.nll_loss(guess, labels)
-    agreement = (logits.argmax(-1) == labels).float().mean()
+    hard = (F.nll_loss(guess, labels, reduction="none") * weight).sum()
+    agreement = (logits.argmax(-1) == labels)[written].float().mean()
     loss = soft + recipe.hard_weight * hard + recipe.hidden_weight * hidden
     return loss, {"kl": soft.item(), "hidden": hidden.item(), "agreement": agreement.item()}
 
