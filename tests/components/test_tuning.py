@@ -85,7 +85,7 @@ def test_every_point_of_a_space_is_a_valid_config_that_matters(name: str) -> Non
     for values in space.values():
         assert len(values.values if isinstance(values, Span) else values) > 1
     build_strategy(name, defaults(name, space))
-    assert STRATEGIES[name].lossless == (name in REPLAYED or name == "duo_decoding")
+    assert STRATEGIES[name].lossless == (name in REPLAYED or name in ("duo_decoding", "specdec_pp"))
 
 
 def test_rollouts_bound_the_space() -> None:
@@ -175,12 +175,15 @@ def test_lossy_strategies_need_quality(pair: LoadedPair, trace: TraceSet) -> Non
     below = run(pair, trace, clock, **settings, quality=lambda config: 0.89)
     assert below.strategy == "vanilla_sd"
     assert all(name != "csd" for name, _ in clock.asked)  # not even measured
-    assert [entry["quality"] for entry in below.evidence["quality"]] == [0.89] * 3
+    judged = below.evidence["quality"]
+    assert [entry["quality"] for entry in judged if entry["strategy"] == "csd"] == [0.89] * 3
+    assert {entry["strategy"] for entry in judged} == {"csd", "fuzzy_sd", "mentored", "lossy_sd"}
     assert run(pair, trace, clock, **settings, quality=lambda config: float("nan")).strategy == "vanilla_sd"
-    gentle = run(pair, trace, clock, **settings, quality=lambda config: 0.9 if config[1]["min_count"] == 6 else 0.0)
+    gentle = run(pair, trace, clock, **settings, quality=lambda config: 0.9 if config[1].get("min_count") == 6 else 0.0)
     assert (gentle.strategy, gentle.parameters["min_count"]) == ("csd", 6)
     assert run(pair, trace, clock, measure_top=9).strategy == "vanilla_sd"
     assert "verifier" in gentle.evidence["left_out"]["sprinter"]
+    assert "qualifier" in gentle.evidence["left_out"]["pyramid_fuzzy"]
 
 
 def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
