@@ -4,7 +4,7 @@ Beside every gated feed-forward stands a second one of zeros, and their outputs 
 widened by zero rows (gate, up) and zero columns (down). A padded unit gives silu(0)·0 = 0, so the sum is what it was.
 
 The zeros stand in matrices of their own, because one wide matrix is not bit-exact: the kernels cut a long sum into other
-blocks than a short one (tried with torch 2.13 on an AVX-512 CPU: down projection 1536 → 20224, bfloat16 differed in the
+blocks than a short one (tried with torch 2.13 on a Xeon with AMX, one thread: down projection 1536 → 20224, bfloat16 differed in the
 last bit from 33 rows on, float32 at 1 row). Side by side the real matrices keep their shapes, hence their kernels, and
 every output bit, in every dtype and with any number of threads or rows.
 """
