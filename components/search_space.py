@@ -68,7 +68,8 @@ MEASURED: dict[str, Space] = {
     "pyramid_assisted": {"num_speculative_tokens": PYRAMID_LENGTHS, "tau_target": PYRAMID_TAUS},
     "pyramid_fuzzy": {"num_speculative_tokens": PYRAMID_LENGTHS, "tau_target": PYRAMID_TAUS, "tau_qualifier": PYRAMID_TAUS},
 }
-"""Lossy strategies: what they write depends on them, so they are measured. So is DuoDecoding: a trace does not hold its sequences."""
+"""Lossy strategies: what they write depends on them, so they are measured. So are DuoDecoding and SpecDec++: a trace that is
+replayed holds neither several sequences nor hidden states."""
 
 
 def space_of(strategy: str, rollout: int) -> Space:

@@ -96,6 +96,17 @@ def train(station: Station, traces: TraceSet) -> dict[str, Any]:
     return report
 
 
+def train_head(station: Station, traces: TraceSet) -> dict[str, Any]:
+    """Train a SpecDec++ acceptance head, put it into the workspace and return its report."""
+    from components.acceptance_head_training import train_acceptance_head
+    from components.provenance import provenance
+
+    head, report = train_acceptance_head(station.pair, traces, provenance(station.pair, trace_digest=traces.digest()))
+    station.workspace.save(head)
+    station.report("acceptance_head", report)
+    return report
+
+
 def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile, put them into the workspace and say what is in them."""
     from components.calibration import build_acceptance_table, build_correction_memory
@@ -139,7 +150,8 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     tuned = run(station.pair, traces, prompts, kit, profile, trials=trials, max_tokens=max_tokens, lossless_only=lossless_only,
                 quality_floor=quality_floor, evaluate=evaluate, quality=None if lossless_only else quality)
     made_of = provenance(station.pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
-                         parents=station.parents("acceptance_table", "hardware_profile", "verifier", "correction_memory"))
+                         parents=station.parents("acceptance_table", "hardware_profile", "verifier", "correction_memory",
+                                                 "acceptance_head"))
     station.workspace.save(DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
     station.report("tuning", {"strategy": tuned.strategy, "parameters": tuned.parameters, **tuned.evidence})
     return tuned

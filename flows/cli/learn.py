@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,18 +73,28 @@ def collect(pair: Pair = "default", prompts: Prompts = None, limit: Limit = None
     typer.echo(f"{traces.folder}  {traces.read(['position']).num_rows} positions  digest {traces.digest()[:12]}")
 
 
-def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True, dtype: DtypeOption = None,
-          device: DeviceOption = None, threads: Threads = None) -> None:
-    """Train a SPRINTER verifier on collected traces.
+class Trained(StrEnum):
+    """Kinds of artifact that are trained."""
+
+    VERIFIER = "verifier"
+    ACCEPTANCE_HEAD = "acceptance_head"
+
+
+def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True,
+          kind: Annotated[Trained, typer.Option("--kind", help="What to train: sprinter's verifier or specdec_pp's acceptance head.")] = (
+              Trained.VERIFIER),
+          dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
+    """Train a SPRINTER verifier, or a SpecDec++ acceptance head, on collected traces.
 
     Example: draftwell train --pair default
     """
     from flows import stations
 
     with station("train", pair, dtype, device, threads) as opened:
-        report = stations.train(opened, stations.open_trace(opened, traces))
+        found = stations.open_trace(opened, traces)
+        report = stations.train(opened, found) if kind is Trained.VERIFIER else stations.train_head(opened, found)
     if publish:
-        publish_kinds(opened, "verifier")
+        publish_kinds(opened, kind.value)
     figures = {k: v for k, v in report.items() if isinstance(v, int | float | str)}
     typer.echo("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items()))
 

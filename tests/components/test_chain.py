@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from components.acceptance_head_training import train_acceptance_head
 from components.calibration import build_acceptance_table, correction_memory_from_trace
 from components.collection import collect
 from components.measuring import measure
@@ -36,9 +37,10 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     origin = provenance(pair, trace_digest=trace.digest())
     verifier, report = train_verifier(trace, origin)
     assert verifier.provenance.trace_digest == trace.digest()
+    head, _ = train_acceptance_head(pair, trace, origin, blocks=1)
     table = build_acceptance_table(trace, origin)
     times = profile(pair, origin, repeats=1, context=16)
-    kit = Kit({"verifier": verifier, "acceptance_table": table, "hardware_profile": times,
+    kit = Kit({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
                "correction_memory": correction_memory_from_trace(trace, origin)}, pair.special_tokens)
 
     def evaluate(configs: Any, chosen: Any) -> Any:
@@ -46,7 +48,7 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
 
     tuned = tune(pair, trace, prompts[:3], kit, times, evaluate=evaluate, quality=lambda config: 1.0, trials=9, max_tokens=8,
                  lossless_only=False)
-    assert {figure["strategy"] for figure in tuned.evidence["measured"]} >= {"autoregressive", "sprinter", "csd"}
-    assert tuned.evidence["left_out"] == {}
+    assert {figure["strategy"] for figure in tuned.evidence["measured"]} >= {"autoregressive", "sprinter", "csd", "specdec_pp"}
+    assert all("qualifier" in why for why in tuned.evidence["left_out"].values())
     build_strategy(tuned.strategy, tuned.parameters, kit)
     assert report

@@ -56,16 +56,18 @@ def test_stations_one_by_one(collect: Callable[..., Any], run: Any, pair_file: P
     """Without the registry; what is made lies in the workspace, where the next command finds it."""
     assert collect("--limit", 8, "--max-tokens", 16).exit_code == 0
     some = ("--pair", pair_file, "--no-publish")
-    for arguments, told in ((("train", *some), "auc"), (("calibrate", *some, "--prompts", prompts_file, "--limit", 2), "memory:"),
+    for arguments, told in ((("train", *some), "auc"), (("train", *some, "--kind", "acceptance_head"), "constant_loss"),
+                            (("calibrate", *some, "--prompts", prompts_file, "--limit", 2), "memory:"),
                             (("tune", *some, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 8, "--trials", 2), "chosen:")):
         done = run(*arguments)
         assert done.exit_code == 0, (done.output, done.exception)
         assert told in done.stdout
     made = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts"
-    kinds = {"verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config"}
+    kinds = {"verifier", "acceptance_head", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config"}
     assert {path.name for path in made.iterdir()} == kinds
-    done = run("generate", "--pair", pair_file, "--strategy", "sprinter", "--prompt", "the inn", "--max-tokens", 8)
-    assert done.exit_code == 0, done.output
+    for strategy in ("sprinter", "specdec_pp"):
+        done = run("generate", "--pair", pair_file, "--strategy", strategy, "--prompt", "the inn", "--max-tokens", 8)
+        assert done.exit_code == 0, done.output
     assert not (own_stores / "mlflow.db").exists()
 
 
