@@ -31,14 +31,11 @@ class Ranked:
         for rank, token in enumerate(candidates):
             if rng.test.accepts(float(left[token]), 1.0):
                 return Choice(rank, token, rank + 1)
-            without = self.zeroed(left, token)
-            if without is left:  # no mass but the candidate's own, and rounding rejected it: sample what was there before
-                return Choice(None, rng.sample.draw(left), rank + 1)
-            left = without
+            left = self.zeroed(left, token)
         return Choice(None, rng.sample.draw(left), len(candidates))
 
     def zeroed(self, probs: Tensor, token: int) -> Tensor:
-        """`probs` `[vocab]` without a token, renormalised; `probs` itself if that leaves nothing."""
+        """`probs` `[vocab]` without a token, renormalised; as they were if rounding rejected a token that had all the mass."""
         one_hot = probs.new_zeros(probs.shape)
         one_hot[token] = 1.0
         return residual(probs, one_hot)
