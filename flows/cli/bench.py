@@ -35,6 +35,7 @@ from serving.runtime.types import DraftwellError
 if TYPE_CHECKING:
     from components.prompts import Prompt
     from serving.runtime.pair import LoadedPair
+    from serving.runtime.strategies import Kit
 
 Wanted = list[tuple[str, dict[str, str]]]
 
@@ -65,6 +66,8 @@ def bench(
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Measure `transformers` in the same run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="strategy.key=value; may be repeated.")] = None,
     artifacts: Artifacts = None,
+    concurrency: Annotated[int | None, typer.Option(
+        "--concurrency", min=2, help="Instead: throughput of one request at a time and of so many at once.")] = None,
     check_cpu: Annotated[bool, typer.Option("--check-cpu", help="Check the outputs of a CUDA run against the CPU's.")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write tables to this file.")] = None,
@@ -92,9 +95,12 @@ def bench(
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
     names = [name.partition("@")[0] for name, _ in wanted]
-    loaded = workspace.load(device=chosen_device, pad_target=pad_target, strategies=names)
+    loaded = workspace.load(slots=concurrency or 1, device=chosen_device, pad_target=pad_target, strategies=names)
     rows = chosen_rows(loaded, rows, limit, mix, max_prompt_tokens)
     kit = workspace.kit(loaded, names, folder=artifacts)
+    if concurrency is not None:
+        bench_batches(loaded, kit, wanted, rows, concurrency, max_tokens, temperature, runs, seed, out)
+        return
     other = workspace.load(device="cpu") if check_cpu else None
     with progress("bench") as bar:
         report = measure(loaded, wanted, rows, kit, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
@@ -111,6 +117,19 @@ def bench(
     if report["cpu_check"] is not None and not report["cpu_check"]["passed"]:
         say("outputs differ from the CPU's at places that are no near-ties: see cpu_check in the JSON report")
         raise typer.Exit(1)
+
+
+def bench_batches(pair: LoadedPair, kit: Kit, wanted: Wanted, rows: list[Prompt], concurrency: int, max_tokens: int, temperature: float,
+                  runs: int, seed: int, out: Path | None) -> None:
+    """Throughput at one and at several requests at once, as a table and, where asked for, as JSON."""
+    from components.batching import batch_table, batch_throughput
+
+    with progress("bench") as bar:
+        report = batch_throughput(pair, kit, wanted, rows, concurrency=concurrency, max_tokens=max_tokens, temperature=temperature,
+                                  runs=runs, seed=seed, progress=bar)
+    if out is not None:
+        write_json(out, report)
+    wide_console().print(batch_table(report))
 
 
 def parse_wanted(strategies: str, settings: Sequence[str]) -> Wanted:

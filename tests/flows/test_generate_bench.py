@@ -112,3 +112,14 @@ def test_bench_settings_reach_their_strategy(run: Any, pair_file: Path, prompts_
     found = json.loads(out.read_text())["strategies"]
     assert int(found["vanilla_sd"]["parameters"]["num_speculative_tokens"]) == 2
     assert list(found) == ["autoregressive", "prompt_lookup", "vanilla_sd"]
+
+
+def test_bench_of_concurrent_requests(run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = run("bench", "--pair", pair_file, "--strategies", "vanilla_sd", "--prompts", prompts_file, "--limit", 3, "--max-tokens", 8,
+               "--dtype", "float32", "--concurrency", 3, "--json", out)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "tokens/s, 3 at once" in done.stdout
+    found = json.loads(out.read_text())["configs"]
+    assert list(found) == ["autoregressive", "vanilla_sd"]
+    assert all(figures["identical"] == 3 and figures["ratio"] > 0 for figures in found.values())
