@@ -1,57 +1,58 @@
-"""The default pair in float32: every lossless strategy gives the tokens of transformers' own greedy `generate`."""
+"""The default pair in float32: every lossless strategy gives the tokens of transformers' own greedy `generate`, alone and in a batch."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from components.counting import fixed_kit
-from components.prompts import demo_prompts
 from components.quality import difference
 from serving.runtime.device import usable_cores
-from serving.runtime.strategies import STRATEGIES, build_strategy
+from serving.runtime.pair import LoadedPair
+from tests.components.default_pair import LOSSLESS, PROMPTS, TOKENS, default_pair, generated, strategy_of
 
-LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
-PROMPTS, TOKENS = 20, 64
+LONG = {"autoregressive", "vanilla_sd", "prompt_lookup", "spide"}
+"""Strategies that decode all of the reference; the others six prompts of 48 tokens."""
+BATCH, BATCH_TOKENS = 8, 24
 
 
 @pytest.fixture(scope="module")
-def pair() -> Any:
-    from registry.pairs import fetch, find_pair
-    from serving.runtime.pair import load_pair
-
+def pair() -> Iterator[LoadedPair]:
     before = torch.get_num_threads()
     torch.set_num_threads(max(before, min(2, usable_cores())))  # a real model, unlike the other tests'
-    yield load_pair(fetch(find_pair("default")), dtype="float32", max_context=1024)
+    yield default_pair()
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def expected(pair: Any) -> list[tuple[str, list[int], list[int]]]:
-    """(id, prompt, greedy tokens of transformers) of 20 prompts, from the same weights with transformers' own attention and cache."""
-    module, ours = pair.modules["target"], pair.modules["target"].config._attn_implementation
-    module.set_attn_implementation("sdpa")
-    rows = []
-    for prompt in demo_prompts(PROMPTS):
-        ids = torch.tensor([pair.encode_prompt(prompt.prompt)])
-        with torch.inference_mode():
-            out = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)[0]
-        rows.append((prompt.id, ids[0].tolist(), out[ids.shape[1] :].tolist()))
-    module.set_attn_implementation(ours)
-    return rows
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_20_prompts_of_64_tokens_equal_transformers_generate(pair, expected, name):
-    strategy = build_strategy(name, {}, fixed_kit(pair))
+def test_tokens_equal_those_of_transformers_generate(pair, name):
+    count, length = (PROMPTS, TOKENS) if name in LONG else (6, 48)
+    strategy = strategy_of(pair, name)
     differences = []
-    for prompt_id, ids, tokens in expected:
-        output = pair.engine().generate(ids, pair.sampling(max_tokens=TOKENS), strategy).output
-        if found := difference(pair, prompt_id, ids, output, tokens):
+    for prompt_id, ids, tokens in generated()[:count]:
+        output = pair.engine().generate(ids, pair.sampling(max_tokens=length), strategy).output
+        if found := difference(pair, prompt_id, ids, output, tokens[:length]):
             differences.append(found)
-    print(f"{name}: {PROMPTS - len(differences)} of {PROMPTS} outputs identical; differences: {differences}")
+    print(f"{name}: {count - len(differences)} of {count} outputs identical; differences: {differences}")
+    assert all(d.near_tie for d in differences), differences
+    assert len(differences) <= 1, "near-ties are rare"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_eight_at_once_give_what_each_gives_alone(pair, name):
+    prompts = generated()[:BATCH]
+    sampling = pair.sampling(max_tokens=BATCH_TOKENS)
+    engine = pair.engine()
+    jobs = [engine.submit(ids, sampling, strategy_of(pair, name)) for _, ids, _ in prompts]
+    engine.run(jobs)
+    differences = []
+    for (prompt_id, ids, _), job in zip(prompts, jobs, strict=True):
+        alone = pair.engine().generate(ids, sampling, strategy_of(pair, name)).output
+        if found := difference(pair, prompt_id, ids, job.output, alone):
+            differences.append(found)
+    print(f"{name}: {BATCH - len(differences)} of {BATCH} outputs identical in a batch; differences: {differences}")
     assert all(d.near_tie for d in differences), differences
     assert len(differences) <= 1, "near-ties are rare"

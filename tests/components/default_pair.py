@@ -1,0 +1,55 @@
+"""The default pair as the slow tests share it: loaded once, in float32, with eight slots."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from components.counting import fixed_kit
+from components.prompts import demo_prompts
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import STRATEGIES, Kit, Strategy, build_strategy
+from tests.serving.kits import NEEDED, random_head
+
+LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
+PROMPTS, TOKENS = 20, 64
+
+
+@functools.cache
+def default_pair() -> LoadedPair:
+    from registry.pairs import fetch, find_pair
+    from serving.runtime.pair import load_pair
+
+    return load_pair(fetch(find_pair("default")), dtype="float32", slots=8, max_context=512)
+
+
+def kit_of(pair: LoadedPair) -> Kit:
+    """The artifacts that are the same on every machine, and a random acceptance head: losslessness asks nothing of it."""
+    width = pair.modules["draft"].config.get_text_config().hidden_size
+    kit = fixed_kit(pair)
+    return replace(kit, artifacts={"acceptance_head": random_head(width), **kit.artifacts})
+
+
+def strategy_of(pair: LoadedPair, name: str) -> Strategy:
+    """A strategy as it comes, with what has no default."""
+    return build_strategy(name, NEEDED.get(name, {}), kit_of(pair))
+
+
+@functools.cache
+def generated() -> list[tuple[str, list[int], list[int]]]:
+    """(id, prompt, greedy tokens of transformers) of 20 prompts, from the same weights with transformers' own attention and cache."""
+    pair = default_pair()
+    module: Any = pair.modules["target"]
+    ours = module.config._attn_implementation
+    module.set_attn_implementation("sdpa")
+    rows = []
+    for prompt in demo_prompts(PROMPTS):
+        ids = torch.tensor([pair.encode_prompt(prompt.prompt)])
+        with torch.inference_mode():
+            out = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)[0]
+        rows.append((prompt.id, ids[0].tolist(), out[ids.shape[1] :].tolist()))
+    module.set_attn_implementation(ours)
+    return rows
