@@ -28,9 +28,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         `[vocab]` float32 that sums to 1; one-hot at temperature 0. Order as in transformers: temperature, top-k, top-p.
     """
     if sampling.greedy:
-        probs = torch.zeros_like(logits)
-        probs[logits.argmax()] = 1.0
-        return probs
+        return torch.zeros_like(logits).scatter_(0, logits.argmax(-1, keepdim=True), 1.0)
     scaled = (logits - logits.max()) / sampling.temperature  # the largest at 0: nothing overflows at low temperatures
     if 0 < sampling.top_k < scaled.shape[-1]:
         kth = scaled.topk(sampling.top_k).values[-1]
@@ -69,8 +67,8 @@ def adjusted(logits: Tensor, sampling: Sampling, written: Sequence[int]) -> Tens
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """norm(max(0, p − q)) over `[vocab]`; p itself when rounding leaves no mass (Leviathan 2023, section 2.3)."""
     left = (target_probs - draft_probs).clamp(min=0.0)
-    total = float(left.sum())
-    return left / total if total > 0.0 else target_probs
+    total = left.sum()
+    return torch.where(total > 0.0, left / total, target_probs)
 
 
 class LogitRows:
@@ -111,9 +109,10 @@ class LogitRows:
         """The most likely token of each row, after penalties and biases."""
         if self._top is None:
             largest, index = self._adjusted.max(-1)  # NaN wins every comparison here, so one pass finds it
-            if not all(map(math.isfinite, largest.tolist())):
+            top: list[int] = index.masked_fill(~largest.isfinite(), -1).tolist()  # one transfer, where a device computes
+            if min(top, default=0) < 0:
                 raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
-            self._top = index.tolist()
+            self._top = top
         return self._top
 
     def probs(self, row: int) -> Tensor:
@@ -167,7 +166,7 @@ class Stream:
         """Draw a token from `probs` `[vocab]` (need not be normalised) by inversion of one uniform."""
         cumulative = probs.double().cumsum(-1)
         # right=True takes the first token whose cumulative mass exceeds the point: it always has mass of its own.
-        return int(torch.searchsorted(cumulative, self._generator.random() * float(cumulative[-1]), right=True))
+        return int(torch.searchsorted(cumulative, self._generator.random() * cumulative[-1:], right=True))
 
     def accepts(self, target_prob: float, draft_prob: float) -> bool:
         """True with probability min(1, target_prob / draft_prob): r < p/q without the division, so p = 0 always rejects."""

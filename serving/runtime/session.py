@@ -21,8 +21,19 @@ class Lane:
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
 
-    def read(self, sequence: Sequence[int], keep: int = 1) -> Step[Rows]:
-        """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens."""
+    @property
+    def chains(self) -> bool:
+        """Whether `read` takes `steps`: the model can choose tokens by itself, and they are the ones that this request would."""
+        asked = self.sampling
+        altered = asked.penalises or asked.biases or asked.banned_token_ids
+        return asked.greedy and not altered and getattr(self.model, "chains", False)
+
+    def read(self, sequence: Sequence[int], keep: int = 1, steps: int = 1) -> Step[Rows]:
+        """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens.
+
+        Args:
+            steps: go on greedily until there are so many rows; the slot has then seen the token of every row but the last.
+        """
         self.rollback(len(sequence) - keep)  # a row that is wanted again is computed again
         unseen = tuple(sequence[self.length :])
         prefill = self.length == 0
@@ -33,9 +44,9 @@ class Lane:
         elif self.role == "qualifier":
             self.stats.qualifier_calls += 1
         else:
-            self.stats.draft_calls += 1
-        output: Output = yield Forward(self.role, self.slot, unseen, keep, prefill)
-        self.length = len(sequence)
+            self.stats.draft_calls += steps
+        output: Output = yield Forward(self.role, self.slot, unseen, keep, prefill, steps)
+        self.length = len(sequence) + steps - 1
         written = sequence[self.prompt_length :] if self.sampling.penalises else ()
         return output.rows(self.sampling, written)
 

@@ -33,7 +33,7 @@ def recover(draft: Draft, i: int, target: Rows, rng: Streams) -> int:
 def draft_probs(draft: Draft, i: int, like: Tensor) -> Tensor:
     """Warped draft distribution `[vocab]` of token i; one-hot for a deterministic proposal."""
     if draft.rows:
-        return draft.rows[i].probs(0)
+        return draft.rows[i].probs(0).to(like.device)  # draft and target may compute on different devices
     one_hot = like.new_zeros(like.shape)
     one_hot[draft.tokens[i]] = 1.0
     return one_hot

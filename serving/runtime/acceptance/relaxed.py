@@ -65,7 +65,7 @@ class SampleAndMatch:
 def raw_of(draft: Draft, i: int, like: Tensor) -> Tensor:
     """Raw distribution `[vocab]` that draft token i comes from; one-hot for a deterministic proposal."""
     if draft.rows:
-        return draft.rows[i].raw(0)
+        return draft.rows[i].raw(0).to(like.device)
     one_hot = like.new_zeros(like.shape)
     one_hot[draft.tokens[i]] = 1.0
     return one_hot

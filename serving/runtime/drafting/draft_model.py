@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.row_view import RowView
 from serving.runtime.session import Session
 from serving.runtime.types import Draft, Step, StopPolicy
 
@@ -19,6 +21,8 @@ class DraftModel:
 
     def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
         before = session.text.ids + (pending.tokens if pending else [])
+        if type(self.stop) is FixedLength and not self.with_confidence and session.draft.chains and limit > 0:
+            return (yield from chain(session, before, min(limit, self.stop.num_tokens)))
         draft = Draft()
         self.stop.start()
         while len(draft) < limit:
@@ -34,3 +38,12 @@ class DraftModel:
                 break
         session.stats.drafted += len(draft)
         return draft
+
+
+def chain(session: Session, before: list[int], steps: int) -> Step[Draft]:
+    """A greedy draft of fixed length in one command: the model chooses token after token where it computes, and is read once."""
+    rows = yield from session.draft.read(before, steps=steps)
+    length = next((i for i, token in enumerate(rows.top, start=1) if token in session.sampling.stop_token_ids), steps)
+    session.draft.rollback(len(before) + length - 1)
+    session.stats.drafted += length
+    return Draft(rows.top[:length], [RowView(rows, i) for i in range(length)])
