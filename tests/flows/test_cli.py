@@ -124,6 +124,8 @@ GENERATE = ("generate", "--prompt", "hi")
     ((*GENERATE, "--set", "tau=1"), ("tau", "vanilla_sd")),
     ((*GENERATE, "--set", "num_speculative_tokens=0"), ("num_speculative_tokens", "1")),
     ((*GENERATE, "--set", "num_speculative_tokens=many"), ("num_speculative_tokens", "many")),
+    ((*GENERATE, "--strategy", "adaedl"), ("adaedl", "threshold and max_draft", "--set threshold=")),
+    (("bench", "--strategies", "vanilla_sd,adaedl", "--set", "adaedl.threshold=0.4"), ("max_draft", "--set adaedl.max_draft=")),
     ((*GENERATE, "--artifacts", "nowhere"), ("nowhere", "--artifacts")),
     (("generate", "--prompt", "  "), ("--prompt is empty",)),
     (("bench", "--strategies", "vanilla_sd,spied"), ("spied", "spide")),
@@ -189,8 +191,20 @@ def test_artifact_of_another_pair(run: Any, place: Path, pair_file: Path) -> Non
     assert snapshot(place) == before
 
 
+def test_settings_that_have_no_default_can_be_given(run: Any, place: Path, pair_file: Path, prompts_file: Path) -> None:
+    assert "threshold = (required)" in run("strategies").stdout
+    done = run(*GENERATE, "--pair", pair_file, "--strategy", "adaedl", "--set", "threshold=0.4", "--set", "max_draft=4", "--max-tokens", 8)
+    assert done.exit_code == 0, done.output
+    done = run("bench", "--pair", pair_file, "--strategies", "adaedl", "--set", "adaedl.threshold=0.4", "--set", "adaedl.max_draft=4",
+               "--prompts", prompts_file, "--limit", 1, "--max-tokens", 8, "--json", place / "report.json")
+    assert done.exit_code == 0, done.output
+    entry = json.loads((place / "report.json").read_text())["strategies"]["adaedl"]
+    assert (entry["lossless"], entry["identical_outputs"]) == (True, 1)
+
+
 def test_missing_artifact(run: Any, place: Path, pair_file: Path) -> None:
     refused(run(*GENERATE, "--pair", pair_file, "--strategy", "sprinter"), "verifier", "draftwell train")
+    refused(run(*GENERATE, "--pair", pair_file, "--strategy", "specdec_pp"), "acceptance_head", "draftwell train --kind acceptance_head")
     refused(run("train", "--pair", pair_file), "no traces", "draftwell collect")
 
 
