@@ -100,6 +100,7 @@ class Judge:
         base = self.vanilla.stats.calls_per_token if self.vanilla else 0.0
         return {
             "emitted": s.emitted, "target_calls": s.target_calls, "draft_calls": s.draft_calls, "rounds": s.rounds,
+            "qualifier_calls": s.qualifier_calls, "inner_acceptance_rate": s.inner_acceptance_rate,
             "cost_ratio": s.calls_per_token / base if base else None,
             "acceptance_rate": s.acceptance_rate, "draft_efficiency": s.draft_efficiency,
             "mat": s.mat if s.drafted else None, "accepted_per_call": share(s.accepted, s.target_calls) if s.drafted else None,

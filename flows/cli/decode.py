@@ -46,10 +46,11 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
         return
     from rich.table import Column, Table
 
-    table = Table(Column("pair", no_wrap=True), "also called", "target", "draft", "dtype", "description", title="Pairs")
+    table = Table(Column("pair", no_wrap=True), "also called", "target", "draft", "qualifier", "dtype", "description", title="Pairs")
     for spec in found:
         models = {role: s.hub or (s.package and s.package.package) or s.artifact or s.path for role, s in spec.sources().items()}
-        table.add_row(spec.name, ", ".join(spec.aliases), models["target"], models.get("draft", "-"), spec.dtype, spec.description)
+        table.add_row(spec.name, ", ".join(spec.aliases), models["target"], models.get("draft", "-"), models.get("qualifier", "-"),
+                      spec.dtype, spec.description)
     wide_console().print(table)
 
 
@@ -67,18 +68,19 @@ def strategies(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
     from rich.table import Column, Table
 
     name = Column("strategy", no_wrap=True)
-    table = Table(name, "lossless", "parameters (default, bounds)", "artifacts", "paper", title="Strategies")
+    table = Table(name, "lossless", Column("parameters (default, bounds)", no_wrap=True), "needs", "paper", title="Strategies")
     for row in found:
         lines = [parameter_line(name, p) for name, p in row["parameters"].items()]
-        table.add_row(row["name"], "yes" if row["lossless"] else "no", "\n".join(lines) or "-", "\n".join(row["artifacts"]) or "-",
-                      row["paper"])
+        needs = [*row["artifacts"], *(["a qualifier model"] if "qualifier" in row["models"] else [])]
+        table.add_row(row["name"], "yes" if row["lossless"] else "no", "\n".join(lines) or "-", "\n".join(needs) or "-", row["paper"])
     wide_console().print(table)
 
 
 def parameter_line(name: str, parameter: dict[str, Any]) -> str:
-    """A parameter's name, default and bounds; brackets are escaped, Rich would read them as markup."""
+    """A parameter's name, default and bounds or choices; brackets are escaped, Rich would read them as markup."""
     low, high = parameter["minimum"], parameter["maximum"]
     bounds = f"  \\[{'' if low is None else low} … {'' if high is None else high}]" if (low, high) != (None, None) else ""
+    bounds = f"  \\[{', '.join(map(str, parameter['choices']))}]" if parameter["choices"] else bounds
     return f"{name} = {'(required)' if parameter['required'] else parameter['default']}{bounds}"
 
 
@@ -123,6 +125,7 @@ def generate(
             "prompt": prompt, "text": text, "token_ids": job.output, "finish_reason": job.session.text.finish_reason,
             "stats": {"emitted": stats.emitted, "drafted": stats.drafted, "judged": stats.judged, "accepted": stats.accepted,
                       "rescued": stats.rescued, "target_calls": stats.target_calls, "draft_calls": stats.draft_calls,
+                      "qualifier_calls": stats.qualifier_calls, "inner_acceptance_rate": stats.inner_acceptance_rate,
                       "acceptance_rate": stats.acceptance_rate, "mat": stats.mat, "wall_seconds": stats.wall_seconds,
                       "ttft_seconds": stats.first_token_seconds, "tokens_per_second": stats.emitted / stats.wall_seconds}}))
         return

@@ -84,7 +84,7 @@ def build_strategy(name: str, parameters: dict[str, Any] | None = None, kit: Kit
 
 
 def describe(cls: type[Strategy]) -> dict[str, Any]:
-    """Name, lossless, parameters with default (or required), bounds and description, artifacts, models, paper: plain JSON."""
+    """Name, lossless, parameters with default (or required), bounds or choices and description, artifacts, models, paper: plain JSON."""
     whole = cls.Config.model_json_schema()
     schema = whole.get("properties", {})
     parameters = {}
@@ -99,6 +99,7 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
             "minimum": bounds.get("minimum", bounds.get("exclusiveMinimum")),
             "exclusive_minimum": "exclusiveMinimum" in bounds,
             "maximum": bounds.get("maximum"),
+            "choices": next((k["enum"] for k in kinds if "enum" in k), None),
             "description": info.get("description", ""),
         }
     return {"name": cls.name, "lossless": cls.lossless, "parameters": parameters, "artifacts": list(cls.artifacts),
