@@ -31,6 +31,8 @@ from serving.runtime.pair_files import weights_digest
 SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsenseqa_train_2000": 900, "gpteacher_codegen": 1500,
           "gsm8k_train_2000": 2000, "mbpp_calib": 474, "self_instruct_seed": 175, "svamp": 500, "toolcall_glaive_demo": 150}
 PASSAGES, INVENTED, LONGEST_PROMPT, NEW_TOKENS = 6000, 5120, 640, 128
+GENTLE = 3e-4
+"""Peak learning rate for layers that are a draft already."""
 LAYERS = {"draft": (0, 1, 28, 29), "qualifier": (0, 1, 2, 3, 4, 5, 28, 29)}
 
 
@@ -92,7 +94,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     asked = ["".join(user_turn(tokenizer, text)) for text in instructions(lean, tokenizer, data, work, eos)][:limit]
     ids = [row for row in (tokenizer(text, add_special_tokens=False)["input_ids"] for text in asked) if len(row) <= LONGEST_PROMPT]
     generate_corpus(lean, ids, work, new_tokens=NEW_TOKENS, eos=eos, log=say)
-    recipe = Recipe(layers=LAYERS[role], minutes=minutes)
+    recipe = Recipe(layers=LAYERS[role], minutes=minutes) if start is None else Recipe(LAYERS[role], minutes=minutes, peak_rate=GENTLE)
     draft = new_draft(module, recipe.layers)
     if start is not None:
         draft.load_state_dict(DistilledDraft.load(start).state, strict=False)  # embeddings stay the target's
