@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from components.profiling import profile
+from components.provenance import provenance
+from registry.pairs import fetch, find_pair
 from serving.runtime.engine import Engine
 from serving.runtime.models.onnx_export import cached, export, exportable
 from serving.runtime.models.onnx_model import OnnxModel, neighbours
 from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.strategies import build_strategy
+from serving.runtime.pair import in_onnx, load_pair
+from serving.runtime.pair_files import PairFiles, draftwell_home
+from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.types import ContextTooLong, Forward, Sampling
 from tests.serving.kits import table_kit
+from tests.serving.served_pair import tiny_tokenizer
 
 SIZES = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 512}
@@ -152,6 +158,57 @@ def test_what_the_graph_cannot_say_is_not_exported():
     assert not exportable(tiny_llama(hidden_size=32))  # heads of 8
     assert not exportable(tiny_llama(attention_bias=True))
     assert not exportable(tf.AutoModelForCausalLM.from_config(tf.GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)))
+
+
+def save_pair(folder: Path, draft) -> PairFiles:
+    """Model folders of a target and a draft over the letters of the server's tests."""
+    tokenizer = tiny_tokenizer()
+    for role, module in (("target", tiny_llama(vocab_size=len(tokenizer), eos_token_id=2, bos_token_id=None)), ("draft", draft)):
+        module.save_pretrained(folder / role)
+        tokenizer.save_pretrained(folder / role)
+    return PairFiles("tiny", folder / "target", folder / "draft")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pair_is_loaded_with_it_on_request_and_its_graph_is_kept_in_the_home(tmp_path: Path, monkeypatch, dtype):
+    size = len(tiny_tokenizer())
+    files = save_pair(tmp_path, tiny_llama(vocab_size=size, num_hidden_layers=1, eos_token_id=2, bos_token_id=None))
+    home = draftwell_home()
+    before = set(home.glob("onnx/*/draft.onnx"))
+    plain, pair = load_pair(files, dtype=dtype), load_pair(files, dtype=dtype, onnx_draft=True)
+    assert set(plain.models) == {"target", "draft"}
+    assert set(pair.models) == {"target", "draft", "draft_onnx"}
+    assert plain.fingerprint == pair.fingerprint
+    assert len(set(home.glob("onnx/*/draft.onnx")) - before) == 1
+    assert {model.vocab_size for model in pair.models.values()} == {size}
+    assert {model.max_context for model in pair.models.values()} == {SIZES["max_position_embeddings"]}
+    made = profile(pair, provenance(pair), sizes=(1,), repeats=2, context=8)
+    assert made.t_draft_onnx > 0
+    assert profile(plain, provenance(plain), sizes=(1,), repeats=2, context=8).t_draft_onnx is None
+    strategy = build_strategy("duo_decoding", {}, Kit({"hardware_profile": made}))
+    sampling = pair.sampling(max_tokens=24, stop_token_ids=frozenset())
+    monkeypatch.setattr(pair.models["draft"], "forward", None)  # the torch draft is not asked
+    job = pair.engine().generate([5, 6, 7], sampling, strategy)
+    assert len(job.output) == 24
+    if dtype == "float32":
+        assert job.output == plain.engine().generate([5, 6, 7], sampling, build_strategy("autoregressive")).output
+
+
+def test_a_draft_that_cannot_be_exported_stays_in_torch(tmp_path: Path):
+    size = len(tiny_tokenizer())
+    files = save_pair(tmp_path, tiny_llama(vocab_size=size, hidden_size=32, eos_token_id=2, bos_token_id=None))
+    assert set(load_pair(files, dtype="float32", onnx_draft=True).models) == {"target", "draft"}
+
+
+@pytest.mark.slow
+def test_the_default_draft_gives_torchs_logits_over_64_steps_with_rollbacks():
+    from tests.components.default_pair import default_pair
+
+    pair = default_pair()
+    torch_draft = TransformersModel(pair.modules["draft"], slots=3, max_context=512, head_tokens=pair.models["draft"].head_tokens,
+                                    vocab_size=pair.models["draft"].vocab_size)
+    onnx_draft = in_onnx(torch_draft, fetch(find_pair("default")), "cpu", 3)
+    drive((torch_draft, onnx_draft), 64, torch_draft.vocab_size, 3, (40, 7, 100))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
