@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.runtime.failures import readable
+from serving.runtime.models.cuda_graph import Marks, read
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy
 from serving.runtime.types import ContextTooLong, Forward, Model, Output, Overlap, Role, Sampling
@@ -78,6 +79,7 @@ class Job:
         self.error: Exception | None = None
         self.finished = False
         self.started = time.perf_counter()
+        self.unread: list[tuple[Forward, Marks, int]] = []
         self._sent = 0
 
     @property
@@ -94,11 +96,15 @@ class Job:
 
 @dataclass
 class Landed:
-    """What a batch of forwards gave: an output or an error for each, and when it ran (`time.perf_counter` seconds)."""
+    """What a batch of forwards gave: an output or an error for each, and when it ran (`time.perf_counter` seconds).
+
+    Where a model does not wait for its device those times are the launch's, and `marks` will tell the true ones.
+    """
 
     outputs: list[Output | Exception]
     started: float
     ended: float
+    marks: Marks | None = None
 
 
 @dataclass(eq=False)
@@ -229,7 +235,11 @@ class Engine:
         except Exception as error:
             outputs = [error] if len(commands) == 1 else [
                 self._fly(Flight(flight.model, [one])).outputs[0] for one in flight.group]
-        return Landed(outputs, started, time.perf_counter())
+        marks = getattr(flight.model, "marks", None)
+        if marks is not None and self._workers is not None:
+            flight.model.synchronize()  # type: ignore[attr-defined]  # on a thread of its own it can wait: a side lands when it is done
+            marks = None
+        return Landed(outputs, started, time.perf_counter(), marks)
 
     def _await(self, flight: Flight) -> None:
         """Wait for a batch in flight and hand its rows back."""
@@ -241,7 +251,10 @@ class Engine:
         for (job, leaf), output in zip(flight.group, landed.outputs, strict=True):
             if job.finished or leaf.waiting is None:
                 continue
-            job.session.stats.time_forward(leaf.waiting, landed.started - job.started, landed.ended - job.started, len(flight.group))
+            if landed.marks is not None:
+                job.unread.append((leaf.waiting, landed.marks, len(flight.group)))
+            else:
+                job.session.stats.time_forward(leaf.waiting, landed.started - job.started, landed.ended - job.started, len(flight.group))
             if isinstance(output, Exception):
                 self._end(job, output)
             else:
@@ -266,6 +279,10 @@ class Engine:
         self.jobs.remove(job)
         for flight in [f for f in self._flights if any(mine is job for mine, _ in f.group)]:
             self._await(flight)  # its slots are being written to
-        job.session.stats.end(time.perf_counter() - job.started, len(job.output))
+        wall = time.perf_counter() - job.started
+        times = read([marks for _, marks, _ in job.unread])
+        for (command, _, sharers), (start, end) in zip(job.unread, times, strict=True):
+            job.session.stats.time_forward(command, start - job.started, end - job.started, sharers)
+        job.session.stats.end(wall, len(job.output))
         job.task.close()
         job.session.close()

@@ -77,7 +77,7 @@ class StaticLlama(LeanLlama):
     def __init__(self, module: Any, *, chunk: int = CHUNK, **settings: Any):
         super().__init__(module, **settings)
         self.chunk = chunk
-        self.captures = self.asynchronous = self.device.type == "cuda"
+        self.captures = self.device.type == "cuda"
         self.marks: Marks | None = None
         self._graphs: dict[Bucket, CapturedForward] = {}
         self._pool: Any = None
@@ -99,7 +99,7 @@ class StaticLlama(LeanLlama):
     def synchronize(self) -> None:
         """Wait for all that was launched."""
         if self.captures:
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
 
     def open_branch(self) -> int:
         if not self.slots.full:
