@@ -234,27 +234,6 @@ def test_the_draft_probability_that_is_judged_is_the_one_that_was_sampled_from(m
     assert not Counter((id(probs), token) for probs, token in judged) - drawn
 
 
-@pytest.mark.parametrize(("name", "parameters"), EVERY, ids=str)
-def test_the_same_seed_gives_the_same_output_and_counters_on_slow_sides(monkeypatch, name, parameters):
-    """Delays on either thread change when things happen, never what."""
-    def run(slow: str | None) -> tuple[list[int], dict[str, Any]]:
-        models = table_pair(vocab=VOCAB)
-        for role, model in models.items():
-            forward = model.forward
-
-            def delayed(rows, forward=forward, role=role):
-                time.sleep(0.0015 if role == slow else 0.0)
-                return forward(rows)
-
-            model.forward = delayed
-        engine = Engine(models)
-        job = engine.generate([1, 2], Sampling(max_tokens=16, temperature=1.0, seed=2), build(name, parameters))
-        engine.close()
-        return job.output, {k: v for k, v in vars(job.session.stats).items() if "seconds" not in k and k != "timeline"}
-
-    assert run(None) == run("draft") == run("target")
-
-
 def test_raw_figures_are_the_same_at_every_temperature():
     """C, H, theta's factors, raw logits and scores' inputs: nothing dynamic may see the warped row."""
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(1)) * 3
