@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,7 @@ class LoadedPair:
 
 def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu", slots: int = 1,
               max_context: int | None = None, chat: bool = True, pad_target: float | None = None,
-              onnx_draft: bool = False) -> LoadedPair:
+              onnx_draft: bool = False, draft_device: str | None = None) -> LoadedPair:
     """Load the models of a pair.
 
     Args:
@@ -104,6 +105,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         chat: prompts go through the chat template.
         pad_target: parameters to which the target is padded (`models.padding`): the same outputs at a larger model's cost.
         onnx_draft: load the draft in ONNX Runtime beside the torch one, if its shape allows (`models.onnx_export`).
+        draft_device: where the torch draft computes; None takes the target's device.
     Raises:
         DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
     """
@@ -116,13 +118,14 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
     for role, folder in (("draft", files.draft), ("qualifier", files.qualifier)):
         if folder is None:
             continue
+        place = draft_device or device if role == "draft" else device
         if (folder / MANIFEST).is_file():
             draft = DistilledDraft.load(folder)
             draft.check_donor(weights_digest(files.target))
-            module, head = build_distilled(draft, modules["target"]), draft.head_tokens
+            module, head = build_distilled(draft, modules["target"], place), draft.head_tokens
         else:
             check_same_tokenizer(files.target, folder, tokenizer)
-            module, head = load_module(folder, torch_dtype, device), None
+            module, head = load_module(folder, torch_dtype, place), None
         modules[role] = module  # type: ignore[index]
         small = role == "draft" and head is not None  # distilled: stored in 8 bits anyway
         own = module.config.get_text_config().vocab_size
@@ -175,21 +178,24 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
         raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again") from error
 
 
-def build_distilled(draft: DistilledDraft, target: Any) -> Any:
-    """A module with the draft's layers and the target's own embedding tensor."""
+def build_distilled(draft: DistilledDraft, target: Any, device: str | None = None) -> Any:
+    """A module with the draft's layers and the target's own embedding tensor; a copy of it, if on another `device`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = dict(draft.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     with torch.device("cpu"):
         module = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
-    module.base_model.set_input_embeddings(target.get_input_embeddings())
-    module.set_output_embeddings(target.get_output_embeddings())
+    place = torch.device(device or target.device)
+    lent = target.get_input_embeddings(), target.get_output_embeddings()
+    if place.type != target.device.type:
+        lent = copy.deepcopy(lent)  # moving the draft must not move the target
+    module.base_model.set_input_embeddings(lent[0])
+    module.set_output_embeddings(lent[1])
     missing, unexpected = module.load_state_dict(draft.state, strict=False)
-    lent = {"model.embed_tokens.weight", "lm_head.weight"}
-    if unexpected or set(missing) - lent:
+    if unexpected or set(missing) - {"model.embed_tokens.weight", "lm_head.weight"}:
         raise DraftwellError(f"the distilled draft does not fit its own config ({[*unexpected, *missing][:2]} …): distil it again")
-    return module.to(target.device, target.dtype).eval()
+    return module.to(place, target.dtype).eval()
 
 
 def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:

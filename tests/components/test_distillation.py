@@ -102,6 +102,15 @@ def test_artifact_round_trip_changes_logits_only_by_rounding(target, corpus_fold
     assert 0 < float((a - b).abs().max()) < 0.05 * float(a.abs().max())
 
 
+def test_a_draft_on_another_device_copies_what_it_borrows(target, corpus_folder, tmp_path):
+    draft = new_draft(target, (0, 3))
+    head, _ = head_of(read_corpus(corpus_folder), target.get_input_embeddings().weight.detach(), 64)
+    to_artifact(draft, head, "d" * 64, Provenance(pair="tiny", fingerprint="f" * 64)).save(tmp_path / "draft")
+    loaded = build_distilled(DistilledDraft.load(tmp_path / "draft"), target, "meta")
+    assert {p.device.type for p in loaded.parameters()} == {"meta"}
+    assert {p.device.type for p in target.parameters()} == {"cpu"}
+
+
 def test_agreement_of_a_model_with_itself_is_one(target):
     import copy
 
