@@ -19,13 +19,23 @@ Entry = Mapping[str, Any]
 
 def entries_of(report: Mapping[str, Any]) -> list[tuple[str, Entry]]:
     """Label and figures of all that were measured: strategies, the cost reference where it is none of them, peers."""
-    entries = list(report["strategies"].items())
+    entries = [(shown(label, entry), entry) for label, entry in report["strategies"].items()]
     reference = report.get("cost_reference")
     if reference and all(reference["per_prompt"] != entry["per_prompt"] for _, entry in entries):
         entries.append((f"vanilla_sd(num_speculative_tokens={reference['num_speculative_tokens']})", reference))
     for peer, group in report.get("peers", {}).items():
         entries += [(f"{peer}: {name}", entry) for name, entry in group.items() if name != "notes"]
     return entries
+
+
+def shown(label: str, entry: Entry) -> str:
+    """A label with the parameters that were set, which it leaves out where a strategy was measured once.
+
+    >>> shown("sprinter", {"parameters": {"tau": "0.9"}}), shown("spide(tau=0.5)", {"parameters": {"tau": "0.5"}}), shown("x", {})
+    ('sprinter(tau=0.9)', 'spide(tau=0.5)', 'x')
+    """
+    settings = ", ".join(f"{key}={value}" for key, value in sorted(entry.get("parameters", {}).items()))
+    return f"{label}({settings})" if settings and "(" not in label else label
 
 
 def bench_rows(report: Mapping[str, Any]) -> list[list[str]]:
@@ -54,7 +64,7 @@ def quality_rows(report: Mapping[str, Any]) -> list[list[str]]:
     for label, entry in report["strategies"].items():
         if not entry["lossless"]:
             over = entry.get("over_vanilla")
-            rows.append([label, between(over["ratio"], over["low"], over["high"]) if over else "–",
+            rows.append([shown(label, entry), between(over["ratio"], over["low"], over["high"]) if over else "–",
                          number(entry.get("target_argmax_share"), ".1%"), number(entry.get("rouge_l"), ".1f"),
                          number(entry.get("rouge_l_difference"), "+.1f"), number(entry.get("rescued_share"), ".1%"),
                          floors[entry.get("holds_floor")]])
@@ -63,8 +73,18 @@ def quality_rows(report: Mapping[str, Any]) -> list[list[str]]:
 
 def headline_rows(report: Mapping[str, Any]) -> list[list[str]]:
     """The ratios of the bench, in `HEADLINE_COLUMNS`."""
-    return [[row["name"], between(row["ratio"], row["low"], row["high"]), number(row["cost_ratio"], ".2f"), row["contender"],
-             row["against"]] for row in report.get("headlines", [])]
+    names = {label: shown(label, entry) for label, entry in report["strategies"].items()}
+    return [[row["name"], between(row["ratio"], row["low"], row["high"]), number(row["cost_ratio"], ".2f"),
+             names.get(row["contender"], row["contender"]), names.get(row["against"], row["against"])]
+            for row in report.get("headlines", [])]
+
+
+def worst_lines(report: Mapping[str, Any]) -> str:
+    """The largest overhead and the largest peak of memory among the strategies, as a Markdown list."""
+    names = {label: shown(label, entry) for label, entry in report["strategies"].items()}
+    forms = {"overhead_fraction": ("largest overhead", ".1%", ""), "peak_memory_mb": ("largest peak over weights and caches", ".0f", " MB")}
+    return "".join(f"- {forms[key][0]}: {number(found['value'], forms[key][1])}{forms[key][2]} ({names[found['label']]})\n"
+                   for key, found in report.get("worst", {}).items() if found)
 
 
 def curve_rows(curve: Mapping[str, Any]) -> list[list[str]]:
@@ -133,7 +153,7 @@ def markdown_table(report: Mapping[str, Any]) -> str:
 def bench_markdown(report: Mapping[str, Any]) -> str:
     """All tables of a bench as Markdown: speed, ratios, time and memory, quality of lossy strategies, curves."""
     parts = [f"## Bench of {report['pair']}\n\n{markdown_table(report)}",
-             f"### Ratios\n\n{markdown(HEADLINE_COLUMNS, headline_rows(report))}",
+             f"### Ratios\n\n{markdown(HEADLINE_COLUMNS, headline_rows(report))}\n{worst_lines(report)}",
              "### Time and memory\n\nShares of the wall time; TTFT and prefill are medians over prompts; memory is over weights and caches."
              f"\n\n{markdown(TIME_COLUMNS, time_rows(report))}"]
     if lossy := quality_rows(report):

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.crosscheck import check_against
 from components.figures import REFERENCE, Judge, fastest, gamma_of_parameters
-from components.headlines import curves, headlines
+from components.headlines import curves, headlines, worst
 from components.machine import describe_machine
 from components.measuring import Config, Log, Progress, StrategyContender, contenders_of, measure, naming
 from components.memory import peaks_over_models
@@ -43,7 +43,7 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
     Returns:
         plain JSON: `pair`, `fingerprint`, `padded_to` (None: the target as it is), `machine`, `settings`, `prompts` (how many),
         `prompt_ids`, `prompts_digest`, `strategies: {label: figures}`, `cost_reference` (vanilla SD at its fastest gamma, which
-        cost ratios are against), `peers: {name: {label: figures}}`, `headlines` (ratios with intervals), `curves` and
+        cost ratios are against), `peers: {name: {label: figures}}`, `headlines` (ratios with intervals), `worst`, `curves` and
         `cpu_check`. A label is the strategy's name, with its parameters where it was measured with several. Beside the
         figures each entry has `per_prompt` rows and, for lossy strategies, quality. A figure that cannot be had is None.
     """
@@ -72,7 +72,7 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         "longest_prompt": max(len(ids) for ids in judge.encoded), "strategies": own, "cost_reference": judge.cost_reference(),
         "peers": {name: {c.label.partition("/")[2]: entries[c.label] for c in group.contenders} | {"notes": group.notes}
                   for name, group in groups.items()},
-        "headlines": headlines(judge, entries, gamma_of(configs)), "curves": curves(own), "cpu_check": checked}
+        "headlines": headlines(judge, entries, gamma_of(configs)), "worst": worst(own), "curves": curves(own), "cpu_check": checked}
 
 
 def config_quality(pair: LoadedPair, kit: Kit, config: Config, prompts: Sequence[Prompt], *, max_tokens: int = 64) -> float:

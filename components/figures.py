@@ -116,10 +116,10 @@ class Judge:
         ours = m.contender if isinstance(m.contender, StrategyContender) else None
         kept = self.argmax_share(m) if ours is not None and not ours.lossless else None
         points, base = self.rouge_l(m), self.base_rouge_l
-        lost = None if points is None or base is None else base - points
+        gained = None if points is None or base is None else points - base
         return {"target_argmax_share": kept, "quality_ratio": share(kept or 0.0, self.reference_share or 0.0),
-                "rouge_l": points, "rouge_l_difference": None if lost is None else -lost,
-                "holds_floor": None if kept is None or lost is None else kept >= FLOOR_SHARE and lost <= FLOOR_POINTS}
+                "rouge_l": points, "rouge_l_difference": gained,
+                "holds_floor": None if kept is None or gained is None else kept >= FLOOR_SHARE and gained >= -FLOOR_POINTS}
 
     @cached_property
     def base_rouge_l(self) -> float | None:

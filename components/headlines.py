@@ -64,6 +64,16 @@ def unrestricted(judge: Judge) -> Measurement | None:
     return None if judge.vanilla is judge.vanilla_split else judge.vanilla
 
 
+def worst(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any] | None]:
+    """`overhead_fraction` and `peak_memory_mb` → the `label` of the strategy with the largest, and its `value`; None of none."""
+    found: dict[str, dict[str, Any] | None] = {}
+    for key in ("overhead_fraction", "peak_memory_mb"):
+        known = {label: float(entry[key]) for label, entry in entries.items() if entry.get(key) is not None}
+        label = max(known, key=known.__getitem__, default=None)
+        found[key] = None if label is None else {"label": label, "value": known[label]}
+    return found
+
+
 def curves(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Strategy → `parameter` and `points`, where one numeric parameter took several values on one plan of cores.
 

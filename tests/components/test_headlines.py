@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from components.bench_report import bench_markdown
 from components.evaluation import bench
 from components.figures import FLOOR_SHARE, Judge, time_share
 from components.headlines import curves, varied
@@ -80,6 +81,17 @@ def test_memory_and_prefill_are_reported(report):
         assert [len(row["run_seconds"]) for row in entry["per_prompt"]] == [1] * len(PROMPTS)
     assert report["peers"]["transformers"]["assisted"]["prefill_ms"] is None
     assert report["peers"]["transformers"]["assisted"]["ttft_ms"] > 0
+
+
+def test_the_worst_are_named(report):
+    entries = report["strategies"]
+    for key in ("overhead_fraction", "peak_memory_mb"):
+        largest = max((entry[key] for entry in entries.values() if entry[key] is not None), default=None)
+        found = report["worst"][key]
+        assert found is None if largest is None else found["value"] == largest == entries[found["label"]][key]
+    text = bench_markdown(report)
+    assert "- largest overhead: " in text
+    assert "vanilla_sd@1+1(num_speculative_tokens=2)" in text, "parameters are shown where the label leaves them out"
 
 
 def test_a_report_says_what_it_was_made_with(report):
