@@ -17,7 +17,7 @@ from serving.runtime.device import core_ids
 from serving.runtime.engine import Engine
 from serving.runtime.failures import room_for
 from serving.runtime.models.lean_llama import LeanLlama, fits
-from serving.runtime.models.onnx_export import cached, exportable
+from serving.runtime.models.onnx_export import cached, export, exportable
 from serving.runtime.models.onnx_model import OnnxModel
 from serving.runtime.models.padding import pad_to
 from serving.runtime.models.static_llama import StaticLlama
@@ -157,7 +157,10 @@ def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
     """A draft's double in ONNX Runtime: on its share of the cores, or on all where the target has a device of its own."""
     assert files.draft is not None
     digests = {"draft": model_digest(files.draft), "target": model_digest(files.target)}
-    graph = cached(draft.module, draft.head_weight, digests, draftwell_home())
+    try:
+        graph: Path | bytes = cached(draft.module, draft.head_weight, digests, draftwell_home())
+    except OSError:  # a home that cannot be written to is only slower
+        graph = export(draft.module, draft.head_weight).SerializeToString()
     head = None if draft.head_tokens is None else draft.head_tokens.cpu()
     cores = core_ids() if device.startswith("cuda") else shares(core_ids(), 2)[1]
     return OnnxModel(graph, draft.module, slots=slots, max_context=draft.max_context, head_tokens=head,

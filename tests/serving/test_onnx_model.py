@@ -194,6 +194,17 @@ def test_a_pair_is_loaded_with_it_on_request_and_its_graph_is_kept_in_the_home(t
         assert job.output == plain.engine().generate([5, 6, 7], sampling, build_strategy("autoregressive")).output
 
 
+def test_a_home_that_cannot_be_written_to_is_only_slower(monkeypatch):
+    def refuse(*arguments):
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr("serving.runtime.pair.cached", refuse)
+    monkeypatch.setattr("serving.runtime.pair.model_digest", str)
+    module = tiny_llama()
+    torch_draft = TransformersModel(module, max_context=64)
+    drive((torch_draft, in_onnx(torch_draft, PairFiles("tiny", Path("target"), Path("draft")), "cpu", 1)), 4, SIZES["vocab_size"], 1, (9,))
+
+
 def test_a_draft_that_cannot_be_exported_stays_in_torch(tmp_path: Path):
     size = len(tiny_tokenizer())
     files = save_pair(tmp_path, tiny_llama(vocab_size=size, hidden_size=32, eos_token_id=2, bos_token_id=None))
