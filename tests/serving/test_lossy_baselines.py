@@ -166,6 +166,8 @@ def test_mentored_mixture_at_its_limits():
     cut = mentored(torch.tensor([0.9, 0.1, 0.0]), torch.tensor([0.1, 0.1, 0.8]), 1.0).probs
     assert float(cut[2]) == 0, "what the target rules out stays out"
     assert float(cut.sum()) == pytest.approx(1, abs=1e-6)
+    apart = mentored(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]), 0.2)
+    assert (apart.probs.tolist(), apart.a, apart.b) == ([0, 1], 1, 1), "nothing in common: the target alone"
     generator = np.random.default_rng(0)
     p, q = (torch.from_numpy(generator.dirichlet(np.full(49152, 0.01))).float() for _ in range(2))
     q[8192:] = 0
@@ -185,10 +187,12 @@ def test_mentored_output_follows_the_mixture(budget, warpers):
     assert furthest(law, true_law(models["target"], [0], sampling)) > 1e-3
 
 
-@pytest.mark.parametrize(("budget", "temperature"), [(0.0, 0.0), (0.0, 1.0), (0.5, 0.0)])
-def test_mentored_without_budget_or_temperature_is_vanilla(budget, temperature):
-    mine = run("mentored", {"budget": budget}, table_pair(8, noise=1.5), temperature=temperature, seed=4)
-    vanilla = run("vanilla_sd", {}, table_pair(8, noise=1.5), temperature=temperature, seed=4)
+    (0.0, {"temperature": 0.0}), (0.0, {"temperature": 1.0}), (0.5, {"temperature": 0.0}), (0.5, {"temperature": 1.0, "top_k": 1})],
+                         ids=str)
+    (0.0, {"temperature": 0.0}), (0.0, {"temperature": 1.0}), (0.5, {"temperature": 0.0}), (0.5, {"temperature": 1.0, "top_k": 1})], ids=str)
+def test_mentored_without_budget_or_choice_is_vanilla(budget, warpers):
+    mine = run("mentored", {"budget": budget}, table_pair(8, noise=1.5), seed=4, **warpers)
+    vanilla = run("vanilla_sd", {}, table_pair(8, noise=1.5), seed=4, **warpers)
     assert mine[0] == vanilla[0]
     assert counters(mine[1]) == counters(vanilla[1])
 

@@ -26,8 +26,8 @@ from serving.runtime.acceptance.exact import draft_probs, keeps, recover
 from serving.runtime.sampling import Streams, residual
 from serving.runtime.types import Draft, Rows, Verdict
 
-HALVINGS = 100
-"""Steps of the bisection of log a: enough for float64."""
+HALVINGS = 60
+"""Steps of the bisection of log a: from the widest interval, of 700, down to float64's precision."""
 LOG_LEAST = -700.0
 """log of the least a: exp of less is no float64."""
 
@@ -102,7 +102,7 @@ def mentored(target_probs: Tensor, draft_probs: Tensor, budget: float) -> Mixtur
             low, high = (low, middle) if curve.divergence(middle) < budget else (middle, high)
     else:
         high = low
-    a, b = math.exp(high), max(1.0, curve.b_of(high))
+    a, b = math.exp(high), curve.b_of(high)
     mixture = np.maximum(a * p, np.minimum(q, b * p))
     return Mixture(torch.from_numpy(mixture / mixture.sum()).to(target_probs), a, b)
 
@@ -115,11 +115,14 @@ class _Curve:
     """
 
     def __init__(self, p: NDArray[np.float64], q: NDArray[np.float64]):
-        support = p > 0
-        self.outside = float(q[~support].sum())  # cut off whatever b is
-        p, q = p[support], q[support]
+        both = (p > 0) & (q > 0)
+        self.outside = float(q[p == 0].sum())  # cut off whatever b is
+        ruled_out = float(p[q == 0].sum())  # tokens at ratio 0 act as one: a draft whose head is small leaves little to sort
+        p, q = p[both], q[both]
         order = np.argsort(q / p)
-        p, q = p[order], q[order]
+        first = [0.0] if ruled_out > 0.0 else []
+        q = np.concatenate([first, q[order]])
+        p = np.concatenate([[ruled_out] if first else [], p[order]])
         self.ratio = q / p
         self.p_below, self.q_below = (np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q))
         self.p_from, self.q_from = (np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q))
@@ -143,7 +146,7 @@ class _Curve:
         i = int(np.searchsorted(self.ratio, a))
         surplus = max(0.0, a * float(self.p_below[i]) - float(self.q_below[i]) - self.outside)
         j = len(self.cut) - int(np.searchsorted(self.cut[::-1], surplus, side="right"))  # tokens from place j on are cut
-        return float((self.q_from[j] - surplus) / self.p_from[j]) if j < len(self.cut) else float(self.ratio[-1])
+        return max(1.0, float((self.q_from[j] - surplus) / self.p_from[j]) if j < len(self.cut) else float(self.ratio[-1]))
 
     def divergence(self, log_a: float) -> float:
         """KL(p‖π) in nats."""
