@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from serving.runtime.acceptance.exact import Exact
 from serving.runtime.engine import Engine
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
-from tests.serving.kits import table_kit
+from serving.runtime.types import Draft, Sampling, Verdict
+from tests.serving.enumeration import joint_law, true_law
+from tests.serving.kits import table_kit, table_pair
+from tests.serving.test_lossless import _Last, distance
 from tests.serving.test_spide import counting_pair, judged_positions
 
 
@@ -69,6 +72,25 @@ def test_budgets_are_kept_exactly(budget, wrong):
     assert job.output == [1, 2, 3, 4, 5][:budget]
     assert stats.emitted == stats.accepted + stats.sampled == budget
     assert job.session.text.finish_reason == "length"
+
+
+def test_mutant_that_tests_the_next_drafts_first_token_again_is_caught(monkeypatch):
+    """x_1 of the next draft is judged by the row behind x_gamma, and never again."""
+
+    class Twice(Exact):
+        def judge(self, draft: Draft, target, rng, *, bonus: bool = True) -> Verdict:
+            verdict = super().judge(draft, target, rng, bonus=bonus)
+            if len(draft) and not verdict.rejected:
+                again = super().judge(draft[-1:], _Last(target, len(draft) - 1), rng, bonus=False)
+                if again.rejected:
+                    return Verdict(len(draft) - 1, again.token, len(draft))
+            return verdict
+
+    models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
+    truth = true_law(models["target"], [1], sampling)
+    assert distance(joint_law(lambda: pearl(2), models, [1], sampling), truth) < 1e-6
+    monkeypatch.setattr("serving.runtime.strategies.pearl.Exact", Twice)
+    assert distance(joint_law(lambda: pearl(2), models, [1], sampling), truth) > 1e-3
 
 
 @pytest.mark.parametrize(("ratio", "gamma"), [(0.3, 1), (3.4, 3), (5.6, 6), (1000.0, 32)])
