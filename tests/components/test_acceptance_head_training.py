@@ -45,7 +45,7 @@ def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSe
     return collect(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=24, rollout=2, prefix_kinds=("bare", "target"))
 
 
-def separable(rows: int = 4000, width: int = 8, seed: int = 0) -> Examples:
+def separable(rows: int = 8000, width: int = 8, seed: int = 0) -> Examples:
     """Ratios that depend on a curve in one direction of the states, at scales far from 1."""
     rng = np.random.default_rng(seed)
     states = rng.normal(3.0, 7.0, size=(rows, width)).astype(np.float32)
