@@ -191,7 +191,7 @@ class StaticLlama(LeanLlama):
         slots = packed[:, SLOT]
         steps = torch.arange(bucket.tokens, device=packed.device)
         positions = (packed[:, START, None] + steps).clamp_(max=self.max_context - 1)
-        into = torch.where(steps < packed[:, COUNT, None], slots[:, None], self.slots.scratch)
+        into = slots[:, None].masked_fill(steps >= packed[:, COUNT, None], self.slots.scratch)
         seen = torch.arange(bucket.reach, device=packed.device) <= positions[..., None]
         mask = seen.repeat(1, self.heads // self.kv_heads, 1)[:, None]
 
