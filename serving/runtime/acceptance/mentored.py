@@ -87,7 +87,7 @@ def mentored(target_probs: Tensor, draft_probs: Tensor, budget: float) -> Mixtur
 
     >>> p, q = torch.tensor([0.8, 0.2]), torch.tensor([0.2, 0.8])
     >>> [round(x, 3) for x in mentored(p, q, 0.2).probs.tolist()]
-    [0.508, 0.492]
+    [0.494, 0.506]
     """
     p: NDArray[np.float64] = target_probs.double().cpu().numpy()
     q: NDArray[np.float64] = draft_probs.double().cpu().numpy()
