@@ -42,7 +42,7 @@ class Speculation(BaseModel):
 
     strategy: str
     acceptance_rate: float | None = Field(description="accepted / judged draft tokens; null when none was judged")
-    target_calls: int = Field(description="forwards of the target model behind the prompt's")
+    target_calls: int = Field(description="forwards of the target model behind the prompt's, and the prompt's where it verifies too")
     drafted: int = Field(description="draft tokens proposed")
     accepted: int = Field(description="draft tokens kept by the strategy")
 
