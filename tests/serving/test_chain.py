@@ -100,6 +100,17 @@ class Reads(torch.utils._python_dispatch.TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def test_a_greedy_round_of_fixed_length_is_read_twice(monkeypatch):
+    """Once for the draft, once for the verification, and once after the prompt."""
+    prompt, lists = words(5), []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: lists.append(1) or tolist(tensor))
+    with Reads() as reads:
+        [(_, stats)] = run(StaticLlama, [prompt])[1]
+    assert reads.count == 0
+    assert len(lists) == 1 + stats["rounds"] + stats["target_calls"]
+
+
 def test_distributions_are_computed_without_reading_them():
     """`meta` tensors have no numbers to read, so a hidden read would fail."""
     logits = torch.empty(50, device="meta")
