@@ -92,10 +92,10 @@ def test_an_acceptance_head_predicts_the_same_after_a_round_trip(tmp_path):
     head = random_head(6)
     head.save(tmp_path / "h")
     again = AcceptanceHead.load(tmp_path / "h")
-    states = torch.randn(20, 6)
+    states = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     predicted = [head.acceptance(state) for state in states]
     assert [again.acceptance(state) for state in states] == predicted
-    assert 0 < min(predicted) < 0.4 < 0.6 < max(predicted) < 1
+    assert 0 <= min(predicted) < 0.4 < 0.6 < max(predicted) <= 1
     x = (states - head.mean) / head.scale
     (matrix, vector), = head.blocks
     x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, matrix, vector))

@@ -46,7 +46,7 @@ class AcceptanceHead(Artifact):
             raise ArtifactError("the acceptance head's weights are not finite: train it again")
 
     def acceptance(self, state: Tensor) -> float:
-        """Predicted probability in (0, 1) that the target accepts the last token read.
+        """Predicted probability in [0, 1] that the target accepts the last token read.
 
         Args:
             state: `[hidden]`, the draft's last hidden state having read the token.
