@@ -16,7 +16,6 @@ from serving.runtime.artifacts.distilled_draft import DistilledDraft
 from serving.runtime.device import core_ids
 from serving.runtime.engine import Engine
 from serving.runtime.failures import room_for
-from serving.runtime.huge_pages import use_huge_pages
 from serving.runtime.models.lean_llama import LeanLlama, fits
 from serving.runtime.models.onnx_export import cached, export, exportable
 from serving.runtime.models.onnx_model import OnnxModel
@@ -138,8 +137,6 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         models["draft_onnx"] = in_onnx(models["draft"], files, device, slots)
     for model in models.values():
         model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
-    if device == "cpu":
-        use_huge_pages()
     return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to)
 
 
