@@ -56,8 +56,8 @@ class Workspace:
         return Workspace(self.name, dtype, self.say)
 
     def load(self, *, slots: int = 1, device: str = "cpu", max_context: int | None = None,
-             pad_target: float | None = None, strategies: Iterable[str] = ()) -> LoadedPair:
-        """The pair's models, ready to run; `pad_target` as in `load_pair`.
+             pad_target: float | None = None, strategies: Iterable[str] = (), keep_modules: bool = False) -> LoadedPair:
+        """The pair's models, ready to run; `pad_target` and `keep_modules` as in `load_pair`.
 
         Args:
             strategies: names of those that will run: some prefer the draft in ONNX Runtime, which is then loaded too.
@@ -75,7 +75,7 @@ class Workspace:
         self.say(f"loading {self.spec.name} in {self.dtype}{padding}")
         dtype: Any = self.dtype
         return load_pair(files, dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat,
-                         pad_target=pad_target, onnx_draft=onnx_draft)
+                         pad_target=pad_target, onnx_draft=onnx_draft, keep_modules=keep_modules)
 
     def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> Kit:
         """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.

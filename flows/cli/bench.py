@@ -95,7 +95,8 @@ def bench(
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
     names = [name.partition("@")[0] for name, _ in wanted]
-    loaded = workspace.load(slots=concurrency or 1, device=chosen_device, pad_target=pad_target, strategies=names)
+    loaded = workspace.load(slots=concurrency or 1, device=chosen_device, pad_target=pad_target, strategies=names,
+                            keep_modules=bool(peer))
     rows = chosen_rows(loaded, rows, limit, mix, max_prompt_tokens)
     kit = workspace.kit(loaded, names, folder=artifacts)
     if concurrency is not None:

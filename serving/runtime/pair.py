@@ -38,7 +38,7 @@ class LoadedPair:
     """Models by role over slots, with everything that text needs.
 
     Args:
-        modules: role → the transformers module behind a model (peers are measured on the same weights).
+        modules: role → the transformers module behind a model (peers run them; they must have been kept, see `load_pair`).
         fingerprint: what artifacts are checked against.
         chat: prompts go through the tokenizer's chat template, where it has one.
         padded_to: parameters of a target that was padded to cost as much as a larger one; None for the target as it is.
@@ -95,7 +95,7 @@ class LoadedPair:
 
 def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu", slots: int = 1,
               max_context: int | None = None, chat: bool = True, pad_target: float | None = None,
-              onnx_draft: bool = False, draft_device: str | None = None) -> LoadedPair:
+              onnx_draft: bool = False, draft_device: str | None = None, keep_modules: bool = False) -> LoadedPair:
     """Load the models of a pair.
 
     Args:
@@ -106,6 +106,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         pad_target: parameters to which the target is padded (`models.padding`): the same outputs at a larger model's cost.
         onnx_draft: load the draft in ONNX Runtime beside the torch one, if its shape allows (`models.onnx_export`).
         draft_device: where the torch draft computes; None takes the target's device.
+        keep_modules: leave the transformers modules able to run, as peers need them, at the price of holding weights twice.
     Raises:
         DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
     """
@@ -137,6 +138,8 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         models["draft_onnx"] = in_onnx(models["draft"], files, device, slots)
     for model in models.values():
         model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
+        if isinstance(model, LeanLlama) and not keep_modules:
+            model.release()
     return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to)
 
 

@@ -23,7 +23,7 @@ def default_pair() -> LoadedPair:
     from registry.pairs import fetch, find_pair
     from serving.runtime.pair import load_pair
 
-    return load_pair(fetch(find_pair("default")), dtype="float32", slots=8, max_context=512)
+    return load_pair(fetch(find_pair("default")), dtype="float32", slots=8, max_context=512, keep_modules=True)
 
 
 def kit_of(pair: LoadedPair) -> Kit:

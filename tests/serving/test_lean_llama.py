@@ -73,6 +73,16 @@ def test_bfloat16_logits_are_as_near_to_float32_as_the_librarys():
     assert error[0] <= 1.5 * error[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_runs_on_without_its_modules_projections(dtype):
+    module = llama(dtype)
+    model = LeanLlama(module, slots=6)
+    before, held = ragged(model, TEXTS), sum(p.numel() for p in module.parameters())
+    model.release()
+    assert sum(p.numel() for p in module.parameters()) < held / 2
+    assert all(torch.equal(a, b) for a, b in zip(ragged(model, TEXTS), before, strict=True))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_eight_bit_weights_are_the_rounded_weight_whatever_the_number_of_rows(rows):
     weight, x = torch.randn(96, 64).bfloat16(), torch.randn(rows, 64).bfloat16()
