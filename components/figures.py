@@ -108,6 +108,7 @@ class Judge:
             "acceptance_by_position": [share(s.accepted_at[i], s.judged_at[i]) for i in sorted(s.judged_at)],
             "rescued_share": share(s.rescued, s.emitted),
             "overhead_fraction": share(s.overhead_seconds, s.wall_seconds), "time_share": time_share(s),
+            "overlap_stretch": s.overlap_stretch,
             "timeline": [[role, round(start, 6), round(end, 6)] for role, start, end in m.typical[0].stats.timeline]
             if splits_cores(m) else None}
 

@@ -9,66 +9,17 @@ is not thread-safe: one thread steps it.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Any
 
 from serving.runtime.failures import readable
 from serving.runtime.models.cuda_graph import Marks, read
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy
-from serving.runtime.types import ContextTooLong, Forward, Model, Output, Overlap, Role, Sampling
+from serving.runtime.task import Task
+from serving.runtime.types import ContextTooLong, Forward, Model, Output, Role, Sampling
 from serving.runtime.workers import Workers
-
-
-class Task:
-    """A generator that is advanced until it waits for a forward; an `Overlap` makes it wait for child tasks."""
-
-    def __init__(self, steps: Generator[Any, Any, Any]):
-        self.steps = steps
-        self.waiting: Forward | None = None
-        self.flying = False
-        self.children: list[Task] = []
-        self.done = False
-        self.result: Any = None
-
-    def resume(self, value: Any = None) -> None:
-        """Send a value and run to the next command."""
-        self.waiting, self.flying = None, False
-        try:
-            command = self.steps.send(value)
-        except StopIteration as stop:
-            self.done, self.result = True, stop.value
-            return
-        if isinstance(command, Overlap):
-            self.children = [Task(side) for side in command.sides]
-            for child in self.children:
-                child.resume()
-            self.join()
-        else:
-            self.waiting = command
-
-    def join(self) -> None:
-        """Go on once all children are done."""
-        for child in self.children:
-            child.join()
-        if self.children and all(child.done for child in self.children):
-            results = tuple(child.result for child in self.children)
-            self.children = []
-            self.resume(results)
-
-    def leaves(self) -> Iterator[Task]:
-        """The tasks below that wait for a forward."""
-        if self.waiting is not None:
-            yield self
-        for child in self.children:
-            yield from child.leaves()
-
-    def close(self) -> None:
-        for child in self.children:
-            child.close()
-        self.steps.close()
 
 
 class Job:
@@ -255,6 +206,7 @@ class Engine:
                 job.unread.append((leaf.waiting, landed.marks, len(flight.group)))
             else:
                 job.session.stats.time_forward(leaf.waiting, landed.started - job.started, landed.ended - job.started, len(flight.group))
+            leaf.seconds += landed.ended - landed.started
             if isinstance(output, Exception):
                 self._end(job, output)
             else:
@@ -284,5 +236,6 @@ class Engine:
         for (command, _, sharers), (start, end) in zip(job.unread, times, strict=True):
             job.session.stats.time_forward(command, start - job.started, end - job.started, sharers)
         job.session.stats.end(wall, len(job.output))
+        job.session.stats.overlaps = job.task.overlaps
         job.task.close()
         job.session.close()

@@ -56,10 +56,9 @@ def test_an_overlapped_round_takes_hardly_longer_than_its_longer_side():
     overlapped = [(start, end) for start, end in spans(timeline, "target")
                   if sum(start < d_start < end for d_start, _ in spans(timeline, "draft")) >= 3]
     assert len(overlapped) >= 3
-    for start, end in overlapped:
-        drafting = [d for d in spans(timeline, "draft") if start - 0.002 <= d[0] < end]
-        longer = max(end - start, sum(b - a for a, b in drafting))
-        assert max(end, drafting[-1][1]) - min(start, drafting[0][0]) <= 1.5 * longer  # in turn it would be 1.8; the bench shows 1.15
+    assert job.session.stats.overlap_stretch <= 1.5  # 1.8 in turn; the bench shows 1.15 on an idle machine
+    in_turn = Engine(slow_pair(), split=False).generate([1], Sampling(max_tokens=30), parallel_spide()).session.stats
+    assert in_turn.overlap_stretch > 1.6
 
 
 def test_sides_in_turn_and_at_once_give_the_same_tokens_and_counters():

@@ -1,0 +1,69 @@
+"""A generator on its way: advanced from command to command by the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from serving.runtime.types import Forward, Overlap
+
+
+class Task:
+    """A generator that is advanced until it waits for a forward; an `Overlap` makes it wait for child tasks.
+
+    `seconds` is the time that its forwards took; `overlaps` has, for every `Overlap` that is over, the seconds from its start
+    to its end and the seconds of its longer side's forwards: equal if the shorter side cost nothing.
+    """
+
+    def __init__(self, steps: Generator[Any, Any, Any]):
+        self.steps = steps
+        self.waiting: Forward | None = None
+        self.flying = False
+        self.children: list[Task] = []
+        self.done = False
+        self.result: Any = None
+        self.seconds = 0.0
+        self.overlaps: list[tuple[float, float]] = []
+        self._parted = 0.0
+
+    def resume(self, value: Any = None) -> None:
+        """Send a value and run to the next command."""
+        self.waiting, self.flying = None, False
+        try:
+            command = self.steps.send(value)
+        except StopIteration as stop:
+            self.done, self.result = True, stop.value
+            return
+        if isinstance(command, Overlap):
+            self._parted = time.perf_counter()
+            self.children = [Task(side) for side in command.sides]
+            for child in self.children:
+                child.resume()
+            self.join()
+        else:
+            self.waiting = command
+
+    def join(self) -> None:
+        """Go on once all children are done."""
+        for child in self.children:
+            child.join()
+        if self.children and all(child.done for child in self.children):
+            longer = max(child.seconds for child in self.children)
+            self.seconds += longer
+            self.overlaps.append((time.perf_counter() - self._parted, longer))
+            results = tuple(child.result for child in self.children)
+            self.children = []
+            self.resume(results)
+
+    def leaves(self) -> Iterator[Task]:
+        """The tasks below that wait for a forward."""
+        if self.waiting is not None:
+            yield self
+        for child in self.children:
+            yield from child.leaves()
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
+        self.steps.close()
