@@ -12,6 +12,7 @@ import torch
 from serving.runtime.device import usable_cores
 from serving.runtime.engine import Engine
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Sampling
 from serving.runtime.workers import shares
@@ -50,15 +51,24 @@ def spans(timeline, role):
     return [(start, end) for name, start, end in timeline if name == role]
 
 
-def test_an_overlapped_round_takes_hardly_longer_than_its_longer_side():
-    job = Engine(slow_pair()).generate([1], Sampling(max_tokens=30), parallel_spide())
-    timeline = job.session.stats.timeline
-    overlapped = [(start, end) for start, end in spans(timeline, "target")
-                  if sum(start < d_start < end for d_start, _ in spans(timeline, "draft")) >= 3]
-    assert len(overlapped) >= 3
-    assert job.session.stats.overlap_stretch <= 1.5  # 1.8 in turn; the bench shows 1.15 on an idle machine
-    in_turn = Engine(slow_pair(), split=False).generate([1], Sampling(max_tokens=30), parallel_spide()).session.stats
-    assert in_turn.overlap_stretch > 1.6
+def overlapped(stats) -> int:
+    """Target forwards during which at least three draft forwards began."""
+    begun = [start for start, _ in spans(stats.timeline, "draft")]
+    return sum(sum(start < at < end for at in begun) >= 3 for start, end in spans(stats.timeline, "target"))
+
+
+def test_the_draft_goes_on_while_the_target_verifies():
+    at_once, in_turn = (Engine(slow_pair(), split=split).generate([1], Sampling(max_tokens=30), parallel_spide()).session.stats
+                        for split in (None, False))
+    assert overlapped(at_once) >= 3
+    assert overlapped(in_turn) == 0
+    assert len(at_once.overlaps) == len(in_turn.overlaps) >= 3
+    assert all(together >= longer > 0 for together, longer in at_once.overlaps)
+
+
+def test_an_overlap_is_measured_by_its_longer_side():
+    assert Stats(overlaps=[(1.1, 1.0), (2.2, 2.0)]).overlap_stretch == pytest.approx(1.1)
+    assert Stats().overlap_stretch is None
 
 
 def test_sides_in_turn_and_at_once_give_the_same_tokens_and_counters():
