@@ -51,6 +51,7 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
     if REFERENCE not in [name for name, _ in configs]:
         configs.insert(0, (REFERENCE, {}))
     with using_threads(threads):
+        warm_up(pair, prompts, max_tokens)
         peaks = memory_peaks(pair, kit, configs, prompts, max_tokens, progress) if memory else {}
         extra = [*extra, *(missing_fastest_vanilla(pair, kit, configs, prompts, max_tokens) if cost_ratios else [])]
         groups = load_peers(pair, peers, gamma=gamma_of(configs))
@@ -73,6 +74,16 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         "peers": {name: {c.label.partition("/")[2]: entries[c.label] for c in group.contenders} | {"notes": group.notes}
                   for name, group in groups.items()},
         "headlines": headlines(judge, entries, gamma_of(configs)), "worst": worst(own), "curves": curves(own), "cpu_check": checked}
+
+
+def warm_up(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int) -> None:
+    """Let models on an accelerator capture every shape that the prompts need, so that no capture falls into a measured run."""
+    if not pair.device.startswith("cuda"):
+        return
+    reach = max(len(pair.encode_prompt(prompt.prompt)) for prompt in prompts) + max_tokens
+    for model in pair.models.values():
+        if hasattr(model, "warm_up"):
+            model.warm_up(reach=min(reach, model.max_context))
 
 
 def config_quality(pair: LoadedPair, kit: Kit, config: Config, prompts: Sequence[Prompt], *, max_tokens: int = 64) -> float:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def comparisons(judge: Judge, entries: Mapping[str, Mapping[str, Any]],
                 assisted_gamma: int | None) -> Iterator[tuple[str, Measurement | None, Measurement | None]]:
     """(name, contender, base); either is None where it was not measured."""
     measured, plain = judge.measured, judge.reference
-    ours = [m for m in measured.values() if isinstance(m.contender, StrategyContender) and m is not plain]
+    ours = [m for m in measured.values() if isinstance(m.contender, StrategyContender) and strategy_of(m) != REFERENCE]
     lossless = [m for m in ours if isinstance(m.contender, StrategyContender) and m.contender.lossless]
     yield "autoregressive / transformers generate", plain, measured.get(GENERATE)
     yield "vanilla_sd / transformers assisted, same gamma", same_gamma(lossless, assisted_gamma), measured.get(ASSISTED)
@@ -89,7 +90,7 @@ def curves(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
         parameter = varied([entry["parameters"] for _, entry in group])
         if parameter:
             points = [point(float(entry["parameters"][parameter]), label, entry) for label, entry in group
-                      if parameter in entry["parameters"]]
+                      if parameter in entry["parameters"] and math.isfinite(float(entry["parameters"][parameter]))]
             points.sort(key=lambda p: float(p["value"]))
             found[name + ("@1+1" if split else "")] = {"parameter": parameter, "points": points}
     return found
@@ -101,9 +102,11 @@ def varied(settings: Sequence[Mapping[str, Any]]) -> str | None:
     for parameters in settings:
         for key, value in parameters.items():
             try:
-                values.setdefault(key, set()).add(float(value))
+                number = float(value)
             except (TypeError, ValueError):
                 continue
+            if math.isfinite(number):  # a limit such as lambda = inf has no place on an axis
+                values.setdefault(key, set()).add(number)
     several = [key for key, found in values.items() if len(found) > 1]
     return several[0] if len(several) == 1 else None
 

@@ -64,6 +64,8 @@ def touch_caches(pair: LoadedPair) -> None:
         slots = getattr(model, "slots", None)
         for tensor in [*getattr(slots, "keys", []), *getattr(slots, "values", [])]:
             tensor.zero_()
+        for memory in getattr(model, "memory", {}).values():
+            memory.fill(0)
 
 
 def give_back() -> None:

@@ -17,17 +17,21 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str, dtype: str | None, device: str, slots: int, say: Say, *places: Path) -> Station:
+def _loaded(name: str, dtype: str | None, device: str, slots: int, any_strategy: bool, say: Say, *places: Path) -> Station:
     workspace = Workspace(name, dtype, say)
     from serving.runtime.strategies import STRATEGIES
 
-    return Station(workspace, workspace.load(slots=slots, device=device, strategies=STRATEGIES))  # tuning may try any
+    return Station(workspace, workspace.load(slots=slots, device=device, strategies=STRATEGIES if any_strategy else ()))
 
 
 def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, say: Say = announce,
-                 bar: Bar | None = None) -> Station:
-    """A pair's workspace with its models; the last one loaded is kept."""
-    station = _loaded(name, dtype, device, slots, say, draftwell_home().absolute(), Path.cwd())
+                 bar: Bar | None = None, any_strategy: bool = True) -> Station:
+    """A pair's workspace with its models; the last one loaded is kept.
+
+    Args:
+        any_strategy: also what only some strategies need, such as the draft in ONNX Runtime: for tuning and profiles.
+    """
+    station = _loaded(name, dtype, device, slots, any_strategy, say, draftwell_home().absolute(), Path.cwd())
     return Station(station.workspace, station.pair, bar)
 
 

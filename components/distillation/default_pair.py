@@ -85,6 +85,8 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     """Make a draft or a qualifier for a Llama-shaped target."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if role not in LAYERS:
+        raise typer.BadParameter(f"--role is {' or '.join(LAYERS)}, not {role}")
     say: Callable[[str], None] = typer.echo
     work.mkdir(parents=True, exist_ok=True)
     tokenizer: Any = AutoTokenizer.from_pretrained(target)

@@ -91,6 +91,8 @@ def bench(
     chosen_device = pick_device(device)
     if check_cpu and (chosen_device == "cpu" or temperature > 0):
         raise DraftwellError("--check-cpu checks a greedy run on CUDA: use --device cuda on a machine that has one, and --temperature 0")
+    if concurrency is not None and (peer or markdown or plots or check_cpu):
+        raise DraftwellError("--concurrency measures throughput alone: leave out --peer, --markdown, --plots and --check-cpu")
     rows = read_rows(prompts)
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)

@@ -27,12 +27,13 @@ def add_to(app: typer.Typer) -> None:
 
 
 @contextmanager
-def station(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None) -> Iterator[Station]:
-    """A loaded pair with a progress bar."""
+def station(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None, *,
+            any_strategy: bool = False) -> Iterator[Station]:
+    """A loaded pair with a progress bar; `any_strategy` as in `open_station`."""
     from flows.context import open_station
 
     set_threads(threads)
-    opened = open_station(pair, dtype, device=pick_device(device), say=say)
+    opened = open_station(pair, dtype, device=pick_device(device), say=say, any_strategy=any_strategy)
     with progress(title) as bar:
         yield type(opened)(opened.workspace, opened.pair, bar)
 
@@ -108,7 +109,7 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Prompts = 
     from flows import stations
 
     rows = read(prompts, limit)
-    with station("calibrate", pair, dtype, device, threads) as opened:
+    with station("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
         report = stations.calibrate(opened, stations.open_trace(opened, traces), rows)
     if publish:
         publish_kinds(opened, "acceptance_table", "correction_memory", "hardware_profile")
@@ -129,7 +130,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None,
     from flows import stations
 
     rows = read(prompts, limit)
-    with station("tune", pair, dtype, device, threads) as opened:
+    with station("tune", pair, dtype, device, threads, any_strategy=True) as opened:
         tuned = stations.tune(opened, stations.open_trace(opened, traces), rows, max_tokens=max_tokens, trials=trials,
                               lossless_only=lossless_only, quality_floor=quality_floor)
     if publish:

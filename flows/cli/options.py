@@ -106,4 +106,4 @@ def write_json(path: Path, value: object) -> None:
     from serving.runtime.artifacts.base import write_atomically
 
     check_output(path)
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())

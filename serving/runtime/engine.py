@@ -142,6 +142,8 @@ class Engine:
         """End a request now, behind the forward that it is part of; its slots are free when this returns."""
         if not job.finished:
             self._end(job, None)
+        if not self.jobs:
+            self.close()
 
     def close(self) -> None:
         """Let the worker threads go; the engine can still be used."""
@@ -230,12 +232,13 @@ class Engine:
         job.error, job.finished = readable(error) if error else None, True
         self.jobs.remove(job)
         for flight in [f for f in self._flights if any(mine is job for mine, _ in f.group)]:
-            self._await(flight)  # its slots are being written to
+            if flight in self._flights:  # another request that failed meanwhile may have waited for it already
+                self._await(flight)  # this one's slots are being written to
         wall = time.perf_counter() - job.started
         times = read([marks for _, marks, _ in job.unread])
         for (command, _, sharers), (start, end) in zip(job.unread, times, strict=True):
             job.session.stats.time_forward(command, start - job.started, end - job.started, sharers)
         job.session.stats.end(wall, len(job.output))
-        job.session.stats.overlaps = job.task.overlaps
+        job.session.stats.overlap_seconds = job.task.overlaps
         job.task.close()
         job.session.close()

@@ -15,7 +15,7 @@ from serving.runtime.types import InvalidRequest, Model, OutOfMemory, Role, Samp
 
 ALLOCATION_FAILED = ("can't allocate memory", "out of memory", "failed to allocate memory", "CUBLAS_STATUS_ALLOC_FAILED",
                      "Storage size calculation overflowed")
-"""What torch's and ONNX Runtime's errors say when there is no room; their types are plain `RuntimeError`s."""
+"""What torch's and ONNX Runtime's errors say when there is no room; their types say nothing."""
 FORWARD_MEND = "start with fewer slots, a shorter context or a smaller batch of requests"
 
 
@@ -44,7 +44,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that there was no room."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words.lower() in str(error).lower() for words in ALLOCATION_FAILED)
+    return any(words.lower() in str(error).lower() for words in ALLOCATION_FAILED)
 
 
 def readable(error: Exception) -> Exception:

@@ -113,7 +113,8 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
     tokenizer = load_tokenizer(files.target)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     modules: dict[Role, Any] = {"target": load_module(files.target, torch_dtype, device)}
-    padded_to = None if pad_target is None else pad_to(modules["target"], pad_target)
+    with room_for("the padded weights", "name fewer parameters"):
+        padded_to = None if pad_target is None else pad_to(modules["target"], pad_target)
     models: dict[Role, Model] = {"target": over_slots(modules["target"], slots=slots, max_context=max_context)}
     vocab = models["target"].vocab_size = min(models["target"].vocab_size, len(tokenizer))
     for role, folder in (("draft", files.draft), ("qualifier", files.qualifier)):

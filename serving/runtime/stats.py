@@ -17,8 +17,8 @@ class Stats:
     """What happened during one generation.
 
     Seconds are wall time inside forwards (shared evenly by the requests of a batch), `wall` is the whole request and `busy`
-    the part of it in which at least one forward ran; `timeline` has every forward of this generation, `overlaps` the seconds
-    of every `Overlap` and of its longer side alone.
+    the part of it in which at least one forward ran; `timeline` has every forward of this generation, `overlap_seconds`
+    those of every `Overlap` and of its longer side alone.
 
     With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from them speak of what the
     target was given; `inner_*` of what the qualifier was given by the draft (`inner_sampled`: its corrections and bonuses).
@@ -51,7 +51,7 @@ class Stats:
     busy_seconds: float = 0.0
     first_token_seconds: float = 0.0
     timeline: list[Interval] = field(default_factory=list)
-    overlaps: list[tuple[float, float]] = field(default_factory=list)
+    overlap_seconds: list[tuple[float, float]] = field(default_factory=list)
 
     def time_forward(self, command: Forward, start: float, end: float, sharers: int) -> None:
         """Note a forward that ran from `start` to `end` for `sharers` requests."""
@@ -139,8 +139,8 @@ class Stats:
     @property
     def overlap_stretch(self) -> float | None:
         """How many times as long as their longer sides overlaps took, all together; 1 would be perfect, None without any."""
-        longer = sum(alone for _, alone in self.overlaps)
-        return sum(together for together, _ in self.overlaps) / longer if longer else None
+        longer = sum(alone for _, alone in self.overlap_seconds)
+        return sum(together for together, _ in self.overlap_seconds) / longer if longer else None
 
     @property
     def overhead_seconds(self) -> float:

@@ -42,6 +42,7 @@ class Workers:
 
     def __init__(self, models: Sequence[Any]):
         self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(1)  # the caller samples and judges beside busy cores: a team of its own would wait for them
         computing = [m for m in models if getattr(getattr(m, "device", None), "type", "cpu") == "cpu"]
         mine = dict(zip(map(id, computing), shares(core_ids(), max(1, len(computing))), strict=False))
         threads = max(1, self._threads_before // max(1, len(computing)))

@@ -140,6 +140,7 @@ def test_no_curve_where_two_parameters_vary():
     assert varied([{"tau": "0.5"}, {"tau": 0.7, "mode": "x"}]) == "tau"
     assert varied([{"tau": 0.5, "gamma": 1}, {"tau": 0.7, "gamma": 2}]) is None
     assert varied([{}, {}]) is None
+    assert varied([{"min_count": 6}, {"min_count": "inf"}]) is None  # a limit has no place on an axis
     assert curves({"autoregressive": {"strategy": "autoregressive", "parameters": {}}, "peer": {"strategy": None, "parameters": {}}}) == {}
 
 

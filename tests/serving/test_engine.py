@@ -53,6 +53,15 @@ def test_cancelled_requests_free_their_slots_at_once():
     assert engine.jobs == []
 
 
+def test_cancelling_the_last_request_lets_the_worker_threads_go():
+    engine = Engine(table_pair(vocab=5))
+    job = engine.submit([1], Sampling(max_tokens=30), build_strategy("pearl", {}, table_kit(5)))
+    engine.step()
+    assert engine._workers is not None
+    engine.cancel(job)
+    assert engine._workers is None
+
+
 def test_a_failing_request_leaves_the_others_unharmed():
     models = table_pair(vocab=8)
     original = models["target"].forward

@@ -228,6 +228,20 @@ def test_over_slots_takes_the_static_path_on_cuda_or_when_asked():
     assert type(over_slots(llama(attention_bias=True), static=True)) is TransformersModel
 
 
+def test_attention_that_comes_back_in_another_layout_is_read_right(monkeypatch):
+    """CUDA's kernels give [rows, tokens, heads, dim] transposed, the CPU's do not."""
+    plain = ragged(StaticLlama(llama(), slots=3), TEXTS)
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def transposed(*arguments, **named):
+        return attention(*arguments, **named).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", transposed)
+    for model in (StaticLlama(llama(), slots=3), LeanLlama(llama(), slots=3)):
+        for mine, want in zip(ragged(model, TEXTS), plain, strict=True):
+            torch.testing.assert_close(mine, want, atol=1e-5, rtol=0)
+
+
 class TestOnADevice:
     pytestmark = gpu
 

@@ -128,11 +128,16 @@ def test_not_finite_in_a_row_behind_a_rejection_is_found(name):
     check_line(bad.error, NotFinite)
 
 
+class OnnxError(Exception):
+    """ONNX Runtime's errors are no `RuntimeError`s."""
+
+
 NO_ROOM = {
     "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     "host": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to "
                                  "allocate 99 bytes. Error code 12 (Cannot allocate memory)"),
     "python": MemoryError,
+    "onnxruntime": lambda: OnnxError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : bfc_arena.cc Failed to allocate memory for requested buffer"),
 }
 
 

@@ -117,7 +117,7 @@ class LeanLlama(TransformersModel):
             keys, values = self.slots.write(layer, slot, start, key[at:end].transpose(0, 1), value[at:end].transpose(0, 1))
             folded = query[at:end].transpose(0, 1).reshape(self.kv_heads, -1, self.head_dim)
             out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=self.scale)
-            outputs.append(out.view(self.heads, count, self.head_dim).transpose(0, 1).reshape(count, -1))
+            outputs.append(out.reshape(self.heads, count, self.head_dim).transpose(0, 1).reshape(count, -1))
             at = end
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 

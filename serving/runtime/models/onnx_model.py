@@ -62,7 +62,7 @@ class OnnxModel:
         shape = (slots * (1 + BRANCHES), kv_heads, max_context, 2 * half)
         with room_for(f"{slots} slots of {max_context} positions", "start with fewer slots or a shorter context"):
             # zeros are promised, not written: memory that no sequence reaches is never taken from the machine
-            self._memory = {f"{kind}_{i}": np.zeros(shape, np.float32) for i in range(self.layers) for kind in ("key", "value")}
+            self.memory = {f"{kind}_{i}": np.zeros(shape, np.float32) for i in range(self.layers) for kind in ("key", "value")}
 
     def open(self) -> int:
         return self.slots.open()
@@ -82,7 +82,7 @@ class OnnxModel:
 
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
         self.slots.fork(source, into, length, known)
-        for memory in self._memory.values():
+        for memory in self.memory.values():
             memory[into, :, known:length] = memory[source, :, known:length]
 
     def forward(self, rows: Sequence[Forward]) -> list[Output]:
@@ -111,7 +111,7 @@ class OnnxModel:
         binding = self.session.io_binding()
         for name, array in feeds.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for name, whole in self._memory.items():
+        for name, whole in self.memory.items():
             part = whole[first_slot : first_slot + len(rows)]
             binding.bind_input(name, "cpu", 0, np.float32, part.shape, part.ctypes.data)
             binding.bind_output(f"new_{name}", "cpu", 0, np.float32, part.shape, part.ctypes.data)

@@ -107,6 +107,7 @@ class StaticLlama(LeanLlama):
         with self._busy, torch.inference_mode():  # the slots' tensors move: no forward may be on its way
             self.synchronize()
             self._graphs.clear()
+            self._pool = None  # its memory went with the graphs
             return self.slots.open_branch()
 
     def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
@@ -201,7 +202,7 @@ class StaticLlama(LeanLlama):
             keys, values = self.slots.take(layer, slots, bucket.reach)
             folded = query.view(shape).transpose(1, 2).reshape(bucket.rows, self.kv_heads, -1, self.head_dim)
             out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=self.scale)
-            out = out.view(bucket.rows, self.heads, bucket.tokens, self.head_dim)
+            out = out.reshape(bucket.rows, self.heads, bucket.tokens, self.head_dim)  # CUDA's kernels lay it out otherwise
             return out.transpose(1, 2).reshape(bucket.rows * bucket.tokens, -1)
 
         return self._layers(packed[:, TOKENS:].flatten(), positions.flatten(), attend).view(bucket.rows, bucket.tokens, -1)

@@ -39,8 +39,8 @@ class StaticSlots(Slots):
         if self.full:
             more = len(self.lengths)
             with room_for(f"{more} more slots of {self.max_context} positions", "draft fewer sequences or start with a shorter context"):
-                for layers in (self.keys, self.values):
-                    layers[:] = [torch.cat([layer, torch.zeros_like(layer)]) for layer in layers]
+                grown = [[torch.cat([layer, torch.zeros_like(layer)]) for layer in layers] for layers in (self.keys, self.values)]
+            self.keys[:], self.values[:] = grown  # both or none
         if not self._free_branches:
             self._free_branches.append(len(self.lengths))
             self.lengths.append(0)
