@@ -137,7 +137,7 @@ NO_ROOM = {
     "host": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to "
                                  "allocate 99 bytes. Error code 12 (Cannot allocate memory)"),
     "python": MemoryError,
-    "onnxruntime": lambda: OnnxError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : bfc_arena.cc Failed to allocate memory for requested buffer"),
+    "onnxruntime": lambda: OnnxError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer"),
 }
 
 
