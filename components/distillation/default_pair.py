@@ -1,7 +1,7 @@
 """The recipe of the default pair's draft and qualifier, from prompt files to the artifact.
 
     python -m components.distillation.default_pair --target FOLDER --data FOLDER --work FOLDER --out FOLDER --minutes 60
-    python -m components.distillation.default_pair --role qualifier ... (the same corpus, more layers)
+    python -m components.distillation.default_pair --role qualifier --start DRAFT ... (the same corpus; the draft, grown)
 
 `--data` holds `calib/` (instructions) and `lm/` (plain text) as JSONL; prompts of an evaluation set have no place there.
 Every step keeps what is finished: instructions, shards of the target's own outputs, training checkpoints.
@@ -22,7 +22,7 @@ from components.distillation.corpus import corpus_digest, generate_corpus, read_
 from components.distillation.export import load_checkpoint, to_artifact
 from components.distillation.instructions import OPENINGS, from_passages, from_rows
 from components.distillation.lean import LeanLlama, generate_batch
-from components.distillation.training import Recipe, head_of, new_draft, train
+from components.distillation.training import Recipe, grow, head_of, new_draft, train
 from components.provenance import git_commit, library_versions
 from serving.runtime.artifacts.base import Provenance, write_atomically
 from serving.runtime.artifacts.distilled_draft import DistilledDraft
@@ -33,7 +33,8 @@ SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsen
 PASSAGES, INVENTED, LONGEST_PROMPT, NEW_TOKENS = 6000, 5120, 640, 128
 GENTLE = 3e-4
 """Peak learning rate for layers that are a draft already."""
-LAYERS = {"draft": (0, 1, 28, 29), "qualifier": (0, 1, 2, 3, 4, 5, 28, 29)}
+MIDDLE, MIDDLE_AT = (6, 12, 18, 24), 2
+LAYERS = {"draft": (0, 1, 28, 29), "qualifier": (0, 1, *MIDDLE, 28, 29)}
 
 
 def invented(model: LeanLlama, tokenizer: Any, count: int, eos: int, seed: int = 3) -> list[str]:
@@ -79,7 +80,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
          work: Annotated[Path, typer.Option(help="Folder for shards and checkpoints.")],
          out: Annotated[Path, typer.Option(help="Folder of the artifact.")],
          role: Annotated[str, typer.Option(help="draft or qualifier: how many layers are kept.")] = "draft",
-         start: Annotated[Path | None, typer.Option(help="Artifact of an earlier run with the same layers to go on from.")] = None,
+         start: Annotated[Path | None, typer.Option(help="A draft to go on from; a qualifier needs one to grow out of.")] = None,
          minutes: Annotated[float, typer.Option(help="Training time.")] = 60.0,
          limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most.")] = None) -> None:
     """Make a draft or a qualifier for a Llama-shaped target."""
@@ -87,6 +88,8 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
 
     if role not in LAYERS:
         raise typer.BadParameter(f"--role is {' or '.join(LAYERS)}, not {role}")
+    if role == "qualifier" and start is None:
+        raise typer.BadParameter("a qualifier grows out of a trained draft: name it with --start")
     say: Callable[[str], None] = typer.echo
     work.mkdir(parents=True, exist_ok=True)
     tokenizer: Any = AutoTokenizer.from_pretrained(target)
@@ -97,9 +100,11 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     ids = [row for row in (tokenizer(text, add_special_tokens=False)["input_ids"] for text in asked) if len(row) <= LONGEST_PROMPT]
     generate_corpus(lean, ids, work, new_tokens=NEW_TOKENS, eos=eos, log=say)
     recipe = Recipe(layers=LAYERS[role], minutes=minutes) if start is None else Recipe(LAYERS[role], minutes=minutes, peak_rate=GENTLE)
-    draft = new_draft(module, recipe.layers)
+    draft = new_draft(module, LAYERS["draft"])
     if start is not None:
         draft.load_state_dict(DistilledDraft.load(start).state, strict=False)  # embeddings stay the target's
+    if role == "qualifier":
+        draft = grow(draft, module, MIDDLE, MIDDLE_AT)
     embeddings = module.get_input_embeddings().weight.detach()
     train(draft, lambda: read_corpus(work), embeddings, recipe, work / role, log=say)
     export(draft, module, target, work, role, recipe, out, start)

@@ -12,7 +12,7 @@ from components.distillation.corpus import Conversation, batches, corpus_digest,
 from components.distillation.export import agreement, load_checkpoint, to_artifact
 from components.distillation.instructions import detokenise, from_passages, from_rows
 from components.distillation.lean import LeanLlama, generate_batch
-from components.distillation.training import Recipe, head_of, losses, new_draft, train
+from components.distillation.training import Recipe, grow, head_of, losses, new_draft, train
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.distilled_draft import DistilledDraft
 from serving.runtime.pair import build_distilled
@@ -147,3 +147,15 @@ def test_instructions_are_text_without_tokenisation_artefacts():
     assert not any("<unk>" in m or " ." in m or "@" in m for m in made)
     assert detokenise('a " b " ( c ) .') == 'a "b" (c).'
     assert from_rows({"x": [{"prompt": "p"}]}, {"x": 5}, rng) == ["p"]
+
+
+def test_a_draft_grows_without_a_change_and_every_new_layer_can_learn(target):
+    shallow, ids = new_draft(target, (0, 3)), torch.randint(3, 97, (2, 12))
+    for parameter in shallow.model.layers.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)  # a trained draft is no longer the target's layers
+    deep = grow(shallow, target, (1, 2), at=1)
+    torch.testing.assert_close(deep(ids).logits, shallow(ids).logits)
+    assert deep.config.num_hidden_layers == 4
+    torch.testing.assert_close(deep.model.layers[3].mlp.up_proj.weight, shallow.model.layers[1].mlp.up_proj.weight)
+    deep(ids).logits.logsumexp(-1).sum().backward()
+    assert all(layer.self_attn.o_proj.weight.grad.abs().sum() > 0 for layer in deep.model.layers)
