@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import ATTENTION, TransformersModel
 from serving.runtime.types import Forward, Model
 
@@ -99,10 +101,13 @@ class TransformersBranches:
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         model, now = self.model, self.now
-        with _attention_of_branches(model.module):
-            states = model.module.base_model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False,
-                                             position_ids=(now.starts + now.at)[None], draftwell_branches=now,
-                                             ).last_hidden_state[0]
+        ids, positions = torch.tensor(tokens, device=model.device), now.starts + now.at
+        if isinstance(model, LeanLlama):
+            states = model.run_layers(ids, positions, partial(lean_attention, now))
+        else:
+            with _attention_of_branches(model.module):
+                states = model.module.base_model(input_ids=ids[None], use_cache=False, position_ids=positions[None],
+                                                 draftwell_branches=now).last_hidden_state[0]
         now.at += 1
         return model._logits(states), states
 
@@ -134,21 +139,32 @@ def branch_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, att
     Returns:
         `[1, n, heads, head_dim]`.
     """
-    now: BranchStep = kwargs["draftwell_branches"]
-    layer, length, end = module.layer_idx, int(now.starts.max()), now.at + 1
-    now.keys[layer][:, :, now.at], now.values[layer][:, :, now.at] = key[0], value[0]
+    window = sliding_window or getattr(module, "sliding_window", None)
+    return attend(kwargs["draftwell_branches"], module.layer_idx, query[0], key[0], value[0], scaling, softcap, window)[None], None
+
+
+def lean_attention(now: BranchStep, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same for the lean path: query `[n, heads, head_dim]`, key and value `[n, kv_heads, head_dim]` → `[n, heads * head_dim]`."""
+    return attend(now, layer, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)).flatten(1)
+
+
+def attend(now: BranchStep, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None,
+           softcap: float | None = None, window: int | None = None) -> Tensor:
+    """Query `[heads, n, head_dim]`, key and value `[kv_heads, n, head_dim]` of one token of each branch → `[n, heads, head_dim]`."""
+    length, end = int(now.starts.max()), now.at + 1
+    now.keys[layer][:, :, now.at], now.values[layer][:, :, now.at] = key, value
     own_keys, own_values = now.keys[layer][:, :, :end], now.values[layer][:, :, :end]  # [kv_heads, n, end, d]
     keys, values = (memory[layer][now.slot, :, :length] for memory in (now.model.slots.keys, now.model.slots.values))
     kv_heads, n, _, dim = own_keys.shape
-    groups = query.shape[1] // kv_heads
-    q = query[0].reshape(kv_heads, groups, n, dim) * (scaling if scaling is not None else dim**-0.5)
+    groups = query.shape[0] // kv_heads
+    q = query.reshape(kv_heads, groups, n, dim) * (scaling if scaling is not None else dim**-0.5)
     scores = torch.cat([q @ keys[:, None].transpose(2, 3), torch.einsum("kgnd,kned->kgne", q, own_keys)], -1).float()
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    visible = _visible(now, length, sliding_window or getattr(module, "sliding_window", None))
+    visible = _visible(now, length, window)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1).to(q.dtype)
     out = weights[..., :length] @ values[:, None] + torch.einsum("kgne,kned->kgnd", weights[..., length:], own_values)
-    return out.reshape(kv_heads * groups, n, dim).transpose(0, 1)[None], None
+    return out.reshape(kv_heads * groups, n, dim).transpose(0, 1)
 
 
 def _visible(now: BranchStep, length: int, window: int | None) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from components.rollouts import SlowBranches, TransformersBranches, branches
+from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.types import Forward
 from tests.components.tiny import VOCAB, llama, table_pair
@@ -50,9 +51,19 @@ def read(model: TransformersModel, ids: list[int]) -> int:
     return slot
 
 
-@pytest.mark.parametrize("module", [lambda: llama(2), gemma2, gpt2], ids=["llama-gqa", "gemma2-window-softcap", "gpt2"])
-def test_packed_branches_equal_separate_ones(module: Any) -> None:
-    model = TransformersModel(module(), slots=2, max_context=48)
+def lean() -> LeanLlama:
+    """As pairs are loaded: the module behind it can no longer run."""
+    model = LeanLlama(llama(2), slots=2, max_context=48)
+    model.release()
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: TransformersModel(llama(2), slots=2, max_context=48), lean,
+                                  lambda: TransformersModel(gemma2(), slots=2, max_context=48),
+                                  lambda: TransformersModel(gpt2(), slots=2, max_context=48)],
+                         ids=["llama-gqa", "lean llama", "gemma2-window-softcap", "gpt2"])
+def test_packed_branches_equal_separate_ones(make: Any) -> None:
+    model = make()
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, VOCAB, (20,), generator=generator).tolist()
     starts = [1, 7, 8, 13, 19, 20]  # a first token alone, neighbours, and the whole text

@@ -78,9 +78,9 @@ class LeanLlama(TransformersModel):
 
     def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed]) -> Tensor:
         masks = [self._mask(start, count) for _, start, count in placed]
-        return self._layers(ids, positions, partial(self._attention, placed=placed, masks=masks))
+        return self.run_layers(ids, positions, partial(self._attention, placed=placed, masks=masks))
 
-    def _layers(self, ids: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def run_layers(self, ids: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """Normalised last hidden states `[total, hidden]`; `attend(layer, query, key, value)` is given `[total, heads, head_dim]`."""
         total = ids.shape[0]
         x = self.embedding[ids]

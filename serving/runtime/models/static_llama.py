@@ -205,4 +205,4 @@ class StaticLlama(LeanLlama):
             out = out.reshape(bucket.rows, self.heads, bucket.tokens, self.head_dim)  # CUDA's kernels lay it out otherwise
             return out.transpose(1, 2).reshape(bucket.rows * bucket.tokens, -1)
 
-        return self._layers(packed[:, TOKENS:].flatten(), positions.flatten(), attend).view(bucket.rows, bucket.tokens, -1)
+        return self.run_layers(packed[:, TOKENS:].flatten(), positions.flatten(), attend).view(bucket.rows, bucket.tokens, -1)
