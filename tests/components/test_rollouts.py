@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,7 +54,7 @@ def read(model: TransformersModel, ids: list[int]) -> int:
 
 def lean() -> LeanLlama:
     """As pairs are loaded: the module behind it can no longer run."""
-    model = LeanLlama(llama(2), slots=2, max_context=48)
+    model = LeanLlama(copy.deepcopy(llama(2)), slots=2, max_context=48)
     model.release()
     return model
 
