@@ -74,7 +74,7 @@ class StrategyContender:
         self.split_cores = self.split is True or self._strategy.overlaps
 
     def reset(self) -> None:
-        self._strategy = build_strategy(self.strategy, self.parameters, private_state(self.kit))
+        self._strategy = build_strategy(self.strategy, self.parameters, self.kit.private())
 
     def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
         job = self.pair.engine(split=self.split).generate(ids, sampling, self._strategy)
@@ -117,12 +117,6 @@ class Measurement:
     def stats(self) -> Stats:
         """Counters of one pass over all prompts."""
         return Stats.total(run.stats for run in self.typical)
-
-
-def private_state(kit: Kit) -> Kit:
-    """The same artifacts, with copies of those that requests write to."""
-    return replace(kit, artifacts={kind: artifact.copy() if hasattr(artifact, "copy") else artifact
-                                   for kind, artifact in kit.artifacts.items()})
 
 
 def labels_of(configs: Sequence[Config]) -> list[str]:

@@ -8,10 +8,9 @@ prompt (in order, one at a time, state carried). Time is predicted from a hardwa
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from serving.runtime.artifacts.base import Artifact
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.engine import Engine
 from serving.runtime.models.trace_model import TracedText, TraceModel
@@ -103,7 +102,7 @@ def replay(trace: TraceSet | Texts, strategy_name: str, parameters: Mapping[str,
     budget = texts.max_tokens if max_tokens is None else max_tokens
     if budget > texts.max_tokens:
         raise DraftwellError(f"the trace holds texts of {texts.max_tokens} tokens, not {budget}: lower max_tokens or collect longer ones")
-    strategy = build_strategy(strategy_name, dict(parameters), copy_state(kit))
+    strategy = build_strategy(strategy_name, dict(parameters), kit.private())
     if not strategy.lossless:
         raise DraftwellError(f"strategy {strategy_name} is lossy, so a trace does not tell what it writes: measure it instead")
     sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)
@@ -119,15 +118,6 @@ def replay(trace: TraceSet | Texts, strategy_name: str, parameters: Mapping[str,
         results.append(PromptReplay(text.name, stats, clock.seconds + stats.target_calls * profile.t_rest))
     total = Stats.total(result.stats for result in results)
     return ReplayResult(total, sum(result.seconds for result in results) / total.emitted, results, exact)
-
-
-def copy_state(kit: Kit) -> Kit:
-    """The kit with copies of the artifacts that change while they are used."""
-    copies: dict[str, Artifact] = {}
-    for kind, artifact in kit.artifacts.items():
-        copy = getattr(artifact, "copy", None)
-        copies[kind] = copy() if copy else artifact
-    return replace(kit, artifacts=copies)
 
 
 class Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -35,6 +35,11 @@ class Kit:
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     special_tokens: frozenset[int] = frozenset()
     deterministic: bool = False
+
+    def private(self) -> Kit:
+        """The same kit with copies of the artifacts that requests write to: what is learnt here is learnt nowhere else."""
+        copies = {kind: artifact.copy() if hasattr(artifact, "copy") else artifact for kind, artifact in self.artifacts.items()}
+        return replace(self, artifacts=copies)
 
 
 class Strategy(ABC):
