@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from components.decoding import Request, decode_all
 from components.machine import describe_machine
 from components.measuring import WARMUP_TOKENS, Config, Progress, core_plan, labels_of
 from components.prompts import Prompt
 from components.quality import difference
 from components.tables import rich_table
-from serving.runtime.engine import Engine, Job
+from serving.runtime.engine import Engine
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, Strategy, build_strategy
-from serving.runtime.types import DraftwellError, Sampling
+from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Request = tuple[Sequence[int], Sampling]
 
 
 def batch_throughput(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt], *, concurrency: int = 8,
@@ -75,19 +73,9 @@ def batch_throughput(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prom
 
 def drive(engine: Engine, strategy: Strategy, requests: Sequence[Request], at_once: int) -> tuple[float, list[list[int]]]:
     """Run all requests, `at_once` in flight while there are so many; seconds and outputs."""
-    waiting = deque(requests)
-    jobs: list[Job] = []
     started = time.perf_counter()
-    while waiting or engine.jobs:
-        while waiting and len(engine.jobs) < at_once:
-            ids, sampling = waiting.popleft()
-            jobs.append(engine.submit(ids, sampling, strategy))
-        engine.step()
-    seconds = time.perf_counter() - started
-    for job in jobs:
-        if job.error:
-            raise job.error
-    return seconds, [job.output for job in jobs]
+    outputs = decode_all(engine, requests, [strategy] * len(requests), at_once)
+    return time.perf_counter() - started, outputs
 
 
 def compared(pair: LoadedPair, prompts: Sequence[Prompt], requests: Sequence[Request], alone: list[tuple[float, list[list[int]]]],

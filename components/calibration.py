@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from components.decoding import decode_all, room
 from components.prompts import Prompt
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.artifacts.acceptance_table import EDGES, AcceptanceTable
@@ -16,14 +16,13 @@ from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.engine import Job
 from serving.runtime.pair import LoadedPair
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
-from serving.runtime.strategies import Kit, Strategy
+from serving.runtime.strategies import Kit
 from serving.runtime.strategies.vanilla_sd import VanillaSD
 from serving.runtime.trace import TraceSet
-from serving.runtime.types import Draft, DraftwellError, Sampling, Step, Verdict
+from serving.runtime.types import Draft, DraftwellError, Step, Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,31 +124,11 @@ def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provena
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     recorders = [RecordingSD(config, Kit()) for _ in prompts]
     requests = [(pair.encode_prompt(prompt.prompt), replace(base, seed=seed + i)) for i, prompt in enumerate(prompts)]
-    decode_all(pair, requests, recorders, batch, progress)
+    engine = pair.engine()
+    decode_all(engine, requests, recorders, room(engine, batch),
+               (lambda done: progress(done, len(requests), "correction memory")) if progress else None)
     settings = {"temperature": temperature, "gamma": gamma, "max_tokens": max_tokens, "prompts": len(prompts), "seed": seed}
     return remember([rejection for one in recorders for rejection in one.rejections], provenance, settings, log)
-
-
-def decode_all(pair: LoadedPair, requests: Sequence[tuple[list[int], Sampling]], strategies: Sequence[Strategy], batch: int,
-               progress: Progress | None) -> None:
-    """Decode every request with its own strategy, at most `batch` at once; the first error ends all."""
-    engine, waiting, running = pair.engine(), deque(zip(requests, strategies, strict=True)), list[Job]()
-    slots = [model.slots.count for model in engine.models.values() if hasattr(model, "slots")]
-    try:
-        while waiting or running:
-            while waiting and len(running) < min([batch, *slots]):
-                (ids, sampling), strategy = waiting.popleft()
-                running.append(engine.submit(ids, sampling, strategy))
-            engine.step()
-            for job in [job for job in running if job.finished]:
-                running.remove(job)
-                if job.error:
-                    raise job.error
-                if progress:
-                    progress(len(requests) - len(waiting) - len(running), len(requests), "correction memory")
-    finally:
-        for job in running:
-            engine.cancel(job)
 
 
 def correction_memory_from_trace(trace: TraceSet | pa.Table, provenance: Provenance, *, seed: int = 0,

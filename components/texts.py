@@ -6,15 +6,15 @@ SPRINTER (section 3.2) trains on four kinds of prefix: (a) original text, (b) wi
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from components.decoding import decode_all, room
 from components.prompts import Prompt
 from serving.runtime.acceptance.exact import Exact
-from serving.runtime.engine import Engine, Job
+from serving.runtime.engine import Engine
 from serving.runtime.pair import LoadedPair
 from serving.runtime.schedules.sequential import sequential
 from serving.runtime.session import Session
@@ -103,30 +103,9 @@ def _write(pair: LoadedPair, kind: str, requests: list[tuple[list[int], Sampling
         return [(ids[:cut], ids[cut:]) for (ids, _), cut in zip(requests, cuts, strict=True)]
     strategy = Interleaved(Interleaved.Config(), Kit()) if kind == "mixed" else build_strategy("autoregressive")
     models: dict[Role, Model] = {"target": pair.models["draft"]} if kind == "draft" else pair.models
-    outputs = write_all(Engine(models), strategy, requests, batch)
+    engine = Engine(models)
+    outputs = decode_all(engine, requests, [strategy] * len(requests), room(engine, batch))
     return [(ids, output) for (ids, _), output in zip(requests, outputs, strict=True)]
-
-
-def write_all(engine: Engine, strategy: Strategy, requests: Sequence[tuple[list[int], Sampling]],
-              batch: int) -> list[list[int]]:
-    """Outputs of all requests, at most `batch` of them at once; a request that ends makes room for the next."""
-    waiting, jobs, running = deque(requests), list[Job](), list[Job]()
-    slots = [model.slots.count for model in engine.models.values() if hasattr(model, "slots")]
-    try:
-        while waiting or running:
-            while waiting and len(running) < min([batch, *slots]):
-                ids, sampling = waiting.popleft()
-                jobs.append(engine.submit(ids, sampling, strategy))
-                running.append(jobs[-1])
-            engine.step()
-            running = [job for job in running if not job.finished]
-    finally:
-        for job in running:  # after an error the slots must come back
-            engine.cancel(job)
-    for job in jobs:
-        if job.error:
-            raise job.error
-    return [job.output for job in jobs]
 
 
 def sampling_of(base: Sampling, index: int) -> Sampling:
