@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from serving.runtime.acceptance.in_order import KEPT, InOrder, Look
 from serving.runtime.sampling import Streams, residual
-from serving.runtime.types import Draft, Rows, Verdict
+from serving.runtime.types import Draft, Rows
 
 
 def keeps(draft: Draft, i: int, target: Rows, rng: Streams) -> bool:
@@ -39,17 +40,10 @@ def draft_probs(draft: Draft, i: int, like: Tensor) -> Tensor:
     return one_hot
 
 
-class Exact:
+class Exact(InOrder):
     """The lossless rule."""
 
     lossless: ClassVar[bool] = True
 
-    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
-        stops = target.sampling.stop_token_ids
-        for i, token in enumerate(draft.tokens):
-            if not keeps(draft, i, target, rng):
-                return Verdict(accepted=i, token=recover(draft, i, target, rng), judged=i + 1)
-            if token in stops:
-                return Verdict(accepted=i + 1, token=None, judged=i + 1)
-        k = len(draft)
-        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k)
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+        return KEPT if keeps(draft, i, target, rng) else Look(recover(draft, i, target, rng))

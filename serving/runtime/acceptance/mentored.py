@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from serving.runtime.acceptance.exact import draft_probs, keeps, recover
+from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, Look
 from serving.runtime.sampling import Streams, residual
-from serving.runtime.types import Draft, Rows, Verdict
+from serving.runtime.types import Draft, Rows
 
 HALVINGS = 60
 """Steps of the bisection of log a: from the widest interval, of 700, down to float64's precision."""
@@ -32,7 +33,7 @@ LOG_LEAST = -700.0
 """log of the least a: exp of less is no float64."""
 
 
-class Mentored:
+class Mentored(InOrder):
     """Exact acceptance relaxed up to a divergence.
 
     A token kept against the exact test counts as rescued.
@@ -46,31 +47,18 @@ class Mentored:
     def __init__(self, budget: float):
         self.budget = budget
 
-    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
-        stops = target.sampling.stop_token_ids
-        rescued = 0
-        for i, token in enumerate(draft.tokens):
-            if not keeps(draft, i, target, rng):
-                kept, correction = self.second_look(draft, i, target, rng)
-                if not kept:
-                    return Verdict(accepted=i, token=correction, judged=i + 1, rescued=rescued)
-                rescued += 1
-            if token in stops:
-                return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued=rescued)
-        k = len(draft)
-        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k, rescued=rescued)
-
-    def second_look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> tuple[bool, int]:
-        """Whether draft token i, rejected by the exact test, stays; else the token that replaces it."""
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+        if keeps(draft, i, target, rng):
+            return KEPT
         if self.budget == 0.0 or target.sampling.greedy:
-            return False, recover(draft, i, target, rng)
+            return Look(recover(draft, i, target, rng))
         p, token = target.probs(i), draft.tokens[i]
         q = draft_probs(draft, i, p)
         mixture = mentored(p, q, self.budget).probs
         extra = float(mixture[token]) - float(p[token])
         if extra > 0.0 and rng.test.accepts(extra, float(q[token]) - float(p[token])):
-            return True, token
-        return False, rng.sample.draw(residual(mixture, q))
+            return RESCUED
+        return Look(rng.sample.draw(residual(mixture, q)))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from serving.runtime.acceptance.divergence import DivergenceName, divergence
+from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, Look
 from serving.runtime.sampling import Streams
-from serving.runtime.types import Draft, Rows, Verdict
+from serving.runtime.types import Draft, Rows
 
 
-class Fuzzy:
+class Fuzzy(InOrder):
     """Keep while the two models agree about the position.
 
     A kept token that the exact rule could have rejected (p(x) < q(x); at temperature 0: not the judge's argmax) counts as
@@ -32,34 +33,20 @@ class Fuzzy:
     def __init__(self, name: DivergenceName, tau: float):
         self.name, self.tau = name, tau
 
-    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
-        stops = target.sampling.stop_token_ids
-        rescued = 0
-        for i, token in enumerate(draft.tokens):
-            if divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), token) > self.tau:
-                return Verdict(accepted=i, token=target.sample(i, rng.sample), judged=i + 1, rescued=rescued)
-            rescued += could_be_rejected(draft, i, target)
-            if token in stops:
-                return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued=rescued)
-        k = len(draft)
-        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k, rescued=rescued)
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+        if divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), draft.tokens[i]) > self.tau:
+            return Look(target.sample(i, rng.sample))
+        return RESCUED if could_be_rejected(draft, i, target) else KEPT
 
 
-class SampleAndMatch:
+class SampleAndMatch(InOrder):
     """Keep a token iff the judge draws the same: the output is the judge's own, whatever was proposed."""
 
     lossless: ClassVar[bool] = True
 
-    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
-        stops = target.sampling.stop_token_ids
-        for i, token in enumerate(draft.tokens):
-            own = target.sample(i, rng.sample)
-            if own != token:
-                return Verdict(accepted=i, token=own, judged=i + 1)
-            if token in stops:
-                return Verdict(accepted=i + 1, token=None, judged=i + 1)
-        k = len(draft)
-        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k)
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+        own = target.sample(i, rng.sample)
+        return KEPT if own == draft.tokens[i] else Look(own)
 
 
 def raw_of(draft: Draft, i: int, like: Tensor) -> Tensor:

@@ -12,12 +12,13 @@ import math
 from typing import ClassVar
 
 from serving.runtime.acceptance.exact import keeps, recover
+from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, Look
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.sampling import Streams
-from serving.runtime.types import Draft, Rows, Verdict
+from serving.runtime.types import Draft, Rows
 
 
-class Rescue:
+class Rescue(InOrder):
     """Exact acceptance with rescue.
 
     Args:
@@ -35,22 +36,14 @@ class Rescue:
         self.memory, self.min_count, self.log_tau = memory, min_count, math.log(tau)
         self.special_tokens, self.use_memory, self.use_gate = special_tokens, use_memory, use_gate
 
-    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
-        stops = target.sampling.stop_token_ids
-        rescued = 0
-        for i, token in enumerate(draft.tokens):
-            if not keeps(draft, i, target, rng):
-                correction = recover(draft, i, target, rng)
-                rescue = self.rescues(i, token, correction, target)
-                if self.memory is not None:
-                    self.memory.update(token, correction)
-                if not rescue:
-                    return Verdict(accepted=i, token=correction, judged=i + 1, rescued=rescued)
-                rescued += 1
-            if token in stops:
-                return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued=rescued)
-        k = len(draft)
-        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k, rescued=rescued)
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+        if keeps(draft, i, target, rng):
+            return KEPT
+        token, correction = draft.tokens[i], recover(draft, i, target, rng)
+        rescue = self.rescues(i, token, correction, target)
+        if self.memory is not None:
+            self.memory.update(token, correction)
+        return RESCUED if rescue else Look(correction)
 
     def rescues(self, row: int, token: int, correction: int, target: Rows) -> bool:
         """Whether a rejected token stays."""

@@ -1,0 +1,47 @@
+"""The walk that all rules share: look at the draft's tokens in order, and end the round at the first that is not kept.
+
+A token that is kept and ends the text ends the round too; a draft that is kept whole yields a bonus token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from serving.runtime.sampling import Streams
+from serving.runtime.types import Draft, Rows, Verdict
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a rule decided about one draft token: it is kept, or `token` takes its place.
+
+    Args:
+        rescued: kept against the exact rule.
+    """
+
+    token: int | None = None
+    rescued: bool = False
+
+
+KEPT, RESCUED = Look(), Look(rescued=True)
+
+
+class InOrder(ABC):
+    """Base of the rules that look at one token at a time (an `AcceptanceRule`)."""
+
+    @abstractmethod
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+        """Decide about draft token i; all before it were kept."""
+
+    def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
+        rescued = 0
+        for i, token in enumerate(draft.tokens):
+            look = self.look(draft, i, target, rng)
+            if look.token is not None:
+                return Verdict(accepted=i, token=look.token, judged=i + 1, rescued=rescued)
+            rescued += look.rescued
+            if token in target.sampling.stop_token_ids:
+                return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued=rescued)
+        k = len(draft)
+        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k, rescued=rescued)
