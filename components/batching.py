@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from components.decoding import Request, decode_all
 from components.machine import describe_machine
 from components.measuring import WARMUP_TOKENS, Config, Progress, core_plan, labels_of
-from components.prompts import Prompt
+from components.prompts import Prompt, several_turns
 from components.quality import difference
-from components.tables import rich_table
+from components.tables import first_turns, rich_table
 from serving.runtime.engine import Engine
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, Strategy, build_strategy
@@ -36,9 +36,10 @@ def batch_throughput(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prom
         pair: loaded with at least `concurrency` slots.
         runs: each times every config both ways; the median of each way counts.
     Returns:
-        plain JSON: `pair`, `fingerprint`, `padded_to`, `machine`, `settings`, and `configs: {label: {alone, together (tokens/s, median),
-        ratio, alone_runs, together_runs, tokens, identical, near_ties, differences}}`. `tokens` are those of one pass alone;
-        at temperature 0 outputs that differ are near-ties or differences, sampled ones are only counted.
+        plain JSON: `pair`, `fingerprint`, `padded_to`, `machine`, `settings`, `several_turns` (prompts of which only the first of
+        several turns was decoded) and `configs: {label: {alone, together (tokens/s, median), ratio, alone_runs, together_runs,
+        tokens, identical, near_ties, differences}}`. `tokens` are those of one pass alone; at temperature 0 outputs that differ
+        are near-ties or differences, sampled ones are only counted.
     Raises:
         DraftwellError: no prompts, fewer of them than `concurrency`, or fewer than 2 at once.
     """
@@ -68,7 +69,7 @@ def batch_throughput(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prom
              for label, results in zip(labels_of(configs), measured, strict=True)}
     return {"pair": pair.name, "fingerprint": pair.fingerprint, "padded_to": pair.padded_to, "machine": describe_machine(pair),
             "settings": {"concurrency": concurrency, "prompts": len(prompts), "max_tokens": max_tokens, "temperature": temperature,
-                         "runs": runs, "seed": seed, "dtype": pair.dtype}, "configs": found}
+                         "runs": runs, "seed": seed, "dtype": pair.dtype}, "several_turns": several_turns(prompts), "configs": found}
 
 
 def drive(engine: Engine, strategy: Strategy, requests: Sequence[Request], at_once: int) -> tuple[float, list[list[int]]]:
@@ -99,7 +100,7 @@ def batch_table(report: dict[str, Any]) -> Table:
     rows = [[label, f"{f['alone']:.1f}", f"{f['together']:.1f}", f"{f['ratio']:.2f}", f"{f['identical']} of {settings['prompts']}",
              str(len(f["near_ties"]))] for label, f in report["configs"].items()]
     padded = f", target padded to {report['padded_to']:,} parameters" if report["padded_to"] else ""
-    caption = (f"{report['pair']}, {settings['dtype']}{padded}, {settings['prompts']} prompts, up to {settings['max_tokens']} new tokens, "
-               f"median of {settings['runs']}")
+    caption = (f"{report['pair']}, {settings['dtype']}{padded}, {settings['prompts']} prompts{first_turns(report['several_turns'])}, "
+               f"up to {settings['max_tokens']} new tokens, median of {settings['runs']}")
     return rich_table(("strategy", "tokens/s, one at a time", f"tokens/s, {settings['concurrency']} at once", "ratio", "same output",
                        "near-ties"), rows, caption, "Batching")

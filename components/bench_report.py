@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from components.tables import markdown, number, rich_table
+from components.tables import first_turns, markdown, number, rich_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 BENCH_COLUMNS = ("strategy", "tokens/s", "speedup", "acceptance rate", "MAT", "cost ratio", "outputs identical?")
-TIME_COLUMNS = ("strategy", "TTFT ms", "prefill ms", "decode tokens/s", "target", "draft", "overlap", "prefill", "overhead", "peak MB")
-QUALITY_COLUMNS = ("lossy strategy", "over vanilla_sd", "argmax share", "ROUGE-L", "± vanilla", "rescued", "floor")
 HEADLINE_COLUMNS = ("ratio", "times as fast", "cost ratio", "contender", "against")
 Entry = Mapping[str, Any]
 
@@ -46,19 +44,37 @@ def bench_rows(report: Mapping[str, Any]) -> list[list[str]]:
             for label, entry in entries_of(report)]
 
 
-def time_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Where the time and the memory went, in `TIME_COLUMNS`; parts are shares of the wall time."""
+def time_columns(report: Mapping[str, Any]) -> dict[str, str]:
+    """Part of the wall time → its column; the qualifier's only where one worked."""
+    qualified = any((entry.get("time_share") or {}).get("qualifier") for _, entry in entries_of(report))
+    parts = ["target", "draft", *(["qualifier"] if qualified else []), "overlap", "prefill"]
+    return {part: part for part in parts} | {"rest": "overhead"}
+
+
+def time_table(report: Mapping[str, Any]) -> str:
+    """Where the time and the memory went, as Markdown; parts are shares of the wall time."""
+    columns = time_columns(report)
     rows = []
     for label, entry in entries_of(report):
         split = entry.get("time_share") or {}
-        parts = [number(split.get(part), ".1%") for part in ("target", "draft", "overlap", "prefill", "rest")]
         rows.append([label, number(entry.get("ttft_ms"), ".0f"), number(entry.get("prefill_ms"), ".0f"),
-                     number(entry.get("decode_tokens_per_second"), ".1f"), *parts, number(entry.get("peak_memory_mb"), ".0f")])
-    return rows
+                     number(entry.get("decode_tokens_per_second"), ".1f"), *(number(split.get(part), ".1%") for part in columns),
+                     number(entry.get("peak_memory_mb"), ".0f")])
+    return markdown(("strategy", "TTFT ms", "prefill ms", "decode tokens/s", *columns.values(), "peak MB"), rows)
 
 
-def quality_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """What lossy strategies gave up, in `QUALITY_COLUMNS`."""
+def rouge_l_column(report: Mapping[str, Any]) -> str:
+    """The column of ROUGE-L, with the number of references behind every figure in it.
+
+    >>> rouge_l_column({"references": 12}), rouge_l_column({"references": 1}), rouge_l_column({})
+    ('ROUGE-L (12 references)', 'ROUGE-L (1 reference)', 'ROUGE-L')
+    """
+    references = report.get("references")
+    return "ROUGE-L" + (f" ({references} reference{'s' if references != 1 else ''})" if references else "")
+
+
+def quality_table(report: Mapping[str, Any]) -> str:
+    """What lossy strategies gave up, as Markdown; empty where none was measured."""
     floors = {True: "held", False: "not held", None: "–"}
     rows = []
     for label, entry in report["strategies"].items():
@@ -68,7 +84,8 @@ def quality_rows(report: Mapping[str, Any]) -> list[list[str]]:
                          number(entry.get("target_argmax_share"), ".1%"), number(entry.get("rouge_l"), ".1f"),
                          number(entry.get("rouge_l_difference"), "+.1f"), number(entry.get("rescued_share"), ".1%"),
                          floors[entry.get("holds_floor")]])
-    return rows
+    columns = ("lossy strategy", "over vanilla_sd", "argmax share", rouge_l_column(report), "± vanilla", "rescued", "floor")
+    return markdown(columns, rows) if rows else ""
 
 
 def headline_rows(report: Mapping[str, Any]) -> list[list[str]]:
@@ -124,8 +141,9 @@ def caption(report: Mapping[str, Any]) -> str:
     longest = f" (prompts of at most {settings['max_prompt_tokens']} tokens)" if settings.get("max_prompt_tokens") else ""
     name = machine.get("device_name", machine["cpu"])
     device = machine["cpu"] if name == machine["cpu"] else f"{name} and {machine['cpu']}"
-    return (f"{report['pair']}, {machine['dtype']}{target}, {report['prompts']} prompts of up to {settings['max_tokens']} tokens{longest}, "
-            f"{how}, {settings['runs']} run{'s' if settings['runs'] != 1 else ''}, {device}, {class_of(machine)}{machine['threads']} of "
+    prompts = f"{report['prompts']} prompts{first_turns(report.get('several_turns', 0))} of up to {settings['max_tokens']} tokens{longest}"
+    runs = f"{settings['runs']} run{'s' if settings['runs'] != 1 else ''}"
+    return (f"{report['pair']}, {machine['dtype']}{target}, {prompts}, {how}, {runs}, {device}, {class_of(machine)}{machine['threads']} of "
             f"{machine['cores']} cores")
 
 
@@ -155,11 +173,11 @@ def bench_markdown(report: Mapping[str, Any]) -> str:
     parts = [f"## Bench of {report['pair']}\n\n{markdown_table(report)}",
              f"### Ratios\n\n{markdown(HEADLINE_COLUMNS, headline_rows(report))}\n{worst_lines(report)}",
              "### Time and memory\n\nShares of the wall time; TTFT and prefill are medians over prompts; memory is over weights and caches."
-             f"\n\n{markdown(TIME_COLUMNS, time_rows(report))}"]
-    if lossy := quality_rows(report):
-        parts.append(f"### Quality\n\n{markdown(QUALITY_COLUMNS, lossy)}")
+             f"\n\n{time_table(report)}"]
+    if quality := quality_table(report):
+        parts.append(f"### Quality\n\n{quality}")
     for name, curve in report.get("curves", {}).items():
-        columns = (curve["parameter"], "speedup", "over vanilla_sd", "argmax share", "ROUGE-L", "rescued")
+        columns = (curve["parameter"], "speedup", "over vanilla_sd", "argmax share", rouge_l_column(report), "rescued")
         parts.append(f"### {name} over {curve['parameter']}\n\n{markdown(columns, curve_rows(curve))}")
     notes = [note for group in report.get("peers", {}).values() for note in group.get("notes", [])]
     commit = report["machine"].get("commit")

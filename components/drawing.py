@@ -14,14 +14,21 @@ from serving.runtime.types import DraftwellError
 INK, SECOND, FAINT = "#1f4e79", "#c55a11", "#9aa5b1"
 
 
+def check_drawing() -> None:
+    """Refuse, before any work, to draw plots where nothing can draw them."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise DraftwellError("plots need the package matplotlib: pip install 'draftwell[pipeline]'") from error
+
+
 @contextmanager
 def drawing(path: Path, title: str, x: str, y: str) -> Iterator[Any]:
     """Axes to draw on; the figure is written to `path` behind the block."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DraftwellError("plots need the package matplotlib: pip install 'draftwell[pipeline]'") from error
+    check_drawing()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)  # no global state, no display
     axes = figure.add_subplot()

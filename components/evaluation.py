@@ -14,7 +14,7 @@ from components.machine import describe_machine
 from components.measuring import Config, Log, Progress, StrategyContender, contenders_of, measure, naming
 from components.memory import peaks_over_models
 from components.peers import load_peers
-from components.prompts import Prompt
+from components.prompts import Prompt, several_turns
 from components.quality import argmax_matches
 from components.threads import using_threads
 from serving.runtime.pair import LoadedPair
@@ -42,7 +42,8 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         log: called with (name, value, 0) for the main figures of every strategy.
     Returns:
         plain JSON: `pair`, `fingerprint`, `padded_to` (None: the target as it is), `machine`, `settings`, `prompts` (how many),
-        `prompt_ids`, `prompts_digest`, `strategies: {label: figures}`, `cost_reference` (vanilla SD at its fastest gamma, which
+        `prompt_ids`, `prompts_digest`, `several_turns` (prompts of which only the first of several turns was decoded), `references`
+        (prompts behind every ROUGE-L), `strategies: {label: figures}`, `cost_reference` (vanilla SD at its fastest gamma, which
         cost ratios are against), `peers: {name: {label: figures}}`, `headlines` (ratios with intervals), `worst`, `curves` and
         `cpu_check`. A label is the strategy's name, with its parameters where it was measured with several. Beside the
         figures each entry has `per_prompt` rows and, for lossy strategies, quality. A figure that cannot be had is None.
@@ -70,6 +71,7 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
     return {
         "pair": pair.name, "fingerprint": pair.fingerprint, "padded_to": pair.padded_to, "machine": machine, "settings": settings,
         "prompts": len(prompts), "prompt_ids": [p.id for p in prompts], "prompts_digest": prompts_digest(prompts),
+        "several_turns": several_turns(prompts), "references": sum(bool(p.reference) for p in prompts),
         "longest_prompt": max(len(ids) for ids in judge.encoded), "strategies": own, "cost_reference": judge.cost_reference(),
         "peers": {name: {c.label.partition("/")[2]: entries[c.label] for c in group.contenders} | {"notes": group.notes}
                   for name, group in groups.items()},

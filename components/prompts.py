@@ -88,6 +88,11 @@ def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompt for row in zip_longest(*tasks.values()) for prompt in row if prompt is not None]
 
 
+def several_turns(prompts: Sequence[Prompt]) -> int:
+    """How many have more than one turn."""
+    return sum(len(prompt.turns) > 1 for prompt in prompts)
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines that are not blank, decompressed and decoded."""
     try:

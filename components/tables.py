@@ -34,3 +34,12 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def number(value: float | None, form: str) -> str:
     """A figure, or a dash where there is none."""
     return "–" if value is None else format(value, form)
+
+
+def first_turns(several: int) -> str:
+    """What a caption says behind the number of prompts where some have several turns: benches decode the first.
+
+    >>> f"30 prompts{first_turns(2)}", first_turns(0)
+    ('30 prompts (of 2 with several turns the first only)', '')
+    """
+    return f" (of {several} with several turns the first only)" if several else ""

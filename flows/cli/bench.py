@@ -77,6 +77,7 @@ def bench(
 
     Example: draftwell bench --strategies vanilla_sd,spide,sprinter:tau=0.9 --limit 8 --json report.json
     """
+    from components.drawing import check_drawing
     from components.evaluation import bench as measure
     from components.reports import bench_markdown, bench_plots, bench_table, headline_table, write_text
     from flows.workspace import Workspace
@@ -86,7 +87,9 @@ def bench(
     for file in (out, markdown):
         if file is not None:
             check_output(file)
-    check_folder(plots)
+    if plots is not None:
+        check_folder(plots)
+        check_drawing()
     check_artifacts(artifacts)
     chosen_device = pick_device(device)
     if check_cpu and (chosen_device == "cpu" or temperature > 0):

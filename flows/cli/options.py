@@ -87,9 +87,9 @@ def check_output(path: Path) -> None:
         raise DraftwellError(f"the folder {path.parent} does not exist: make it first, or name another file")
 
 
-def check_folder(path: Path | None) -> None:
+def check_folder(path: Path) -> None:
     """Refuse, before any work, a folder that could not be made; one level is made."""
-    if path is not None and (path.is_file() or not path.absolute().parent.is_dir()):
+    if path.is_file() or not path.absolute().parent.is_dir():
         raise DraftwellError(f"{path} is no folder and cannot be made one: name another")
 
 

@@ -11,6 +11,7 @@ from components.bench_plots import bench_plots
 from components.gate import Check, GateVerdict
 from components.plots import acceptance_plot, rejection_tail, verifier_plots
 from components.reports import (
+    bench_markdown,
     bench_table,
     markdown_table,
     verdict_junit,
@@ -56,6 +57,34 @@ def test_markdown_has_a_cell_for_every_column():
 def test_sampled_runs_claim_no_identity():
     sampled = {**REPORT, "strategies": {"vanilla_sd": {**ENTRY, "identical_outputs": None, "near_ties": None}}, "peers": {}}
     assert "sampled" in markdown_table(sampled)
+
+
+def test_the_caption_says_that_later_turns_were_left_out():
+    assert "turns" not in markdown_table(REPORT)
+    said = "16 prompts (of 3 with several turns the first only) of up to 64 tokens"
+    assert said in markdown_table({**REPORT, "several_turns": 3})
+
+
+def header_of(text, heading):
+    """The columns of the first table behind a heading."""
+    return next(line for line in text.partition(heading)[2].splitlines() if line.startswith("|"))
+
+
+def test_the_qualifier_has_a_column_only_where_one_worked():
+    report = {**REPORT, "machine": {**REPORT["machine"], "commit": None}, "headlines": []}
+    assert "qualifier" not in header_of(bench_markdown(report), "### Time and memory")
+    split = {**ENTRY["time_share"], "target": 0.5, "qualifier": 0.125}
+    pyramid = {**ENTRY, "lossless": False, "time_share": split}
+    text = bench_markdown({**report, "strategies": {**report["strategies"], "pyramid_fuzzy": pyramid}})
+    assert "| draft | qualifier | overlap |" in header_of(text, "### Time and memory")
+    rows = [line for line in text.partition("### Time and memory")[2].partition("###")[0].splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert next(row for row in rows if "pyramid_fuzzy" in row).split(" | ")[4:7] == ["50.0%", "20.0%", "12.5%"]
+
+
+def test_rouge_l_says_how_many_references_are_behind_it():
+    text = bench_markdown({**REPORT, "references": 5, "headlines": []})
+    assert "| ROUGE-L (5 references) |" in header_of(text, "### Quality")
 
 
 def test_a_verdict_in_three_forms():

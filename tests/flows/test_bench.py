@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def written(pair_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
     folder = tmp_path_factory.mktemp("bench")
     texts = [("a", "the man in the inn"), ("a", "on the other hand"), ("a", "ten men"), ("b", "an onion " * 24), ("b", "the end then")]
-    rows = [{"task": task, "prompt": text, "reference": "the inn"} for task, text in texts]
+    rows: list[dict[str, Any]] = [{"task": task, "prompt": text, "reference": "the inn"} for task, text in texts]
+    rows[1]["turns"] = [texts[1][1], "and then?"]
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     configs = "vanilla_sd:num_speculative_tokens=2,vanilla_sd:num_speculative_tokens=4,vanilla_sd@1+1,spide,lossy_sd"
     done = CliRunner().invoke(app, [
@@ -74,6 +76,14 @@ def test_the_chosen_prompts_are_short_and_mixed(written: tuple[dict[str, Any], P
     assert report["longest_prompt"] <= 60
     assert report["settings"]["mix"] is True
     assert report["settings"]["max_prompt_tokens"] == 60
+
+
+def test_the_tables_say_what_the_figures_rest_on(written: tuple[dict[str, Any], Path]) -> None:
+    report, folder = written
+    assert (report["several_turns"], report["references"]) == (1, 3)
+    text = (folder / "r.md").read_text()
+    assert "3 prompts (of 1 with several turns the first only)" in text
+    assert "ROUGE-L (3 references)" in text
 
 
 def test_padding_changes_no_output(written: tuple[dict[str, Any], Path]) -> None:
@@ -130,6 +140,15 @@ def test_mistakes_are_one_line(run: Any, pair_file: Path, arguments: tuple[str, 
     lines = [line for line in done.stderr.splitlines() if line.startswith("Error:")]
     assert len(lines) == 1
     assert words in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_plots_without_matplotlib_are_refused_before_anything_is_loaded(run: Any, pair_file: Path, tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
+    done = run("bench", "--pair", pair_file, "--plots", tmp_path / "plots")
+    assert done.exit_code == 2, done.output
+    assert done.stderr.splitlines() == ["Error: plots need the package matplotlib: pip install 'draftwell[pipeline]'"]
     assert not list(tmp_path.iterdir())
 
 
