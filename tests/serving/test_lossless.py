@@ -27,6 +27,7 @@ VARIANTS = [
     ("prompt_lookup", {}),
     ("spide", {"tau": 0.4, "max_draft": 3}),
     ("spide", {"tau": 0.4, "max_draft": 3, "parallel": False}),
+    ("spide", {"tau": 0.4, "max_draft": 3, "overlap_tau": 0.5}),
     ("spide", {"dynamic": False, "num_speculative_tokens": 2, "max_draft": 3}),
     ("pearl", {"num_speculative_tokens": 1}),
     ("pearl", {"num_speculative_tokens": 2}),

@@ -85,6 +85,18 @@ def test_tau_zero_is_a_fixed_length_at_the_cap(temperature):
         assert getattr(dynamic.session.stats, name) == getattr(fixed.session.stats, name), name
 
 
+def test_a_continuation_that_is_unlikely_to_be_kept_ends_early():
+    """alpha is about .09 in every bin: a continuation ends behind its first token, and nothing else changes."""
+    kit = table_kit(ratio=8.0, acceptance_table=AcceptanceTable([0] * 20, [100] * 20, ORIGIN))
+    models = counting_pair(64, wrong_behind=10)
+    drafted = {}
+    for overlap_tau in (0.0, 0.5):
+        job = Engine(models).generate([0], Sampling(max_tokens=30), build_strategy("spide", {"overlap_tau": overlap_tau}, kit.private()))
+        assert job.output == list(range(1, 31))
+        drafted[overlap_tau] = job.session.stats.drafted
+    assert drafted[0.5] < drafted[0.0]
+
+
 def test_only_judged_tokens_update_the_table():
     table = AcceptanceTable.empty(ORIGIN)
     kit = table_kit(acceptance_table=table)

@@ -29,6 +29,8 @@ class Spide(Strategy):
         max_draft: int = Field(32, ge=1, le=32, description="longest serial draft; the cap of unverified tokens")
         parallel: bool = Field(True, description="draft on while the target verifies")
         dynamic: bool = Field(True, description="stop by confidence; off: a fixed length of `num_speculative_tokens`")
+        overlap_tau: float = Field(0.0, ge=0, lt=1, description="while the target verifies, draft on only until the estimated chance "
+                                   "that the continuation is kept falls to this; 0: as long as the verification takes")
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="draft length without dynamic drafting")
 
     @property
@@ -53,7 +55,7 @@ class Spide(Strategy):
             steps = max(1, math.floor(profile.verify_seconds(unverified + 1) / profile.t_draft))
             return min(int(self.config.max_draft), steps)
 
-        ahead = DraftModel(FixedLength(self.config.max_draft), with_confidence=True)
+        ahead = DraftModel(CumulativeAcceptance(table, self.config.overlap_tau, self.config.max_draft), with_confidence=True)
         yield from intertwined(session, drafter, ahead, Exact(), overlap_steps, learn)
 
     def stop_policy(self, table: AcceptanceTable) -> StopPolicy:
