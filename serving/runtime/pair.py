@@ -17,11 +17,13 @@ from serving.runtime.device import core_ids
 from serving.runtime.engine import Engine
 from serving.runtime.failures import room_for
 from serving.runtime.models.lean_llama import LeanLlama, fits
+from serving.runtime.models.module_model import ModuleModel
 from serving.runtime.models.onnx_export import cached, export, exportable
 from serving.runtime.models.onnx_model import OnnxModel
 from serving.runtime.models.padding import pad_to
 from serving.runtime.models.static_llama import StaticLlama
 from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, weights_digest
 from serving.runtime.types import DraftwellError, Model, Role, Sampling, VocabularyMismatch
 from serving.runtime.workers import shares
@@ -144,13 +146,15 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
     return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to)
 
 
-def over_slots(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> TransformersModel:
-    """A module behind the slot interface, on the fast path where its shape allows.
+def over_slots(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> ModuleModel:
+    """A module behind the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
 
     Args:
         int8: as in `LeanLlama`.
         static: fixed shapes, which CUDA graphs need; None takes them on CUDA only.
     """
+    if module.config.get_text_config().model_type in UNBATCHED:
+        return UnbatchedModel(module, **settings)
     if not fits(module):
         return TransformersModel(module, **settings)
     on_cuda = module.device.type == "cuda"

@@ -6,13 +6,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.pair import over_slots
 from serving.runtime.types import ContextTooLong, DraftwellError, Forward
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 128}
+SHARP = SIZES | {"initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SCALED = ["cohere", "cohere2", "granite", "granitemoe", "granitemoeshared"]
 
 
 def family(name: str):
@@ -28,11 +32,18 @@ def family(name: str):
         "gemma3": lambda: tf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
         "gpt_neox": lambda: tf.GPTNeoXConfig(**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}),
         "gpt2": lambda: tf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+        "cohere": lambda: tf.CohereConfig(**SHARP, logit_scale=0.3),
+        "cohere2": lambda: tf.Cohere2Config(**SHARP, logit_scale=0.3, sliding_window=6),
+        "granite": lambda: tf.GraniteConfig(**SHARP, logits_scaling=3.0, embedding_multiplier=2.0, attention_multiplier=0.4,
+                                            residual_multiplier=0.7),
+        "granitemoe": lambda: tf.GraniteMoeConfig(**SHARP, logits_scaling=3.0, num_local_experts=4, num_experts_per_tok=2),
+        "granitemoeshared": lambda: tf.GraniteMoeSharedConfig(**SHARP, logits_scaling=3.0, num_local_experts=4, num_experts_per_tok=2,
+                                                              shared_intermediate_size=16),
     }[name]()
     return tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox", "gpt2", *SCALED])
 def test_ragged_slots_equal_the_plain_model(name):
     module = family(name)
     texts = [torch.randint(0, 61, (n,)).tolist() for n in (9, 14, 5)]
@@ -54,8 +65,31 @@ def test_models_that_would_give_wrong_numbers_are_refused():
     neo = tf.GPTNeoConfig(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]])
     with pytest.raises(DraftwellError, match="gpt_neo models bring their own attention"):
         TransformersModel(tf.AutoModelForCausalLM.from_config(neo))
-    with pytest.raises(DraftwellError, match="granite models scale their logits"):
-        TransformersModel(tf.AutoModelForCausalLM.from_config(tf.GraniteConfig(**SIZES, logits_scaling=4.0)))
+    for adapter in (TransformersModel, over_slots):
+        with pytest.raises(DraftwellError, match="llama models scale their logits"):
+            adapter(tf.AutoModelForCausalLM.from_config(tf.LlamaConfig(**SIZES, logits_scaling=4.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SCALED)
+def test_logits_are_scaled_as_the_module_scales_them(name, dtype):
+    """Bit for bit, from the same hidden states, and otherwise than the bare head."""
+    module = family(name).to(dtype)
+    states = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(2)).to(dtype)
+    model = TransformersModel(module)
+    module.base_model.forward = lambda *args, **kwargs: MoeModelOutputWithPast(last_hidden_state=states)
+    with torch.no_grad():
+        expected = module(torch.tensor([[1, 2, 3, 4, 5]]), use_cache=False).logits[0]
+        assert torch.equal(model._logits(states[0]), expected.float())
+        assert not torch.allclose(model._logits(states[0]), module.get_output_embeddings()(states[0]).float(), atol=0.1)
+
+
+def test_a_reduced_head_is_scaled_too():
+    head = torch.tensor([3, 5, 60])
+    module = family("granite")
+    full, reduced = (TransformersModel(module, head_tokens=tokens) for tokens in (None, head))
+    a, b = (model.forward([Forward("draft", model.open(), (1, 2, 3), 2)])[0].logits for model in (full, reduced))
+    assert torch.allclose(a[:, head], b[:, head], atol=1e-6)
 
 
 def test_a_reduced_head_is_the_full_one_elsewhere_minus_infinity():

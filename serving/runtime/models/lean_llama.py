@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serving.runtime.artifacts.distilled_draft import quantise
+from serving.runtime.models.module_model import Placed
 from serving.runtime.models.padding import feed_forwards
-from serving.runtime.models.transformers_model import Placed, TransformersModel
+from serving.runtime.models.transformers_model import TransformersModel
 
 Linear = Callable[[Tensor], Tensor]
 SHAPED_LIKE_LLAMA = frozenset({"llama"})

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from serving.runtime.models.cuda_graph import CapturedForward, Marks
 from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.models.module_model import Placed
 from serving.runtime.models.static_slots import StaticSlots
-from serving.runtime.models.transformers_model import Placed
 from serving.runtime.types import Forward, Output
 
 LONGEST_STEP = 32

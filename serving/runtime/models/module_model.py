@@ -1,0 +1,145 @@
+"""What every adapter of a transformers module shares: its slots, its head, and how logits come from hidden states.
+
+An adapter runs the module's body its own way (`_states`): packed rows over slots (`transformers_model`), or one row after another
+through the library's own cache (`unbatched_model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serving.runtime.models.slots import Slots
+from serving.runtime.types import DraftwellError, Forward, Output
+
+Placed = tuple[int, int, int]
+"""Slot, position of the first token, and number of tokens of a row."""
+RECURRENT_LAYERS = frozenset({"conv", "linear_attention", "mamba", "recurrent", "hybrid", "hybrid_sliding"})
+"""Kinds of layers, as transformers' configurations name them, that carry a state from token to token."""
+SCALINGS = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+SCALED_LOGITS: dict[str, tuple[str, Callable[[Tensor, float], Tensor]]] = {
+    "cohere": ("logit_scale", torch.mul), "cohere2": ("logit_scale", torch.mul),
+    "granite": ("logits_scaling", torch.div), "granitemoe": ("logits_scaling", torch.div),
+    "granitemoeshared": ("logits_scaling", torch.div),
+}
+"""Model type → what its configuration calls the factor behind the head, and what is done with it."""
+
+
+class ModuleModel:
+    """A `PreTrainedModel` with an LM head, over slots that a subclass lays out.
+
+    Args:
+        module: the model.
+        slots: where rows of requests are placed.
+        head_tokens: `[head]` ids that the head covers, or None for all; other logits are -inf.
+        vocab_size: cut logits to this size (the shared tokenizer's).
+    """
+
+    def __init__(self, module: Any, slots: Slots, *, head_tokens: Tensor | None = None, vocab_size: int | None = None):
+        self.module, self.slots, self.max_context = module, slots, slots.max_context
+        config = module.config.get_text_config()
+        self.device, self.dtype = module.device, module.dtype
+        self.hidden_size = config.hidden_size
+        head = module.get_output_embeddings()
+        self.head_tokens = None if head_tokens is None else head_tokens.to(self.device)
+        bias = getattr(head, "bias", None)
+        self._head = head if self.head_tokens is None else partial(
+            F.linear, weight=self.head_weight, bias=None if bias is None else bias[self.head_tokens])
+        self._scale = logit_scaling(config)
+        self._softcap = getattr(config, "final_logit_softcapping", None)
+        self.vocab_size = vocab_size or config.vocab_size
+        self._body = module.base_model
+
+    @property
+    def head_weight(self) -> Tensor:
+        """`[head, hidden]`: the rows of the output embedding that the head covers."""
+        weight: Tensor = self.module.get_output_embeddings().weight
+        return weight if self.head_tokens is None else weight[self.head_tokens].contiguous()
+
+    def open(self) -> int:
+        return self.slots.open()
+
+    def close(self, slot: int) -> None:
+        self.slots.close(slot)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self.slots.rollback(slot, length)
+
+    def open_branch(self) -> int:
+        return self.slots.open_branch()
+
+    @torch.inference_mode()
+    def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
+        self.slots.fork(source, into, length, known)
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+        placed = []
+        try:
+            for row in rows:
+                placed.append((row.slot, self.slots.reserve(row.slot, len(row.tokens)), len(row.tokens)))
+            return self._run(rows, placed)
+        except BaseException:
+            for slot, start, _ in placed:  # a failed forward leaves every slot as it was
+                self.slots.rollback(slot, start)
+            raise
+
+    def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
+        ids = torch.tensor([t for row in rows for t in row.tokens], device=self.device)
+        positions = torch.tensor([p for _, start, count in placed for p in range(start, start + count)], device=self.device)
+        hidden = self._states(ids, positions, placed)
+        ends = [sum(n for _, _, n in placed[: i + 1]) for i in range(len(placed))]
+        states = [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
+        logits = self._logits(torch.cat(states)).split([row.keep for row in rows])
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the engine reads the clock next
+        return [Output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
+
+    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed]) -> Tensor:
+        """Normalised last hidden states `[total, hidden]` of packed tokens `ids` at `positions`, both `[total]`."""
+        raise NotImplementedError
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """`[n, hidden]` → `[n, vocab]` float32."""
+        logits: Tensor = self._head(states)
+        if self._scale is not None:
+            logits = self._scale(logits)  # in the head's own dtype, as the module does
+        logits = logits.float()
+        if self._softcap:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        if self.head_tokens is not None:
+            full = logits.new_full((logits.shape[0], self.vocab_size), float("-inf"))
+            full[:, self.head_tokens] = logits
+            return full
+        return logits[:, : self.vocab_size]
+
+
+def refuse_recurrent(module: Any) -> None:
+    """Refuse a model whose layers carry a state from token to token: rows cannot be packed, and nothing can be rolled back."""
+    config = module.config.get_text_config()
+    if getattr(module, "_is_stateful", False) or RECURRENT_LAYERS & set(getattr(config, "layer_types", None) or ()):
+        raise DraftwellError(f"{config.model_type} models carry a recurrent state, which cannot be rolled back behind a rejected draft: "
+                             "choose a model with attention only")
+
+
+def logit_scaling(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """What a model does to its logits behind the head, or None.
+
+    Raises:
+        DraftwellError: the configuration names a factor, and nobody has checked here what the model does with it.
+    """
+    kind = config.model_type
+    if kind in SCALED_LOGITS:
+        name, operation = SCALED_LOGITS[kind]
+        factor: float = getattr(config, name)
+        return lambda logits: operation(logits, factor)
+    named = [name for name in SCALINGS if getattr(config, name, None) not in (None, 1, 1.0)]
+    if named:
+        raise DraftwellError(f"{kind} models scale their logits ({named[0]}) in a way that is not known here: choose another model")
+    return None
+
