@@ -86,8 +86,8 @@ def test_tau_zero_is_a_fixed_length_at_the_cap(temperature):
 
 
 def test_a_continuation_that_is_unlikely_to_be_kept_ends_early():
-    """alpha is about .09 in every bin: a continuation ends behind its first token, and nothing else changes."""
-    kit = table_kit(ratio=8.0, acceptance_table=AcceptanceTable([0] * 20, [100] * 20, ORIGIN))
+    """alpha is below .1 in every bin: a continuation ends behind its first token, and nothing else changes."""
+    kit = table_kit(ratio=8.0, acceptance_table=AcceptanceTable([100] * 20, [0] * 20, ORIGIN))
     models = counting_pair(64, wrong_behind=10)
     drafted = {}
     for overlap_tau in (0.0, 0.5):
