@@ -141,6 +141,7 @@ def caption(report: Mapping[str, Any]) -> str:
     longest = f" (prompts of at most {settings['max_prompt_tokens']} tokens)" if settings.get("max_prompt_tokens") else ""
     name = machine.get("device_name", machine["cpu"])
     device = machine["cpu"] if name == machine["cpu"] else f"{name} and {machine['cpu']}"
+    device += f", draft on {machine['draft_device']}" if machine.get("draft_device") else ""
     prompts = f"{report['prompts']} prompts{first_turns(report.get('several_turns', 0))} of up to {settings['max_tokens']} tokens{longest}"
     runs = f"{settings['runs']} run{'s' if settings['runs'] != 1 else ''}"
     return (f"{report['pair']}, {machine['dtype']}{target}, {prompts}, {how}, {runs}, {device}, {class_of(machine)}{machine['threads']} of "

@@ -17,9 +17,15 @@ def describe_machine(pair: LoadedPair) -> dict[str, Any]:
     """Class, CPU and device names, cores, threads, dtype, versions and the commit of this checkout."""
     cuda = pair.device.startswith("cuda")
     return {"device_class": device_class(pair.device), "cpu": cpu_model(), "cores": usable_cores(),
-            "threads": torch.get_num_threads(), "dtype": pair.dtype, "device": pair.device,
+            "threads": torch.get_num_threads(), "dtype": pair.dtype, "device": pair.device, "draft_device": draft_device_of(pair),
             "device_name": torch.cuda.get_device_name(torch.device(pair.device)) if cuda else cpu_model(),
             "cuda": torch.version.cuda if cuda else None, "libraries": library_versions(), "commit": git_commit()}
+
+
+def draft_device_of(pair: LoadedPair) -> str | None:
+    """Where the torch draft computes, if not where the target does: `cpu` or `cuda`."""
+    device = getattr(pair.models.get("draft"), "device", None)
+    return None if device is None or device.type == torch.device(pair.device).type else str(device.type)
 
 
 def cpu_model() -> str:

@@ -2,7 +2,8 @@
 
 Everything of a pair and dtype lies under `$DRAFTWELL_HOME/pairs/<pair>/<dtype>/`: `traces/`, `artifacts/<kind>/`,
 `reports/`. An artifact is looked for in three places: a folder that the user names, the workspace, and what the pair
-ships with. A hardware profile of another machine class is measured again; that of a padded target always, and never kept.
+ships with. A hardware profile of another machine class is measured again; those of a padded target, and of a draft on
+another device than the target's, always, and they are never kept.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class Workspace:
         """The same pair's workspace in another dtype."""
         return Workspace(self.name, dtype, self.say)
 
-    def load(self, *, slots: int = 1, device: str = "cpu", max_context: int | None = None,
+    def load(self, *, slots: int = 1, device: str = "cpu", draft_device: str | None = None, max_context: int | None = None,
              pad_target: float | None = None, strategies: Iterable[str] = (), keep_modules: bool = False) -> LoadedPair:
-        """The pair's models, ready to run; `pad_target` and `keep_modules` as in `load_pair`.
+        """The pair's models, ready to run; `draft_device`, `pad_target` and `keep_modules` as in `load_pair`.
 
         Args:
             strategies: names of those that will run: some prefer the draft in ONNX Runtime, which is then loaded too.
@@ -75,7 +76,7 @@ class Workspace:
         self.say(f"loading {self.spec.name} in {self.dtype}{padding}")
         dtype: Any = self.dtype
         return load_pair(files, dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat,
-                         pad_target=pad_target, onnx_draft=onnx_draft, keep_modules=keep_modules)
+                         pad_target=pad_target, onnx_draft=onnx_draft, draft_device=draft_device, keep_modules=keep_modules)
 
     def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> Kit:
         """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.
@@ -121,21 +122,26 @@ class Workspace:
         return None
 
     def _profile_for(self, pair: LoadedPair, found: Any) -> Any:
+        from components.machine import draft_device_of
         from serving.runtime.device import device_class
 
         here = device_class(pair.device)
-        padded = pair.padded_to is not None  # its forwards take longer than those that any profile on disk was measured on
+        # Forwards of these take another time than those that any profile on disk was measured on.
+        special = {"padded_to": pair.padded_to, "draft_device": draft_device_of(pair)}
+        unlike = {name: value for name, value in special.items() if value is not None}
         complete = found is not None and (found.t_draft_onnx is not None or "draft_onnx" not in pair.models)
-        if not padded and complete and found.provenance.device_class == here:
+        if not unlike and complete and found.provenance.device_class == here:
             return found
         if "draft" not in pair.models:
             return None
         from components.profiling import profile
         from components.provenance import provenance
 
-        self.say(f"measuring a hardware profile for {here} " + ("with the padded target" if padded else "(once, about 10 s)"))
-        made = profile(pair, provenance(pair, device_class=here, parameters={"padded_to": pair.padded_to} if padded else None))
-        if not padded:
+        words = [*(["with the padded target"] if pair.padded_to is not None else []),
+                 *([f"with the draft on {special['draft_device']}"] if special["draft_device"] is not None else [])]
+        self.say(f"measuring a hardware profile for {here} " + (", ".join(words) or "(once, about 10 s)"))
+        made = profile(pair, provenance(pair, device_class=here, parameters=unlike or None))
+        if not unlike:
             self.save(made)
         return made
 

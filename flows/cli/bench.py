@@ -11,6 +11,7 @@ import typer
 from flows.cli.options import (
     Artifacts,
     DeviceOption,
+    DraftDevice,
     DtypeOption,
     Limit,
     MaxTokens,
@@ -24,6 +25,7 @@ from flows.cli.options import (
     check_folder,
     check_output,
     pick_device,
+    pick_draft_device,
     progress,
     say,
     set_threads,
@@ -61,6 +63,7 @@ def bench(
     runs: Annotated[int, typer.Option("--runs", min=1, help="Interleaved runs; medians are reported.")] = 1,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    draft_device: DraftDevice = None,
     threads: Threads = None,
     pad_target: PadTarget = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Measure `transformers` in the same run.")] = None,
@@ -92,6 +95,7 @@ def bench(
         check_drawing()
     check_artifacts(artifacts)
     chosen_device = pick_device(device)
+    chosen_draft_device = pick_draft_device(draft_device, chosen_device)
     if check_cpu and (chosen_device == "cpu" or temperature > 0):
         raise DraftwellError("--check-cpu checks a greedy run on CUDA: use --device cuda on a machine that has one, and --temperature 0")
     if concurrency is not None and (peer or markdown or plots or check_cpu):
@@ -100,8 +104,8 @@ def bench(
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
     names = [name.partition("@")[0] for name, _ in wanted]
-    loaded = workspace.load(slots=concurrency or 1, device=chosen_device, pad_target=pad_target, strategies=names,
-                            keep_modules=bool(peer))
+    loaded = workspace.load(slots=concurrency or 1, device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target,
+                            strategies=names, keep_modules=bool(peer))
     rows = chosen_rows(loaded, rows, limit, mix, max_prompt_tokens)
     kit = workspace.kit(loaded, names, folder=artifacts)
     if concurrency is not None:

@@ -11,6 +11,7 @@ import typer
 from flows.cli.options import (
     Artifacts,
     DeviceOption,
+    DraftDevice,
     DtypeOption,
     MaxTokens,
     PadTarget,
@@ -20,6 +21,7 @@ from flows.cli.options import (
     Threads,
     check_artifacts,
     pick_device,
+    pick_draft_device,
     say,
     set_threads,
     wide_console,
@@ -94,6 +96,7 @@ def generate(
     seed: Seed = 0,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    draft_device: DraftDevice = None,
     threads: Threads = None,
     pad_target: PadTarget = None,
     artifacts: Artifacts = None,
@@ -111,9 +114,11 @@ def generate(
         raise DraftwellError("--prompt is empty: give the model something to answer")
     build_strategy(strategy, parameters)
     check_artifacts(artifacts)
+    chosen_device = pick_device(device)
+    chosen_draft_device = pick_draft_device(draft_device, chosen_device)
     workspace = Workspace(pair, dtype, say)
     set_threads(threads)
-    loaded = workspace.load(device=pick_device(device), pad_target=pad_target, strategies=[strategy])
+    loaded = workspace.load(device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target, strategies=[strategy])
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     job = loaded.engine().generate(loaded.encode_prompt(prompt), sampling, chosen)

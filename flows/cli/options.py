@@ -24,6 +24,8 @@ class Dtype(StrEnum):
 Pair = Annotated[str, typer.Option("--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file.")]
 DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Weights and cache; the pair's own if left out.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; CUDA where there is a device, if left out.")]
+DraftDevice = Annotated[str | None, typer.Option(
+    "--draft-device", help="Where the torch draft computes: cpu keeps it beside a target on CUDA; the target's device, if left out.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores if left out.")]
 Prompts = Annotated[Path | None, typer.Option(
     "--prompts", help="JSONL (or .jsonl.gz) with `prompt` or `turns`; the shipped demo prompts if left out.")]
@@ -57,6 +59,15 @@ def pick_device(device: str | None) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise DraftwellError("--device cuda: torch sees no CUDA device here: install a CUDA build of torch, or use --device cpu")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pick_draft_device(draft_device: str | None, device: str) -> str | None:
+    """The torch device of the draft; None takes the target's `device`."""
+    if draft_device not in (None, "cpu", "cuda"):
+        raise DraftwellError(f"unknown draft device {draft_device!r}: choose cpu or cuda")
+    if draft_device == "cuda" and device == "cpu":
+        raise DraftwellError("--draft-device cuda: the target computes on the CPU: use --device cuda too, or leave --draft-device out")
+    return draft_device
 
 
 def set_threads(threads: int | None) -> None:

@@ -110,6 +110,41 @@ def test_a_padded_profile_is_never_kept(written: tuple[dict[str, Any], Path], ru
     assert workspace._profile_for(workspace.load(), plain) is plain
 
 
+def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The place reaches the loader, the report names one that is not the target's, and a profile of such a pair is not kept."""
+    from components import bench_report, machine
+    from flows.workspace import Workspace
+    from serving.runtime import pair as pair_module
+
+    places: list[Any] = []
+    load = pair_module.load_pair
+
+    def watched(files: Any, **settings: Any) -> Any:
+        places.append(settings["draft_device"])
+        return load(files, **settings)
+
+    monkeypatch.setattr(pair_module, "load_pair", watched)
+    for command in (("generate", "--prompt", "ten men"), ("bench", "--limit", 1)):
+        for more in ((), ("--draft-device", "cpu")):
+            done = run(*command, "--pair", pair_file, "--device", "cpu", "--max-tokens", 4, *more)
+            assert done.exit_code == 0, done.output
+    assert places == [None, "cpu", None, "cpu"]
+    workspace = Workspace(str(pair_file), say=lambda line: None)
+    pair = workspace.load()
+    assert machine.draft_device_of(pair) is None
+    pair.device = "cuda"  # as if the target were there
+    assert machine.draft_device_of(pair) == "cpu"
+    pair.device = "cpu"
+    report = {"pair": "tiny", "prompts": 1, "settings": {"temperature": 0, "max_tokens": 4, "runs": 1},
+              "machine": machine.describe_machine(pair) | {"draft_device": "cuda"}}
+    assert ", draft on cuda, " in bench_report.caption(report)
+    kept = workspace.artifacts / "hardware_profile"
+    there = kept.exists()
+    monkeypatch.setattr(machine, "draft_device_of", lambda pair: "cuda")
+    assert workspace._profile_for(pair, None).provenance.parameters == {"draft_device": "cuda"}
+    assert kept.exists() == there
+
+
 def test_plots_are_drawn(written: tuple[dict[str, Any], Path]) -> None:
     _, folder = written
     names = {path.name for path in (folder / "plots").iterdir()}
@@ -131,6 +166,7 @@ def test_generate_says_that_the_target_is_padded(run: Any, pair_file: Path) -> N
     (("--strategies", "spide,spide"), "twice"), (("--pad-target", "5"), "larger number"), (("--pad-target", "1e15"), "fewer parameters"),
     (("--concurrency", "4", "--markdown", "r.md"), "throughput alone"),
     (("--max-prompt-tokens", "1"), "at most 1 tokens"), (("--check-cpu", "--device", "cpu"), "--device cuda"),
+    (("--draft-device", "tpu"), "choose cpu or cuda"), (("--device", "cpu", "--draft-device", "cuda"), "--device cuda too"),
     (("--plots", "nowhere/plots"), "nowhere"), (("--markdown", "nowhere/r.md"), "nowhere"), (("--strategies", "vanilla_sd:tau=1"), "tau")])
 def test_mistakes_are_one_line(run: Any, pair_file: Path, arguments: tuple[str, ...], words: str, tmp_path: Path,
                                monkeypatch: pytest.MonkeyPatch) -> None:
