@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from components.measuring import Contender, Generation
+from serving.runtime.models.transformers_model import ATTENTION
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.types import DraftwellError, Sampling
@@ -50,7 +51,9 @@ def load_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5) -> dic
 
 def transformers_peers(pair: LoadedPair, gamma: int) -> PeerGroup:
     """Plain, assisted (where the pair has a draft) and prompt-lookup generation."""
-    group = PeerGroup([TransformersPeer(pair, "autoregressive")], ["attention: sdpa; cache: transformers' default"])
+    target = pair.modules["target"]
+    attention = "sdpa" if over_our_slots(target) else f"{target.config._attn_implementation}, the model's own"
+    group = PeerGroup([TransformersPeer(pair, "autoregressive")], [f"attention: {attention}; cache: transformers' default"])
     draft = pair.modules.get("draft")
     if draft is not None:
         settings = draft.generation_config
@@ -124,9 +127,15 @@ class FirstTokenClock:
         """The text is complete."""
 
 
+def over_our_slots(module: Any) -> bool:
+    """Whether a module's attention has been replaced by ours; models with attention code of their own keep it."""
+    return bool(module.config._attn_implementation == ATTENTION)
+
+
 @contextmanager
 def own_attention(*modules: Any) -> Iterator[None]:
-    """Let modules attend as transformers does by default on this machine, and afterwards as before."""
+    """Let modules attend as transformers does by default on this machine, and afterwards as before; some always do."""
+    modules = tuple(module for module in modules if over_our_slots(module))
     before = [module.config._attn_implementation for module in modules]
     try:
         for module in modules:

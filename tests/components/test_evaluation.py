@@ -11,11 +11,13 @@ from components.prompts import Prompt
 from components.quality import argmax_matches, difference, first_difference, near_tie_gap
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.pair import over_slots
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.types import DraftwellError
-from tests.components.tiny import llama_pair, table_pair
+from tests.components.tiny import llama_pair, pair_of, table_pair
 from tests.serving.kits import ORIGIN, table_kit
+from tests.serving.test_unbatched_model import module_of
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two"])]
 FIGURES = {"tokens_per_second", "speedup", "target_calls", "cost_ratio", "acceptance_rate", "draft_efficiency", "mat",
@@ -98,6 +100,14 @@ def test_peers_leave_the_modules_attending_over_slots(report):
     before = pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output
     bench(pair, [], PROMPTS[:1], Kit(), max_tokens=4, peers=["transformers"], warmup=False)
     assert pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output == before
+
+
+def test_peers_of_a_model_with_attention_of_its_own_say_so():
+    target = module_of("gpt_neo")
+    pair = pair_of(over_slots(target), over_slots(target), {"target": target, "draft": target})
+    report = bench(pair, [("vanilla_sd", {})], PROMPTS[:2], Kit(), max_tokens=6, peers=["transformers"], warmup=False)
+    assert "attention: eager, the model's own; cache: transformers' default" in report["peers"]["transformers"]["notes"]
+    assert report["strategies"]["vanilla_sd"]["identical_outputs"] == 2
 
 
 def test_sampled_outputs_are_not_compared():
