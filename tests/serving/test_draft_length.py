@@ -261,6 +261,25 @@ def test_state_begins_anew_where_it_must(monkeypatch, name, parameters, rule, de
     assert (runs[0] == runs[1]) == (deterministic or name == "draft_verify")
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_shared_threshold_ends_drafting_where_every_draft_is_wrong(deterministic):
+    """adaedl's limit as METHODS has it: it rises with every rejection, and where nothing is drafted nothing lowers it again."""
+    target = TableModel.random(8, 0)
+    wrong = torch.zeros_like(target.table).scatter(-1, target.table.argmin(-1, keepdim=True), 3.0)  # as sure everywhere
+    probs = torch.softmax(torch.tensor([3.0] + [0.0] * 7), 0)
+    bound = 1 - math.sqrt(0.2 * -float((probs * probs.log()).sum()))
+    strategy = build_strategy("adaedl", {"threshold": bound - 0.0995, "max_draft": 4}, Kit(deterministic=deterministic))
+    drafted, values = [], []
+    for i in range(4):
+        stats = Engine({"target": target, "draft": TableModel(wrong)}).generate([i], Sampling(max_tokens=60), strategy).session.stats
+        assert stats.accepted == 0
+        drafted.append(stats.drafted > 0)
+        values.append(strategy.shared.value)
+    assert drafted == ([True] * 4 if deterministic else [True, True, False, False])
+    if not deterministic:
+        assert bound < values[1] == values[2] == values[3] < bound + 0.002, "it stands where it ended drafting"
+
+
 def test_the_threshold_that_was_learnt_is_the_one_used(monkeypatch):
     """A certain pair: every round of 8 is kept whole, so the rate climbs to .9 and the threshold stays from there on."""
     values = values_learnt(monkeypatch, AdaptiveThreshold)
