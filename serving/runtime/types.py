@@ -320,7 +320,7 @@ class Text:
 
 
 class Model(Protocol):
-    """A model over slots. `slots.SlotModel` and the table model implement it.
+    """A model over slots. `module_model.ModuleModel`, the ONNX and the table model implement it.
 
     A slot is one request's view: tokens are fed in order, `rollback` forgets the last ones.
     """
