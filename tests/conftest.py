@@ -80,3 +80,13 @@ def own_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in store_settings(tmp_path).items():
         monkeypatch.setenv(name, value)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database without content; making one takes seconds, copying it none."""
+    from registry.store import Store
+
+    file = tmp_path_factory.mktemp("database") / "mlflow.db"
+    Store(f"sqlite:///{file}")
+    return file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,6 @@ from tests.components.tiny import llama_pair, pair_of
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")
 PROMPTS = [Prompt(f"p{i}", None, [f"some words about {i}, and {i * i} more"]) for i in range(12)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices of this size gain nothing from threads, and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
-import torch
 
 from components.acceptance_head_training import train_acceptance_head
 from components.calibration import build_acceptance_table, correction_memory_from_trace
@@ -20,15 +16,6 @@ from components.tuning import tune
 from components.verifier_training import train_verifier
 from serving.runtime.strategies import Kit, build_strategy
 from tests.components.tiny import llama_pair
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices of this size gain nothing from threads, and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from components.collection import collect
 from components.prompts import Prompt
@@ -31,15 +30,6 @@ ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
 COUNTERS = [field.name for field in fields(Stats) if not field.name.endswith("_seconds") and field.name != "timeline"]
 MAX_TOKENS = 20
 K = 24
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices of this size gain nothing from threads, and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=[table_pair, llama_pair], ids=["tables", "llamas"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from components import search
 from components.collection import collect
@@ -33,15 +32,6 @@ ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
 PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
 KIT = Kit({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": PROFILE,
            "correction_memory": CorrectionMemory.empty(ORIGIN)}, deterministic=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices of this size gain nothing from threads, and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

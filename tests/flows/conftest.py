@@ -23,16 +23,6 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl")
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's database without content; making one takes seconds, copying it none."""
-    from registry.store import Store
-
-    file = tmp_path_factory.mktemp("database") / "mlflow.db"
-    Store(f"sqlite:///{file}")
-    return file
-
-
 @pytest.fixture
 def run() -> Callable[..., Any]:
     """Run `draftwell` in this process."""

@@ -1,4 +1,4 @@
-"""A registry of its own for each test: the SQLite file is created once (seconds) and copied."""
+"""A registry of its own for each test: the empty SQLite file is copied."""
 
 import shutil
 from pathlib import Path
@@ -9,13 +9,6 @@ from registry.pairs import PairSpec, fetch
 from registry.store import Store
 from serving.runtime.pair_files import PairFiles
 from tests.registry.making import model_folder
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("database") / "mlflow.db"
-    Store(f"sqlite:///{file}")
-    return file
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from serving.runtime import sampling as sampling_module
-from serving.runtime.acceptance.exact import Exact
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.types import Draft, Sampling, Verdict
+from serving.runtime.types import Sampling
 from tests.serving.enumeration import joint_law, true_law
 from tests.serving.kits import table_kit, table_pair
+from tests.serving.mutants import Twice
 
 VARIANTS = [
     ("autoregressive", {}),
@@ -68,15 +68,6 @@ def test_every_lossless_strategy_is_enumerated():
 def test_mutant_that_tests_the_first_continuation_token_twice_is_caught(monkeypatch):
     """SPIDE's line 33 read literally keeps x_{k+1} among the unverified tokens and tests it again."""
 
-    class Twice(Exact):
-        def judge(self, draft: Draft, target, rng, *, bonus: bool = True) -> Verdict:
-            verdict = super().judge(draft, target, rng, bonus=bonus)
-            if len(draft) and not bonus and not verdict.rejected and draft.rows:
-                again = super().judge(draft[-1:], _Last(target, len(draft) - 1), rng, bonus=False)
-                if again.rejected:
-                    return Verdict(len(draft) - 1, again.token, len(draft))
-            return verdict
-
     monkeypatch.setattr("serving.runtime.strategies.spide.Exact", Twice)
     models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
     law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_kit(2)), models, [1], sampling)
@@ -92,16 +83,6 @@ def test_mutant_whose_penalties_ignore_drafted_tokens_is_caught(monkeypatch, nam
     models, sampling = table_pair(), Sampling(max_tokens=4, **PENALTIES[1])
     law = joint_law(lambda: build_strategy(name, parameters, table_kit()), models, [0, 1, 0], sampling)
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) > 1e-3
-
-
-class _Last:
-    """One row of other rows."""
-
-    def __init__(self, rows, at):
-        self.rows, self.at, self.sampling = rows, at, rows.sampling
-
-    def probs(self, row):
-        return self.rows.probs(self.at + row)
 
 
 def test_mutant_that_drops_the_unlikely_last_token_is_caught(monkeypatch):

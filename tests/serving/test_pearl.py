@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from serving.runtime.acceptance.exact import Exact
 from serving.runtime.engine import Engine
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Draft, Sampling, Verdict
+from serving.runtime.types import Sampling
 from tests.serving.enumeration import joint_law, true_law
 from tests.serving.kits import table_kit, table_pair
-from tests.serving.test_lossless import _Last, distance
+from tests.serving.mutants import Twice
+from tests.serving.test_lossless import distance
 from tests.serving.test_spide import counting_pair, judged_positions
 
 
@@ -76,15 +76,6 @@ def test_budgets_are_kept_exactly(budget, wrong):
 
 def test_mutant_that_tests_the_next_drafts_first_token_again_is_caught(monkeypatch):
     """x_1 of the next draft is judged by the row behind x_gamma, and never again."""
-
-    class Twice(Exact):
-        def judge(self, draft: Draft, target, rng, *, bonus: bool = True) -> Verdict:
-            verdict = super().judge(draft, target, rng, bonus=bonus)
-            if len(draft) and not verdict.rejected:
-                again = super().judge(draft[-1:], _Last(target, len(draft) - 1), rng, bonus=False)
-                if again.rejected:
-                    return Verdict(len(draft) - 1, again.token, len(draft))
-            return verdict
 
     models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
     truth = true_law(models["target"], [1], sampling)

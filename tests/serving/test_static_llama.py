@@ -17,7 +17,7 @@ from serving.runtime.models.static_llama import LONGEST_STEP, Bucket, StaticLlam
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from serving.runtime.types import ContextTooLong, Forward
-from tests.serving.test_lean_llama import SHAPES, TEXTS, llama, ragged
+from tests.serving.test_lean_llama import SHAPES, TEXTS, check_ragged, llama, ragged
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured there only")]
 
@@ -32,11 +32,7 @@ def feed(model, slot: int, *tokens: int, keep: int = 0, steps: int = 1):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ragged_rows_equal_the_plain_module(shape):
-    module = llama(**SHAPES[shape])
-    with torch.no_grad():
-        expected = [module(torch.tensor([t])).logits[0, 3:] for t in TEXTS]
-    for logits, want in zip(ragged(StaticLlama(module, slots=3), TEXTS), expected, strict=True):
-        torch.testing.assert_close(logits, want, atol=2e-5, rtol=0)
+    check_ragged(StaticLlama, shape)
 
 
 @pytest.mark.parametrize("adapter", [LeanLlama, TransformersModel])

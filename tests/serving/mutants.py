@@ -1,0 +1,19 @@
+"""Mistakes that more than one test must catch."""
+
+from __future__ import annotations
+
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.row_view import RowView
+from serving.runtime.types import Draft, Rows, Verdict
+
+
+class Twice(Exact):
+    """Exact acceptance that tests the last token of a draft again where all of it was kept and no bonus follows."""
+
+    def judge(self, draft: Draft, target: Rows, rng, *, bonus: bool = True) -> Verdict:
+        verdict = super().judge(draft, target, rng, bonus=bonus)
+        if len(draft) and not bonus and not verdict.rejected and draft.rows:
+            again = super().judge(draft[-1:], RowView(target, len(draft) - 1), rng, bonus=False)
+            if again.rejected:
+                return Verdict(len(draft) - 1, again.token, len(draft))
+        return verdict
