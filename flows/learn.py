@@ -10,7 +10,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from flows import stations
+from flows import collecting, stations, training, tuning
 from flows.context import prompts_of, station_of
 from flows.settings import PipelineSettings
 
@@ -23,7 +23,7 @@ RETRY: dict[str, Any] = {"retries": 1, "retry_delay_seconds": 5, **STATION}
 @task(name="collect traces", **RETRY)
 def collect_task(settings: PipelineSettings) -> dict[str, Any]:
     """Collect traces; returns folder and digest."""
-    traces = stations.collect(station_of(settings), prompts_of(settings)["collect"], max_tokens=settings.collect_tokens, fresh=True)
+    traces = collecting.collect(station_of(settings), prompts_of(settings)["collect"], max_tokens=settings.collect_tokens, fresh=True)
     return {"folder": str(traces.folder), "digest": traces.digest()}
 
 
@@ -31,14 +31,14 @@ def collect_task(settings: PipelineSettings) -> dict[str, Any]:
 def train_task(settings: PipelineSettings) -> dict[str, Any]:
     """Train a SPRINTER verifier; returns its report."""
     station = station_of(settings)
-    return stations.train(station, stations.open_trace(station))
+    return training.train(station, stations.open_trace(station))
 
 
 @task(name="calibrate", **RETRY)
 def calibrate_task(settings: PipelineSettings) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile; returns what is in them."""
     station = station_of(settings)
-    return stations.calibrate(station, stations.open_trace(station), prompts_of(settings)["calibrate"],
+    return training.calibrate(station, stations.open_trace(station), prompts_of(settings)["calibrate"],
                               max_tokens=settings.collect_tokens)
 
 
@@ -46,8 +46,8 @@ def calibrate_task(settings: PipelineSettings) -> dict[str, Any]:
 def tune_task(settings: PipelineSettings) -> dict[str, Any]:
     """Choose strategy and parameters; returns the choice and why."""
     station = station_of(settings)
-    tuned = stations.tune(station, stations.open_trace(station), prompts_of(settings)["tune"], max_tokens=settings.tune_tokens,
-                          trials=settings.trials, lossless_only=settings.lossless_only, quality_floor=settings.quality_floor)
+    tuned = tuning.tune(station, stations.open_trace(station), prompts_of(settings)["tune"], max_tokens=settings.tune_tokens,
+                        trials=settings.trials, lossless_only=settings.lossless_only, quality_floor=settings.quality_floor)
     return {"strategy": tuned.strategy, "parameters": tuned.parameters, "reason": tuned.evidence.get("reason", "")}
 
 

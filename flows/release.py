@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect import flow, task
 
-from flows import stations
+from flows import stations, tuning
 from flows.context import prompts_of, station_of
 from flows.gating import gate_release
 from flows.learn import RESULT, RETRY, STATION
@@ -52,7 +52,7 @@ def has_champion_task(settings: PipelineSettings) -> bool:
 @task(name="fall back to plain decoding", **STATION)
 def plain_choice_task(settings: PipelineSettings, reason: str) -> dict[str, Any]:
     """Put plain decoding into the workspace as the choice; returns it."""
-    return stations.choose_plain(station_of(settings), reason)
+    return tuning.choose_plain(station_of(settings), reason)
 
 
 @flow(name="release", log_prints=True, validate_parameters=True, **RESULT)
