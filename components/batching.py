@@ -99,8 +99,9 @@ def batch_table(report: dict[str, Any]) -> Table:
     settings = report["settings"]
     rows = [[label, f"{f['alone']:.1f}", f"{f['together']:.1f}", f"{f['ratio']:.2f}", f"{f['identical']} of {settings['prompts']}",
              str(len(f["near_ties"]))] for label, f in report["configs"].items()]
+    elsewhere = f", draft on {report['machine']['draft_device']}" if report["machine"].get("draft_device") else ""
     padded = f", target padded to {report['padded_to']:,} parameters" if report["padded_to"] else ""
-    caption = (f"{report['pair']}, {settings['dtype']}{padded}, {settings['prompts']} prompts{first_turns(report['several_turns'])}, "
-               f"up to {settings['max_tokens']} new tokens, median of {settings['runs']}")
+    caption = (f"{report['pair']}, {settings['dtype']}{padded}{elsewhere}, {settings['prompts']} prompts"
+               f"{first_turns(report['several_turns'])}, up to {settings['max_tokens']} new tokens, median of {settings['runs']}")
     return rich_table(("strategy", "tokens/s, one at a time", f"tokens/s, {settings['concurrency']} at once", "ratio", "same output",
                        "near-ties"), rows, caption, "Batching")

@@ -21,6 +21,8 @@ def decode_all(engine: Engine, requests: Sequence[Request], strategies: Sequence
         at_once: requests in flight while there are so many, at least 1 and at most the models' slots (`room`).
         finished: called with the number of requests that are done, whenever one more is.
     """
+    if at_once < 1:
+        raise ValueError(f"at_once must be at least 1, not {at_once}")
     waiting = deque(zip(requests, strategies, strict=True))
     jobs, running = list[Job](), list[Job]()
     try:

@@ -1,7 +1,7 @@
 """Training SPRINTER's verifier: will the target find this draft token acceptable? (SPRINTER, section 3.2)
 
-Label 1 iff q̄(x)/p̄(x) <= lambda. Logistic regression: the paper's BCE with class weights and an L2 penalty (ours), solved
-to its optimum where the paper stops Adam early: a thousand state dimensions overfit a trace of some prompts at once, and
+Label 1 iff q̄(x)/p̄(x) <= lambda. Logistic regression: the paper's BCE with class weights and an L2 penalty (ours), minimised
+by L-BFGS where the paper stops Adam early: a thousand state dimensions overfit a trace of some prompts at once, and
 Adam's fit ranked test tokens no better than the draft's confidence alone (docs/log.md). Then Platt's scaling on validation
 prompts, so that a score is a probability. Penalty and features are chosen by validation AUC; every figure of the report is
 of test prompts that nothing was chosen on.
@@ -9,15 +9,15 @@ of test prompts that nothing was chosen on.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from components.threads import using_threads
 from components.verifier_data import Examples, read_examples, split_by_prompt
-from components.verifier_report import auc_of, test_report
+from components.verifier_report import auc_of, require_sklearn, test_report
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.verifier import SCALARS, Verifier
 from serving.runtime.trace import TraceSet
@@ -32,8 +32,10 @@ CANDIDATES = (("scalars",), ("before",), ("after",), ("before", "scalars"), ("af
               ("before", "after", "scalars"))
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)
 """Inverse strengths of the L2 penalty against the summed loss, strongest first (scikit-learn's C)."""
+TOLERANCE = 1e-3
+"""Largest component of the gradient of the mean loss at which L-BFGS stops."""
 FREE_SCALARS = 10.0
-"""Scalars are scaled up by this, so that the penalty, meant for hundreds of state dimensions, hardly holds them back."""
+"""Scalars are scaled up by this, so that the penalty, meant for hundreds of state dimensions, hardly holds them back (ours)."""
 
 
 def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, ratio: float = 1.2,
@@ -57,13 +59,13 @@ def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, ratio:
         raise DraftwellError(f"ratio (lambda) must be positive, not {ratio}")
     if wanted_false_positive is not None and not 0 <= wanted_false_positive <= 1:
         raise DraftwellError(f"wanted_false_positive must be in [0, 1], not {wanted_false_positive}")
+    require_sklearn()
     splits = split_by_prompt(read_examples(trace), seed)
     for name, part in splits.items():
         check_classes(name, part.ratio <= ratio)
     tried = {}
     for number, names in enumerate(candidates(splits["train"], features)):
-        with using_threads(1):
-            tried[names] = fit(splits["train"], splits["validation"], names, ratio)
+        tried[names] = fit(splits["train"], splits["validation"], names, ratio)
         if log:
             log("validation_auc", tried[names][0], number)
     chosen = max(tried, key=lambda names: tried[names][0])
@@ -112,6 +114,7 @@ def check_classes(name: str, labels: np.ndarray) -> None:
 
 def fit(train: Examples, validation: Examples, names: tuple[str, ...], ratio: float) -> tuple[float, np.ndarray, float]:
     """The best of some penalties: validation AUC, weight `[width]` float32 and bias, acting on raw features."""
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     x, y = train.features(names), train.ratio <= ratio
@@ -119,10 +122,12 @@ def fit(train: Examples, validation: Examples, names: tuple[str, ...], ratio: fl
     if "scalars" in names:  # the last group
         scale[-len(SCALARS) :] /= FREE_SCALARS
     inputs, held, held_labels = (x - mean) / scale, validation.features(names), validation.ratio <= ratio
-    model = LogisticRegression(class_weight="balanced", warm_start=True, max_iter=500, tol=1e-3)
+    model = LogisticRegression(class_weight="balanced", warm_start=True, max_iter=500, tol=TOLERANCE)
     found = []
     for strength in STRENGTHS:
-        model.set_params(C=strength).fit(inputs, y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that was cut short is judged like any other
+            model.set_params(C=strength).fit(inputs, y)
         weight = (model.coef_[0] / scale).astype(np.float32)
         bias = float(model.intercept_[0] - mean @ weight)
         found.append((auc_of(held_labels, scores(held, weight, bias)), weight, bias))

@@ -1,4 +1,4 @@
-"""The stations that learn from traces: verifier, acceptance head; and, calibrating, table, memory and hardware profile."""
+"""Stations that learn from traces (`train`, `train_head`) and from runs (`calibrate`: table, memory and hardware profile)."""
 
 from __future__ import annotations
 

@@ -61,11 +61,14 @@ class Workspace:
         """The pair's models, ready to run; `draft_device`, `pad_target` and `keep_modules` as in `load_pair`.
 
         Args:
-            strategies: names of those that will run: some prefer the draft in ONNX Runtime, which is then loaded too.
+            strategies: names of those that will run, empty if any may: some prefer the draft in ONNX Runtime, which is then
+                loaded too, and only few need a qualifier.
         """
         from serving.runtime.strategies import find_strategy
 
-        onnx_draft = any(find_strategy(name).prefers_onnx for name in strategies)
+        wanted = [find_strategy(name) for name in strategies]
+        onnx_draft = any(strategy.prefers_onnx for strategy in wanted)
+        qualifier = not wanted or any("qualifier" in strategy.roles for strategy in wanted)
         files = self.files()
         from transformers.utils import logging
 
@@ -76,7 +79,8 @@ class Workspace:
         self.say(f"loading {self.spec.name} in {self.dtype}{padding}")
         dtype: Any = self.dtype
         return load_pair(files, dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat,
-                         pad_target=pad_target, onnx_draft=onnx_draft, draft_device=draft_device, keep_modules=keep_modules)
+                         pad_target=pad_target, onnx_draft=onnx_draft, draft_device=draft_device, keep_modules=keep_modules,
+                         qualifier=qualifier)
 
     def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> Kit:
         """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.

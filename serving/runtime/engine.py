@@ -107,7 +107,7 @@ class Engine:
         return job
 
     def step(self) -> None:
-        """Run what requests wait for: one forward of every model, or, while models overlap, until one of them is done."""
+        """Run what requests wait for: drafts, else the target; or, while models overlap, until one of them is done."""
         self._choose_workers()
         for flight in self._ready():
             if self._workers is None:
@@ -163,7 +163,11 @@ class Engine:
             self.close()
 
     def _ready(self) -> list[Flight]:
-        """For every idle model the forwards that wait for it, as one batch each."""
+        """For every idle model the forwards that wait for it, as one batch each.
+
+        Where models take turns the target comes last: its forward costs the same for one request as for many, so it waits
+        until all who draft have come to their verification (no draft is longer than its strategy's cap).
+        """
         busy = {id(flight.model) for flight in self._flights}
         flights: dict[int, Flight] = {}
         for job in self.jobs:
@@ -173,6 +177,8 @@ class Engine:
                 model = job.session.lanes[leaf.waiting.model].model
                 if id(model) not in busy:
                     flights.setdefault(id(model), Flight(model, [])).group.append((job, leaf))
+        if self._workers is None and len(flights) > 1:
+            flights.pop(id(self.models["target"]), None)
         for flight in flights.values():
             for _, leaf in flight.group:
                 leaf.flying = True

@@ -97,7 +97,8 @@ class LoadedPair:
 
 def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu", slots: int = 1,
               max_context: int | None = None, chat: bool = True, pad_target: float | None = None,
-              onnx_draft: bool = False, draft_device: str | None = None, keep_modules: bool = False) -> LoadedPair:
+              onnx_draft: bool = False, draft_device: str | None = None, keep_modules: bool = False,
+              qualifier: bool = True) -> LoadedPair:
     """Load the models of a pair.
 
     Args:
@@ -109,6 +110,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         onnx_draft: load the draft in ONNX Runtime beside the torch one, if its shape allows (`models.onnx_export`).
         draft_device: where the torch draft computes; None takes the target's device.
         keep_modules: leave the transformers modules able to run, as peers need them, at the price of holding weights twice.
+        qualifier: load the model between the two, if there is one; the fingerprint is of all models either way.
     Raises:
         DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
     """
@@ -120,7 +122,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
     models: dict[Role, Model] = {"target": over_slots(modules["target"], slots=slots, max_context=max_context)}
     vocab = models["target"].vocab_size = min(models["target"].vocab_size, len(tokenizer))
     for role, folder in (("draft", files.draft), ("qualifier", files.qualifier)):
-        if folder is None:
+        if folder is None or (role == "qualifier" and not qualifier):
             continue
         place = draft_device or device if role == "draft" else device
         if (folder / MANIFEST).is_file():

@@ -1,5 +1,7 @@
 """The verifier learns what can be learnt, and its figures are of prompts that it never saw."""
 
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -7,9 +9,9 @@ import torch
 
 from components.collection import collect
 from components.prompts import Prompt
-from components.verifier_data import column, read_examples, split_by_prompt
-from components.verifier_report import reliability_bins
-from components.verifier_training import choose_threshold, train_verifier
+from components.verifier_data import Examples, column, read_examples, split_by_prompt
+from components.verifier_report import auc_of, reliability_bins
+from components.verifier_training import choose_threshold, fit, scores, train_verifier
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.verifier import Verifier, scalar_features
 from serving.runtime.types import DraftwellError
@@ -180,3 +182,31 @@ def test_a_real_trace_trains_a_verifier(tmp_path):
     assert sum(report["rows"].values()) == rows.num_rows
     assert verifier.weight.numel() == read_examples(traces).features(verifier.features).shape[1]
     assert np.isfinite(column(rows, "confidence")).all()
+
+
+def test_many_noisy_states_do_not_drown_the_scalars():
+    """With few rows and hundreds of useless state dimensions the union must rank as the scalars alone do."""
+    generator = np.random.default_rng(0)
+
+    def examples(rows: int) -> Examples:
+        confidence = generator.random(rows).astype(np.float32)
+        ratio = np.where(generator.random(rows) < confidence, 1.0, 3.0).astype(np.float32)
+        scalars = np.stack([confidence, confidence, 1 - confidence, np.zeros(rows)], axis=1).astype(np.float32)
+        states = generator.normal(size=(rows, 300)).astype(np.float32)
+        return Examples({"before": states, "scalars": scalars}, ratio, confidence, np.array(["p"] * rows))
+
+    train, validation, test = examples(600), examples(600), examples(4000)
+    found = {}
+    for names in (("scalars",), ("before", "scalars"), ("before",)):
+        _, weight, bias = fit(train, validation, names, 1.2)
+        found[names] = auc_of(test.ratio <= 1.2, scores(test.features(names), weight, bias))
+    assert found[("before",)] == pytest.approx(0.5, abs=0.04)
+    assert found[("scalars",)] > 0.8
+    assert found[("before", "scalars")] > found[("scalars",)] - 0.01
+
+
+def test_training_without_scikit_learn_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    with pytest.raises(DraftwellError, match="scikit-learn"):
+        train_verifier(trace(), ORIGIN)

@@ -50,6 +50,23 @@ def test_tables(name, parameters, temperature):
     assert {len(model.slots._free) for model in engine.models.values()} == {8}
 
 
+@pytest.mark.parametrize("name", ["vanilla_sd", "svip", "sprinter", "csd"])
+def test_the_target_runs_once_for_all_however_long_they_draft(name, monkeypatch):
+    """Eight requests with drafts of different lengths need as many target forwards as the one that needs most of them."""
+    engine = Engine(table_pair(vocab=8))
+    target = engine.models["target"]
+    forwards = []
+    original = target.forward
+    monkeypatch.setattr(target, "forward", lambda rows: forwards.append(len(rows)) or original(rows))
+    jobs = [engine.submit(prompt, sampling, build_strategy(name, NEEDED.get(name, {}), table_kit(8)))
+            for prompt, sampling in requests(8, 1.0)]
+    engine.run(jobs)
+    prefills = 1
+    assert len({job.session.stats.drafted for job in jobs}) > 1
+    assert len(forwards) == prefills + max(job.session.stats.target_calls for job in jobs)
+    assert forwards[0] == 8
+
+
 @functools.cache
 def networks(adapter: Any) -> dict[str, Any]:
     target = near(llama(2), 0.0)

@@ -68,6 +68,10 @@ def test_models_that_would_give_wrong_numbers_are_refused():
     for adapter in (TransformersModel, over_slots):
         with pytest.raises(DraftwellError, match="llama models scale their logits"):
             adapter(tf.AutoModelForCausalLM.from_config(tf.LlamaConfig(**SIZES, logits_scaling=4.0)))
+    sinks = tf.GptOssConfig(vocab_size=61, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+                            num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+    with pytest.raises(DraftwellError, match="gpt_oss models have attention sinks"):
+        TransformersModel(tf.AutoModelForCausalLM.from_config(sinks))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,10 +7,11 @@ import torch
 
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
+from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
+from serving.runtime.types import DraftwellError, Sampling
 from tests.serving.kits import ORIGIN, table_kit, table_pair
 
 
@@ -85,16 +86,34 @@ def test_tau_zero_is_a_fixed_length_at_the_cap(temperature):
         assert getattr(dynamic.session.stats, name) == getattr(fixed.session.stats, name), name
 
 
-def test_a_continuation_that_is_unlikely_to_be_kept_ends_early():
-    """alpha is below .1 in every bin: a continuation ends behind its first token, and nothing else changes."""
+def test_a_continuation_that_is_unlikely_to_be_kept_ends_early(monkeypatch):
+    """alpha is below .1 in every bin: a continuation ends behind its first token; serial drafts are as they were."""
     kit = table_kit(ratio=8.0, acceptance_table=AcceptanceTable([100] * 20, [0] * 20, ORIGIN))
-    models = counting_pair(64, wrong_behind=10)
+    lengths: dict[bool, list[int]] = {}
+    original = DraftModel.propose
+
+    def spy(self, session, limit, pending=None):
+        draft = yield from original(self, session, limit, pending)
+        lengths.setdefault(pending is not None, []).append(len(draft))
+        return draft
+
+    monkeypatch.setattr(DraftModel, "propose", spy)
     drafted = {}
     for overlap_tau in (0.0, 0.5):
-        job = Engine(models).generate([0], Sampling(max_tokens=30), build_strategy("spide", {"overlap_tau": overlap_tau}, kit.private()))
+        lengths.clear()
+        strategy = build_strategy("spide", {"tau": 0.001, "overlap_tau": overlap_tau}, kit.private())
+        job = Engine(counting_pair(64, wrong_behind=10)).generate([0], Sampling(max_tokens=30), strategy)
         assert job.output == list(range(1, 31))
-        drafted[overlap_tau] = job.session.stats.drafted
-    assert drafted[0.5] < drafted[0.0]
+        drafted[overlap_tau] = {name: list(found) for name, found in lengths.items()}
+    assert max(drafted[0.0][True]) > 1
+    assert set(drafted[0.5][True]) == {1}
+    assert max(drafted[0.5][False]) > 1
+
+
+def test_a_shorter_continuation_needs_a_continuation():
+    for settings in ({"parallel": False}, {"dynamic": False}):
+        with pytest.raises(DraftwellError, match="overlap_tau"):
+            build_strategy("spide", {"overlap_tau": 0.1, **settings}, table_kit())
 
 
 def test_only_judged_tokens_update_the_table():

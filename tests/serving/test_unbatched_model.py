@@ -220,7 +220,9 @@ def test_eight_requests_write_what_each_writes_alone(name, temperature):
     assert {len(model.slots._free) for model in engine.models.values()} == {8}
 
 
-def test_a_forward_that_fails_half_way_leaves_the_cache_as_it_was(monkeypatch):
+@pytest.mark.parametrize("broken_layer", [0, 1])
+def test_a_forward_that_fails_half_way_leaves_the_cache_as_it_was(monkeypatch, broken_layer):
+    """At layer 0 only one layer's cache has grown, at layer 1 both."""
     module = module_of("gpt_neo")
     model = UnbatchedModel(module, slots=2)
     first, second = model.open(), model.open()
@@ -230,7 +232,7 @@ def test_a_forward_that_fails_half_way_leaves_the_cache_as_it_was(monkeypatch):
         raise RuntimeError("half-way")
 
     with monkeypatch.context() as broken:
-        broken.setattr(module.transformer.h[1].mlp, "forward", fail)  # both layers' caches have grown by then
+        broken.setattr(module.transformer.h[broken_layer].mlp, "forward", fail)
         with pytest.raises(RuntimeError, match="half-way"):
             model.forward([Forward("target", first, (10, 11)), Forward("target", second, (12,))])
     with torch.no_grad():

@@ -21,7 +21,7 @@ Placed = tuple[int, int, int]
 """Slot, position of the first token, and number of tokens of a row."""
 RECURRENT_LAYERS = frozenset({"conv", "linear_attention", "mamba", "recurrent", "hybrid", "hybrid_sliding"})
 """Kinds of layers, as transformers' configurations name them, that carry a state from token to token."""
-SCALINGS = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+SCALINGS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 SCALED_LOGITS: dict[str, tuple[str, Callable[[Tensor, float], Tensor]]] = {
     "cohere": ("logit_scale", torch.mul), "cohere2": ("logit_scale", torch.mul),
     "granite": ("logits_scaling", torch.div), "granitemoe": ("logits_scaling", torch.div),
@@ -142,4 +142,3 @@ def logit_scaling(config: Any) -> Callable[[Tensor], Tensor] | None:
     if named:
         raise DraftwellError(f"{kind} models scale their logits ({named[0]}) in a way that is not known here: choose another model")
     return None
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
@@ -29,9 +29,15 @@ class Spide(Strategy):
         max_draft: int = Field(32, ge=1, le=32, description="longest serial draft; the cap of unverified tokens")
         parallel: bool = Field(True, description="draft on while the target verifies")
         dynamic: bool = Field(True, description="stop by confidence; off: a fixed length of `num_speculative_tokens`")
-        overlap_tau: float = Field(0.0, ge=0, lt=1, description="while the target verifies, draft on only until the estimated chance "
-                                   "that the continuation is kept falls to this; 0: as long as the verification takes")
+        overlap_tau: float = Field(0.0, ge=0, lt=1, description="while the target verifies, draft on only until the continuation's "
+                                   "estimated chance, given what is verified, falls to this; 0: as long as the verification takes")
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="draft length without dynamic drafting")
+
+        @model_validator(mode="after")
+        def _overlap_tau_needs_overlap(self) -> Spide.Config:
+            if self.overlap_tau > 0 and not (self.parallel and self.dynamic):
+                raise ValueError("overlap_tau needs parallel and dynamic drafting: leave it out, or switch both on")
+            return self
 
     @property
     def overlaps(self) -> bool:  # type: ignore[override]
