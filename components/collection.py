@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from components.observation import observe
@@ -39,14 +40,16 @@ def forget(folder: Path) -> None:
 
 
 def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_tokens: int = 96, temperature: float = 0.0,
-            rollout: int = 8, batch: int = 8, hidden: bool = True, prefix_kinds: Sequence[str] = ("target",),
-            turns: int = 1, seed: int = 0, log: Log | None = None, progress: Progress | None = None) -> TraceSet:
+            top_k: int = 0, top_p: float = 1.0, rollout: int = 8, rollout_kinds: Sequence[str] = ("target",), batch: int = 8,
+            hidden: bool = True, prefix_kinds: Sequence[str] = ("target",), turns: int = 1, seed: int = 0,
+            log: Log | None = None, progress: Progress | None = None) -> TraceSet:
     """Write texts for all prompts and record both models along them.
 
     Args:
         pair: with a draft, and as many slots as requests shall run at once.
         folder: of the trace; a run with the same inputs that was cut short is continued there.
         rollout: K, draft tokens recorded behind every position.
+        rollout_kinds: of `KINDS`, texts that get rollouts; replay and the acceptance table read the target's only.
         batch: requests at once, at most the pair's slots.
         hidden: keep the draft's hidden states (verifiers need them; they are most of the trace).
         prefix_kinds: of `KINDS`; a text of each kind for every prompt, so that kinds come in equal parts.
@@ -59,9 +62,10 @@ def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_to
     if rollout < 1:
         raise DraftwellError(f"rollout must be at least 1, not {rollout}")
     check_inputs(pair, prompts, prefix_kinds)
-    sampling = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    sampling = pair.sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     header = TraceHeader(pair=pair.name, fingerprint=pair.fingerprint, dtype=pair.dtype, rollout=rollout,
-                         max_tokens=max_tokens, temperature=temperature, stop_token_ids=tuple(sorted(sampling.stop_token_ids)))
+                         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+                         stop_token_ids=tuple(sorted(sampling.stop_token_ids)), rollout_kinds=tuple(rollout_kinds), batch=batch)
     room = room_for_prompts(pair, max_tokens, rollout)
     cut = sum(len(pair.encode_prompt(prompt.prompt, prompt.messages)) > room for prompt in prompts)
     traces = TraceSet(Path(folder), fingerprint=pair.fingerprint)
@@ -91,7 +95,8 @@ def collect_shard(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], 
     import pyarrow as pa
 
     texts = write_texts(pair, prompts, kinds, room=room, batch=batch, turns=turns)
-    tables = [observe(pair.models, text, header, hidden=hidden) for text in texts]
+    tables = [table for _, of_prompt in groupby(texts, key=lambda text: text.prompt.id)
+              for table in observe(pair.models, list(of_prompt), header, hidden=hidden)]
     if not tables:  # prompts of one token have no bare text
         raise TraceError(f"none of the prompts {prompts[0][0].id} … gave a text: leave them out")
     table = pa.concat_tables(tables)

@@ -33,6 +33,7 @@ class WrittenText:
     Args:
         prompt_tokens: what stands before the continuation, at least one token.
         tokens: the continuation, at least one token, up to and with a stop token.
+        cut_tokens: left out of the prompt, which was too long.
     """
 
     prompt: Prompt
@@ -41,6 +42,7 @@ class WrittenText:
     sampling: Sampling
     prompt_tokens: list[int]
     tokens: list[int]
+    cut_tokens: int = 0
 
 
 class Interleaved(Strategy):

@@ -20,23 +20,24 @@ from serving.runtime.types import DraftwellError, NotFinite, Sampling
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Warped probabilities of one position.
+    """Warped probabilities of one position, or of several.
 
     Args:
-        logits: `[vocab]` float32, bans already applied.
+        logits: `[vocab]` or `[rows, vocab]` float32, bans already applied.
     Returns:
-        `[vocab]` float32 that sums to 1; one-hot at temperature 0. Order as in transformers: temperature, top-k, top-p.
+        the same shape, float32 that sums to 1; one-hot at temperature 0. Order as in transformers: temperature, top-k, top-p.
     """
     if sampling.greedy:
-        return torch.zeros_like(logits).scatter_(0, logits.argmax(-1, keepdim=True), 1.0)
-    scaled = (logits - logits.max()) / sampling.temperature  # the largest at 0: nothing overflows at low temperatures
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature  # the largest at 0: nothing overflows
     if 0 < sampling.top_k < scaled.shape[-1]:
-        kth = scaled.topk(sampling.top_k).values[-1]
+        kth = scaled.topk(sampling.top_k).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -math.inf)
     if sampling.top_p < 1.0:
         ordered, index = scaled.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        scaled = scaled.masked_fill(torch.zeros_like(scaled, dtype=torch.bool).scatter(0, index, before >= sampling.top_p), -math.inf)
+        dropped = torch.zeros_like(scaled, dtype=torch.bool).scatter(-1, index, before >= sampling.top_p)
+        scaled = scaled.masked_fill(dropped, -math.inf)
     return scaled.softmax(-1)
 
 

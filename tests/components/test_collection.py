@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from components import collection
 from components.collection import collect
@@ -16,7 +17,7 @@ from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import build_strategy
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError, Forward, Output, Role, Sampling
-from tests.components.tiny import EOS, llama_pair, pair_of, table_pair
+from tests.components.tiny import EOS, VOCAB, llama_pair, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", "qa", [text], None) for i, text in enumerate(["hello world", "abc", "a longer prompt of words", "xyzzy!"])]
 GREEDY = Sampling(max_tokens=16, stop_token_ids=frozenset({EOS}))
@@ -75,9 +76,10 @@ def test_every_column_is_what_the_models_say_there(pair: LoadedPair, trace: Trac
         assert (x, t, row["correction"]) == (draft.top[0], target.top[0], target.top[0])
         agreed += x == t
         assert (row["draft_q"], row["draft_p"], row["rank"]) == (1.0, float(x == t), 0)
+        assert (row["text_q"], row["text_p"]) == (float(x == row["token"]), 1.0)
         top = target.logits[0].sort(descending=True).values
         expected = {"target_p": p[t], "correction_p": p[t], "target_gap": top[0] - top[1], "draft_raw_q": q[x], "draft_raw_p": p[x],
-                    "ratio": q[x] / p[x], "confidence": draft.confidence(0), "entropy": draft.entropy(0)}
+                    "ratio": q[x] / p[x], "text_raw_q": q[row["token"]], "confidence": draft.confidence(0), "entropy": draft.entropy(0)}
         assert {name: row[name] for name in expected} == pytest.approx({n: float(v) for n, v in expected.items()}, rel=1e-4)
         assert row["candidates"] == q.topk(8).indices.tolist()
         assert row["candidate_q"] == pytest.approx(q.topk(8).values.tolist(), rel=1e-4)
@@ -89,14 +91,16 @@ def test_rollouts_and_states_equal_feeding_each_prefix_separately(pair: LoadedPa
     for rows in texts_of(trace)[:2]:
         prefix = list(rows[0]["prompt_tokens"])
         for row in rows:
-            branch, tokens, confidence, entropy = list(prefix), [], [], []
+            branch, tokens, raw_q, confidence, entropy = list(prefix), [], [], [], []
             for _ in range(5):
                 said = LogitRows(ask(pair, "draft", branch).logits, GREEDY)
                 tokens.append(said.top[0])
+                raw_q.append(said.raw_prob(0, said.top[0]))
                 confidence.append(said.confidence(0))
                 entropy.append(said.entropy(0))
                 branch.append(said.top[0])
             assert row["rollout_tokens"] == tokens
+            assert row["rollout_q"] == pytest.approx(raw_q, rel=1e-4)
             assert row["rollout_confidence"] == pytest.approx(confidence, rel=1e-4)
             assert row["rollout_entropy"] == pytest.approx(entropy, rel=1e-4)
             for name, ids in (("hidden_before", prefix), ("hidden_after", [*prefix, row["draft_token"]])):
@@ -106,21 +110,45 @@ def test_rollouts_and_states_equal_feeding_each_prefix_separately(pair: LoadedPa
             prefix.append(row["token"])
 
 
-def test_a_sampled_trace_draws_the_draft_and_its_correction(pair: LoadedPair, tmp_path: Path) -> None:
-    rows = [row for rows in texts_of(collect(pair, PROMPTS, tmp_path, max_tokens=16, temperature=1.0, rollout=2)) for row in rows]
+def test_a_sampled_trace_draws_the_draft_its_correction_and_a_rejected_token(pair: LoadedPair, tmp_path: Path) -> None:
+    warped = Sampling(temperature=1.2, top_p=0.9, max_tokens=16)
+    rows = [row for rows in texts_of(collect(pair, PROMPTS, tmp_path, max_tokens=16, temperature=1.2, top_p=0.9, rollout=3))
+            for row in rows]
     assert any(row["rank"] > 0 for row in rows)
-    assert any(row["rollout_tokens"][0] != row["draft_token"] for row in rows)
+    assert any(row["rollout_q"][1] < row["rollout_confidence"][1] - 0.01 for row in rows)  # the draft went on by sampling
     prefix = list(rows[0]["prompt_tokens"])
     for row in rows[:6]:
-        x = row["draft_token"]
-        warped = Sampling(temperature=1.0)
-        p, q = (LogitRows(ask(pair, role, prefix).logits, warped).probs(0) for role in ("target", "draft"))
-        assert (row["draft_p"], row["draft_q"]) == pytest.approx((float(p[x]), float(q[x])), rel=1e-4)
+        x, token, rejected = row["draft_token"], row["token"], row["rollout_tokens"][0]
+        target, draft = (LogitRows(ask(pair, role, prefix).logits, warped) for role in ("target", "draft"))
+        p, q = target.probs(0), draft.probs(0)
+        expected = [p[x], q[x], p[token], q[token], draft.raw(0)[token], draft.raw(0)[rejected]]
+        found = [row[name] for name in ("draft_p", "draft_q", "text_p", "text_q", "text_raw_q")] + [row["rollout_q"][0]]
+        assert found == pytest.approx([float(value) for value in expected], rel=1e-4)
         assert float((p - q)[row["correction"]]) > 0  # only the residual gives corrections
+        assert float((q - p)[rejected]) > 0  # and only the draft's excess is ever rejected
+        follows = LogitRows(ask(pair, "draft", [*prefix, rejected]).logits, warped)
+        assert row["rollout_q"][1] == pytest.approx(follows.raw_prob(0, row["rollout_tokens"][1]), rel=1e-4)
+        assert row["rollout_entropy"][1] == pytest.approx(follows.entropy(0), rel=1e-4)
         state = ask(pair, "draft", [*prefix, x]).hidden
         assert state is not None
         assert row["hidden_after"] == pytest.approx(state[0].tolist(), abs=2e-3)
         prefix.append(row["token"])
+
+
+def test_draws_follow_their_laws_and_never_share_a_uniform(tmp_path: Path) -> None:
+    """Many texts of one prompt: behind it, each drawn column has the law that it claims, also given the token of the text."""
+    pair = table_pair()
+    prompts = [Prompt(f"p{i}", None, ["a"]) for i in range(800)]
+    rows = [rows[0] for rows in texts_of(collect(pair, prompts, tmp_path, max_tokens=1, temperature=1.0, rollout=2, hidden=False))]
+    p, q = (LogitRows(ask(pair, role, pair.encode("a")).logits, Sampling(temperature=1.0)).probs(0) for role in ("target", "draft"))
+    laws = {"draft_token": q, "correction": (p - q).clamp(min=0), "rejected": (q - p).clamp(min=0)}
+    for row in rows:
+        row["rejected"] = row["rollout_tokens"][0]
+    commonest = int(p.argmax())
+    for name, law in laws.items():
+        for some in (rows, [row for row in rows if row["token"] == commonest]):
+            share = torch.bincount(torch.tensor([row[name] for row in some]), minlength=VOCAB) / len(some)
+            assert float((share - law / law.sum()).abs().max()) < 2.5 / len(some) ** 0.5, name
 
 
 def test_a_cut_run_resumes_and_ends_with_the_same_digest(pair: LoadedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +183,21 @@ def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: Tr
         collect(pair, PROMPTS, trace.folder, max_tokens=16, rollout=5)
     (trace.folder / "elsewhere").rename(trace.folder / "plan.json")
     assert trace.digest() == digest
+
+
+def test_only_the_kinds_asked_for_have_rollouts(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+    mixed = collect(pair, PROMPTS, tmp_path, max_tokens=16, rollout=5, batch=3, prefix_kinds=("draft", "target"))
+    assert mixed.header.rollout_kinds == ("target",)
+    own, drafted = ([row for rows in texts_of(mixed) if rows[0]["kind"] == kind for row in rows] for kind in ("target", "draft"))
+    assert {row["rollout_tokens"] is None for row in drafted} == {row["rollout_entropy"] is None for row in drafted} == {True}
+    assert [row["rollout_tokens"] for row in own] == [row["rollout_tokens"] for rows in texts_of(trace) for row in rows]
+    prefix, rows = [], [row for row in drafted if row["prompt_id"] == "p2"]
+    for row in rows:  # their states are kept all the same
+        prefix = prefix or list(row["prompt_tokens"])
+        state = ask(pair, "draft", [*prefix, row["draft_token"]]).hidden
+        assert state is not None
+        assert row["hidden_after"] == pytest.approx(state[0].tolist(), abs=2e-3)
+        prefix.append(row["token"])
 
 
 def test_prefix_kinds_come_in_equal_parts_and_are_what_they_say(pair: LoadedPair, tmp_path: Path) -> None:

@@ -42,14 +42,16 @@ SYSTEM, FIRST, ANSWER, SECOND = ({"role": role, "content": text} for role, text 
     ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], (), ["a\nb"], ()),
 ])
 def test_recorded_messages_become_turns_and_what_stands_before_them(
-        tmp_path: Path, said: list[dict[str, str]], messages: tuple[dict[str, str], ...], turns: list[str], answers: tuple[str, ...]) -> None:
+        tmp_path: Path, said: list[dict[str, str]], messages: tuple[dict[str, str], ...], turns: list[str],
+        answers: tuple[str, ...]) -> None:
     prompt, = read_prompts(write(tmp_path / "p.jsonl", json.dumps({"messages": said})))
     assert (prompt.messages, prompt.turns, prompt.answers) == (messages, turns, answers)
     assert prompt.reference == (answers[0] if answers else None)
 
 
 def test_other_keys_are_kept_for_those_who_check_answers(tmp_path: Path) -> None:
-    row = {"id": "a", "task": "qa", "prompt": "x", "responses": ["y"], "reference": None, "answer": "#### 4", "test_list": ["assert f() == 1"]}
+    row = {"id": "a", "task": "qa", "prompt": "x", "responses": ["y"], "reference": None, "answer": "#### 4",
+           "test_list": ["assert f() == 1"]}
     prompt, = read_prompts(write(tmp_path / "p.jsonl", json.dumps(row)))
     assert prompt.fields == {"answer": "#### 4", "test_list": ["assert f() == 1"]}
     assert (prompt.answers, prompt.reference) == (("y",), "y")

@@ -1,0 +1,114 @@
+"""Distributions of many positions of one model at once, over those tokens that the model can say at all.
+
+A distilled draft's head covers a part of the vocabulary; everything else has logit −∞. Figures of its distributions (METHODS,
+"Two pairs of distributions") need the head's own columns only, which is most of what a trace costs to compute.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from serving.runtime.sampling import warp
+from serving.runtime.types import NotFinite, Sampling
+
+SMALLEST = -200.0
+"""Logits so far below the largest have probability 0 in float32; −∞ times 0 would be NaN."""
+
+
+class Distributions:
+    """Raw and warped distributions of n positions.
+
+    Args:
+        logits: `[n, columns]` float32.
+        support: `[columns]` ascending token ids of the columns; None where column i is token i.
+    Raises:
+        NotFinite: a logit is NaN or +∞, or all of a position are −∞.
+    """
+
+    def __init__(self, logits: Tensor, support: Tensor | None = None):
+        self.logits, self.support = logits, support
+        self.largest, self._first = logits.max(-1)  # NaN wins every comparison, so one pass finds it
+        if not bool(self.largest.isfinite().all()):
+            raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
+
+    def __len__(self) -> int:
+        return int(self.logits.shape[0])
+
+    def tokens(self, columns: Tensor) -> Tensor:
+        """Token ids of columns; any shape."""
+        return columns if self.support is None else self.support[columns]
+
+    @property
+    def top(self) -> Tensor:
+        """The likeliest token of each position `[n]`; of equals the first."""
+        return self.tokens(self._first)
+
+    @cached_property
+    def log_total(self) -> Tensor:
+        """ln Σ exp(z − largest) `[n]`."""
+        return (self.logits - self.largest[:, None]).exp().sum(-1).log()
+
+    @property
+    def confidence(self) -> Tensor:
+        """C: the largest raw probability of each position `[n]`."""
+        return (-self.log_total).exp()
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """H of each raw distribution `[n]`, in nats: ln s − Σ e·(z − m)/s with e = exp(z − m), s = Σ e, m the largest logit."""
+        below = (self.logits - self.largest[:, None]).clamp(min=SMALLEST)
+        weights = below.exp()
+        total = weights.sum(-1)
+        return total.log() - (weights * below).sum(-1) / total
+
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        """Raw logit `[n]` of one token of each position, −∞ for one that the model cannot say."""
+        if self.support is None:
+            return self.logits.gather(1, tokens[:, None]).squeeze(1)
+        column = torch.searchsorted(self.support, tokens).clamp(max=len(self.support) - 1)
+        found = self.logits.gather(1, column[:, None]).squeeze(1)
+        return found.masked_fill(self.support[column] != tokens, float("-inf"))
+
+    def raw_prob(self, tokens: Tensor) -> Tensor:
+        """Raw probability `[n]` of one token of each position."""
+        return (self.logits_of(tokens) - self.largest - self.log_total).exp()
+
+    def rank(self, tokens: Tensor) -> Tensor:
+        """How many tokens each position prefers to its one `[n]`."""
+        return (self.logits > self.logits_of(tokens)[:, None]).sum(-1)
+
+    def gap(self) -> Tensor:
+        """The largest logit of each position minus its second largest `[n]`."""
+        return self.largest - self.logits.scatter(1, self._first[:, None], float("-inf")).amax(-1)
+
+    def candidates(self, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest `count` tokens of each position and their raw probabilities, both `[n, count]`."""
+        best = self.logits.topk(min(count, self.logits.shape[1]))
+        return self.tokens(best.indices), (best.values - (self.largest + self.log_total)[:, None]).exp()
+
+    def warped(self, sampling: Sampling) -> Tensor:
+        """Warped probabilities `[n, columns]`."""
+        return warp(self.logits, sampling)
+
+    def spread(self, probs: Tensor, vocab_size: int) -> Tensor:
+        """`[n, columns]` → `[n, vocab]`, 0 for tokens that have no column."""
+        if self.support is None:
+            return probs
+        return probs.new_zeros(len(probs), vocab_size).index_copy_(1, self.support, probs)
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """A column of each row of `probs` `[n, columns]` (need not be normalised), by inversion of `uniforms` `[n]` in [0, 1)."""
+    cumulative = probs.double().cumsum(-1)
+    points = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
+    columns = torch.searchsorted(cumulative, points, right=True).squeeze(1)  # right: the column drawn always has mass of its own
+    return columns.clamp(max=probs.shape[1] - 1)
+
+
+def residuals(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """max(0, p − q) of each row `[n, vocab]`, not normalised; p itself where rounding leaves no mass."""
+    left = (target_probs - draft_probs).clamp(min=0.0)
+    return torch.where(left.sum(-1, keepdim=True) > 0.0, left, target_probs)
