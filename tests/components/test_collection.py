@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from components import collection
-from components.collection import collect
+from components.collection import alone, collect, cuts, is_complete
 from components.prompts import Prompt
 from serving.runtime.pair import LoadedPair
 from serving.runtime.sampling import LogitRows
@@ -151,26 +150,50 @@ def test_draws_follow_their_laws_and_never_share_a_uniform(tmp_path: Path) -> No
             assert float((share - law / law.sum()).abs().max()) < 2.5 / len(some) ** 0.5, name
 
 
-def test_a_cut_run_resumes_and_ends_with_the_same_digest(pair: LoadedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_run_resumes_as_it_was_planned_and_ends_with_the_same_digest(pair: LoadedPair, tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "SHARD_PROMPTS", 2)
-    settings: dict[str, Any] = {"max_tokens": 8, "rollout": 2, "batch": 2}
-    whole = collect(pair, PROMPTS, tmp_path / "whole", **settings)
+    settings: dict[str, Any] = {"max_tokens": 8, "rollout": 2}
+    whole = collect(pair, PROMPTS, tmp_path / "whole", batch=2, **settings)
     assert len(whole.shards) == 2
+    cut = tmp_path / "cut"
 
-    def kill(done: int, total: int, note: str) -> None:
-        raise KeyboardInterrupt
+    def stop(done: int, total: int, words: str) -> None:
+        if (cut / "shard-00000.parquet").is_file():
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect(pair, PROMPTS, tmp_path / "cut", progress=kill, **settings)
-    (tmp_path / "cut" / ".shard-00001.parquet.abc").write_bytes(b"half")
-    assert [path.name for path in TraceSet(tmp_path / "cut").shards] == ["shard-00000.parquet"]
-    written = (tmp_path / "cut" / "shard-00000.parquet").stat().st_mtime_ns
-    seen: list[int] = []
-    resumed = collect(pair, PROMPTS, tmp_path / "cut", progress=lambda done, total, note: seen.append(done), **settings)
-    assert seen == [4]
+        collect(pair, PROMPTS, cut, batch=2, progress=stop, **settings)
+    for name in (".shard-00001.parquet.abc", ".plan.json.abc"):
+        (cut / name).write_bytes(b"half")
+    assert [path.name for path in TraceSet(cut).shards] == ["shard-00000.parquet"]
+    assert not is_complete(cut)
+    written = (cut / "shard-00000.parquet").stat().st_mtime_ns
+    seen: list[tuple[int, str]] = []
+    monkeypatch.setattr(collection, "SHARD_PROMPTS", 3)
+    resumed = collect(pair, PROMPTS, cut, batch=4, progress=lambda done, total, words: seen.append((done, words)), **settings)
+    assert [done for done, _ in seen] == [2, 3, 3, 4, 4]  # two texts are written, then observed; then the shard is kept
+    assert seen[-1][1].endswith("tokens/s, 0.0 min left")
     assert resumed.shard(0).stat().st_mtime_ns == written
-    assert resumed.digest() == whole.digest()
-    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["plan.json", "shard-00000.parquet", "shard-00001.parquet"]
+    assert (resumed.digest(), resumed.header.batch) == (whole.digest(), 2)
+    assert is_complete(cut)
+    assert sorted(path.name for path in cut.iterdir()) == [".lock", "plan.json", "shard-00000.parquet", "shard-00001.parquet"]
+
+
+def test_a_resumed_run_needs_the_room_that_it_began_with(pair: LoadedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
+    (tmp_path / "shard-00000.parquet").unlink()
+    with pytest.raises(DraftwellError, match="begun with 4 texts at once, here are 2"):
+        collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)
+    collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
+    collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)  # nothing is left to do
+
+
+def test_two_collections_do_not_share_a_folder(pair: LoadedPair, tmp_path: Path) -> None:
+    with alone(tmp_path), pytest.raises(DraftwellError, match="another collection is writing to") as error:
+        collect(pair, PROMPTS, tmp_path)
+    assert "\n" not in str(error.value)
+    assert len(collect(pair, PROMPTS, tmp_path, max_tokens=4).shards) == 1
 
 
 def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: TraceSet) -> None:
@@ -219,8 +242,7 @@ def test_prefix_kinds_come_in_equal_parts_and_are_what_they_say(pair: LoadedPair
             assert rows[0]["prompt_tokens"] + [row["token"] for row in rows] == pair.encode_prompt(prompt.prompt)
 
 
-def test_further_turns_read_the_targets_answers(tmp_path: Path) -> None:
-    pair = llama_pair()
+def test_further_turns_read_the_targets_answers(pair: LoadedPair, tmp_path: Path) -> None:
     prompts = [Prompt("two", None, ["hello", "again"]), Prompt("one", None, ["hello"])]
     texts = texts_of(collect(pair, prompts, tmp_path, max_tokens=6, rollout=1, turns=2, prefix_kinds=("draft",)))
     assert [(rows[0]["prompt_id"], rows[0]["turn"]) for rows in texts] == [("two", 0), ("two", 1), ("one", 0)]
@@ -229,17 +251,28 @@ def test_further_turns_read_the_targets_answers(tmp_path: Path) -> None:
     assert texts[1][0]["prompt_tokens"] == pair.encode("hello\n\n" + pair.decode(first) + "\n\nagain")
 
 
-def test_long_prompts_keep_their_end_and_are_counted(pair: LoadedPair, tmp_path: Path) -> None:
-    prompts = [Prompt("long", None, ["x" * 300 + "end"]), PROMPTS[0]]
+def test_recorded_answers_and_messages_are_kept_verbatim(pair: LoadedPair, tmp_path: Path) -> None:
+    prompt = Prompt("p", None, ["one", "two", "three"], messages=({"role": "system", "content": "be kind"},), answers=("yes", "no"))
+    texts = texts_of(collect(pair, [prompt], tmp_path, max_tokens=4, rollout=1, turns=0))
+    said = ["be kind", "one", "yes", "two", "no", "three"]
+    assert [rows[0]["prompt_tokens"] for rows in texts] == [pair.encode("\n\n".join(said[:end])) for end in (2, 4, 6)]
+
+
+def test_long_prompts_keep_their_end_and_every_turn_is_counted(pair: LoadedPair, tmp_path: Path) -> None:
+    long = "x" * 300 + "end"
+    prompts = [Prompt("long", None, [long, "a", "b" * 250]), PROMPTS[0]]
     figures: dict[str, float] = {}
 
     def log(name: str, value: float, step: int) -> None:
         figures[name] = value
 
-    trace = collect(pair, prompts, tmp_path, max_tokens=16, rollout=4, hidden=False, log=log)
-    assert figures["cut_prompts"] == 1
-    assert json.loads((tmp_path / "plan.json").read_text())["cut_prompts"] == 1
-    assert texts_of(trace)[0][0]["prompt_tokens"] == pair.encode("x" * 300 + "end")[-(256 - 16 - 4) :]
+    trace = collect(pair, prompts, tmp_path, max_tokens=16, rollout=4, hidden=False, turns=0, prefix_kinds=("draft", "target"), log=log)
+    room = 256 - 16 - 4
+    rows = [rows[0] for rows in texts_of(trace) if rows[0]["kind"] == "target"]
+    assert rows[0]["prompt_tokens"] == pair.encode(long)[-room:]
+    assert [row["cut_tokens"] > 0 for row in rows] == [True, True, True, False]
+    assert rows[0]["cut_tokens"] == len(long) - room
+    assert cuts(trace) == (3, sum(row["cut_tokens"] for row in rows)) == (figures["cut_prompts"], figures["cut_tokens"])
 
 
 def test_tables_and_pairs_with_few_slots_work(tmp_path: Path) -> None:
