@@ -11,8 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from serving.runtime.sampling import warp
-from serving.runtime.types import NotFinite, Sampling
+from serving.runtime.sampling import spread, warp
+from serving.runtime.types import NotFinite, Output, Sampling
 
 SMALLEST = -200.0
 """Logits so far below the largest have probability 0 in float32; −∞ times 0 would be NaN."""
@@ -24,15 +24,21 @@ class Distributions:
     Args:
         logits: `[n, columns]` float32.
         support: `[columns]` ascending token ids of the columns; None where column i is token i.
+        vocab_size: needed with `support`.
     Raises:
         NotFinite: a logit is NaN or +∞, or all of a position are −∞.
     """
 
-    def __init__(self, logits: Tensor, support: Tensor | None = None):
-        self.logits, self.support = logits, support
+    def __init__(self, logits: Tensor, support: Tensor | None = None, vocab_size: int = 0):
+        self.logits, self.support, self.vocab_size = logits, support, vocab_size
         self.largest, self._first = logits.max(-1)  # NaN wins every comparison, so one pass finds it
         if not bool(self.largest.isfinite().all()):
             raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
+
+    @classmethod
+    def of(cls, output: Output) -> Distributions:
+        """Of the kept positions of a forward."""
+        return cls(output.compact, output.support, output.vocab_size)
 
     def __len__(self) -> int:
         return int(self.logits.shape[0])
@@ -90,14 +96,12 @@ class Distributions:
         return self.tokens(best.indices), (best.values - (self.largest + self.log_total)[:, None]).exp()
 
     def warped(self, sampling: Sampling) -> Tensor:
-        """Warped probabilities `[n, columns]`."""
-        return warp(self.logits, sampling)
+        """Warped probabilities `[n, vocab]`."""
+        return spread(warp(self.logits, sampling), self.support, self.vocab_size)
 
-    def spread(self, probs: Tensor, vocab_size: int) -> Tensor:
-        """`[n, columns]` → `[n, vocab]`, 0 for tokens that have no column."""
-        if self.support is None:
-            return probs
-        return probs.new_zeros(len(probs), vocab_size).index_copy_(1, self.support, probs)
+    def drawn(self, sampling: Sampling, uniforms: Tensor) -> Tensor:
+        """A token of each position `[n]` from its warped distribution, by `uniforms` `[n]` in [0, 1)."""
+        return self.tokens(draw(warp(self.logits, sampling), uniforms))
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class Observation:
     def __init__(self, text: WrittenText, header: TraceHeader, target: Output, draft: Output, reading: Reading):
         self.text, self.header, self.reading = text, header, reading
         self.states = draft.hidden
-        self.target, self.draft = Distributions(target.logits), Distributions(draft.logits)
+        self.target, self.draft = Distributions.of(target), Distributions.of(draft)
         self.device = self.draft.logits.device
         # Streams of its own for every text: no uniform that wrote it is used again.
         self.random = np.random.default_rng([text.sampling.seed, 17, text.turn, KINDS.index(text.kind)])
@@ -101,8 +101,7 @@ class Observation:
     def _drawn(self) -> dict[str, Tensor]:
         """Temperature > 0: draft token, target's choice, correction and a rejected token are drawn independently of each other."""
         sampling, tokens = self.text.sampling, torch.tensor(self.text.tokens)
-        p = self.target.warped(sampling).cpu()
-        q = self.draft.spread(self.draft.warped(sampling), p.shape[1]).cpu()[:, : p.shape[1]]
+        p, q = (said.warped(sampling).cpu() for said in (self.target, self.draft))
         rows = torch.arange(len(p))
         drafted, chosen = draw(q, self._uniforms()), draw(p, self._uniforms())
         correction, rejected = draw(residuals(p, q), self._uniforms()), draw(residuals(q, p), self._uniforms())
@@ -141,10 +140,10 @@ class Observation:
         states: Tensor | None = None
         tokens = first[places]
         for step in range(1, depth):
-            logits, state = branch.step(tokens.tolist())
-            states = state if states is None else states
-            said = Distributions(logits)
-            chosen = said.top if sampling.greedy else said.tokens(draw(said.warped(sampling), self._uniforms(n)))
+            output = branch.step(tokens.tolist())
+            states = output.hidden if states is None else states
+            said = Distributions.of(output)
+            chosen = said.top if sampling.greedy else said.drawn(sampling, self._uniforms(n))
             for column, part in zip(rolled, (chosen, said.raw_prob(chosen), said.confidence, said.entropy), strict=True):
                 column[places, step] = part.cpu().to(column.dtype)
             tokens = chosen
@@ -160,7 +159,7 @@ class Observation:
     def _after(self, drafted: Tensor) -> Tensor:
         """The draft's state `[n, hidden]` having read its token, which is the next position's where the text holds that token."""
         alone = self._alone(drafted)
-        states = self._branches(alone, 1).step(drafted[torch.tensor(alone)].tolist())[1]
+        states = self._branches(alone, 1).step(drafted[torch.tensor(alone)].tolist()).hidden
         assert states is not None
         return self._shifted(torch.tensor(alone), states)
 

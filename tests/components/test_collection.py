@@ -11,12 +11,13 @@ import torch
 from components import collection
 from components.collection import alone, collect, cuts, is_complete
 from components.prompts import Prompt
+from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import build_strategy
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError, Forward, Output, Role, Sampling
-from tests.components.tiny import EOS, VOCAB, llama_pair, pair_of, table_pair
+from tests.components.tiny import EOS, VOCAB, llama, llama_pair, near, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", "qa", [text], None) for i, text in enumerate(["hello world", "abc", "a longer prompt of words", "xyzzy!"])]
 GREEDY = Sampling(max_tokens=16, stop_token_ids=frozenset({EOS}))
@@ -206,6 +207,29 @@ def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: Tr
         collect(pair, PROMPTS, trace.folder, max_tokens=16, rollout=5)
     (trace.folder / "elsewhere").rename(trace.folder / "plan.json")
     assert trace.digest() == digest
+
+
+class WholeHead(TransformersModel):
+    """Gives the logits of a reduced head as those of the whole vocabulary, the others −∞."""
+
+    def output(self, compact: torch.Tensor, states: torch.Tensor) -> Output:
+        return Output(super().output(compact, states).logits, states)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_reduced_head_gives_the_same_trace_as_over_the_whole_vocabulary(tmp_path: Path, temperature: float) -> None:
+    target = llama(2)
+    tables = []
+    for kind in (TransformersModel, WholeHead):
+        draft = kind(near(target, 0.06), slots=4, head_tokens=torch.arange(2, VOCAB, 2))
+        pair = pair_of(TransformersModel(target, slots=4), draft, {"target": target})
+        tables.append(collect(pair, PROMPTS, tmp_path / kind.__name__, max_tokens=12, rollout=4, temperature=temperature, top_p=0.95,
+                              prefix_kinds=("bare", "draft", "target")).read().to_pydict())
+    one, other = tables
+    assert any(ratio == 0 for ratio in one["text_raw_q"])  # tokens that the draft cannot say are there
+    for name, values in one.items():
+        for a, b in zip(values, other[name], strict=True):
+            assert a == pytest.approx(b, rel=1e-4, abs=1e-6) if isinstance(a, float | list) else a == b, name
 
 
 def test_only_the_kinds_asked_for_have_rollouts(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
