@@ -14,9 +14,6 @@ from torch import Tensor
 from serving.runtime.sampling import spread, warp
 from serving.runtime.types import NotFinite, Output, Sampling
 
-SMALLEST = -200.0
-"""Logits so far below the largest have probability 0 in float32; −∞ times 0 would be NaN."""
-
 
 class Distributions:
     """Raw and warped distributions of n positions.
@@ -40,9 +37,6 @@ class Distributions:
         """Of the kept positions of a forward."""
         return cls(output.compact, output.support, output.vocab_size)
 
-    def __len__(self) -> int:
-        return int(self.logits.shape[0])
-
     def tokens(self, columns: Tensor) -> Tensor:
         """Token ids of columns; any shape."""
         return columns if self.support is None else self.support[columns]
@@ -53,38 +47,27 @@ class Distributions:
         return self.tokens(self._first)
 
     @cached_property
-    def log_total(self) -> Tensor:
-        """ln Σ exp(z − largest) `[n]`."""
-        return (self.logits - self.largest[:, None]).exp().sum(-1).log()
+    def raw(self) -> Tensor:
+        """Raw probabilities `[n, columns]`."""
+        return self.logits.softmax(-1)
 
-    @property
+    @cached_property
     def confidence(self) -> Tensor:
         """C: the largest raw probability of each position `[n]`."""
-        return (-self.log_total).exp()
+        return self.raw.amax(-1)
 
     @cached_property
     def entropy(self) -> Tensor:
-        """H of each raw distribution `[n]`, in nats: ln s − Σ e·(z − m)/s with e = exp(z − m), s = Σ e, m the largest logit."""
-        below = (self.logits - self.largest[:, None]).clamp(min=SMALLEST)
-        weights = below.exp()
-        total = weights.sum(-1)
-        return total.log() - (weights * below).sum(-1) / total
-
-    def logits_of(self, tokens: Tensor) -> Tensor:
-        """Raw logit `[n]` of one token of each position, −∞ for one that the model cannot say."""
-        if self.support is None:
-            return self.logits.gather(1, tokens[:, None]).squeeze(1)
-        column = torch.searchsorted(self.support, tokens).clamp(max=len(self.support) - 1)
-        found = self.logits.gather(1, column[:, None]).squeeze(1)
-        return found.masked_fill(self.support[column] != tokens, float("-inf"))
+        """H of each raw distribution `[n]`, in nats."""
+        return torch.special.entr(self.raw).sum(-1)
 
     def raw_prob(self, tokens: Tensor) -> Tensor:
         """Raw probability `[n]` of one token of each position."""
-        return (self.logits_of(tokens) - self.largest - self.log_total).exp()
+        return self._at(self.raw, tokens, 0.0)
 
     def rank(self, tokens: Tensor) -> Tensor:
         """How many tokens each position prefers to its one `[n]`."""
-        return (self.logits > self.logits_of(tokens)[:, None]).sum(-1)
+        return (self.logits > self._at(self.logits, tokens, float("-inf"))[:, None]).sum(-1)
 
     def gap(self) -> Tensor:
         """The largest logit of each position minus its second largest `[n]`."""
@@ -92,8 +75,8 @@ class Distributions:
 
     def candidates(self, count: int) -> tuple[Tensor, Tensor]:
         """The likeliest `count` tokens of each position and their raw probabilities, both `[n, count]`."""
-        best = self.logits.topk(min(count, self.logits.shape[1]))
-        return self.tokens(best.indices), (best.values - (self.largest + self.log_total)[:, None]).exp()
+        best = self.raw.topk(min(count, self.raw.shape[1]))
+        return self.tokens(best.indices), best.values
 
     def warped(self, sampling: Sampling) -> Tensor:
         """Warped probabilities `[n, vocab]`."""
@@ -102,6 +85,13 @@ class Distributions:
     def drawn(self, sampling: Sampling, uniforms: Tensor) -> Tensor:
         """A token of each position `[n]` from its warped distribution, by `uniforms` `[n]` in [0, 1)."""
         return self.tokens(draw(warp(self.logits, sampling), uniforms))
+
+    def _at(self, values: Tensor, tokens: Tensor, missing: float) -> Tensor:
+        """The value `[n]` of one token of each position, from `[n, columns]`."""
+        if self.support is None:
+            return values.gather(1, tokens[:, None]).squeeze(1)
+        column = torch.searchsorted(self.support, tokens).clamp(max=len(self.support) - 1)
+        return values.gather(1, column[:, None]).squeeze(1).masked_fill(self.support[column] != tokens, missing)
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class Observation:
         self.text, self.header, self.reading = text, header, reading
         self.states = draft.hidden
         self.target, self.draft = Distributions.of(target), Distributions.of(draft)
-        self.device = self.draft.logits.device
+        self.device = draft.compact.device
         # Streams of its own for every text: no uniform that wrote it is used again.
         self.random = np.random.default_rng([text.sampling.seed, 17, text.turn, KINDS.index(text.kind)])
 
