@@ -63,10 +63,12 @@ def context_for(workspace: Workspace, prompts: Sequence[Prompt], *, max_tokens: 
 
     def length(prompt: Prompt) -> int:
         count = turns_of(prompt, turns)
-        said = [message["content"] for message in prompt.messages] + prompt.turns[:count] + list(prompt.answers[: count - 1])
-        return sum(len(tokenizer(text)["input_ids"]) + AROUND for text in said) + (max_tokens + AROUND) * count
+        recorded = prompt.answers[: count - 1]
+        said = [*(message["content"] for message in prompt.messages), *prompt.turns[:count], *recorded]
+        written = max_tokens * (count - len(recorded))  # the last is the text itself
+        return sum(len(tokenizer(text)["input_ids"]) + AROUND for text in said) + AROUND * (count - len(recorded)) + written
 
-    needed = max(map(length, prompts)) + AROUND + rollout
+    needed = max(map(length, prompts)) + rollout
     needed += -needed % 64
     limits = [_positions(folder) for folder in (files.target, files.draft) if folder is not None]
     return needed if needed < min(limits) else None
