@@ -95,7 +95,8 @@ def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], ki
     histories: dict[str, list[Message]] = {prompt.id: list(prompt.messages) for prompt, _ in prompts}
     head, tail = template_around(pair)
     for turn in range(max(turns_of(prompt, turns) for prompt, _ in prompts)):
-        active = [(prompt, sampling) for prompt, sampling in prompts if turns_of(prompt, turns) > turn]
+        active = [(prompt, replace(sampling, seed=sampling.seed + (turn << 32)))  # no turn draws what another one drew
+                  for prompt, sampling in prompts if turns_of(prompt, turns) > turn]
         for prompt, _ in active:
             histories[prompt.id].append({"role": "user", "content": prompt.turns[turn]})
         cut = [cut_messages(pair, histories[prompt.id], room) for prompt, _ in active]

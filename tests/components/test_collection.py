@@ -275,6 +275,15 @@ def test_further_turns_read_the_targets_answers(pair: LoadedPair, tmp_path: Path
     assert texts[1][0]["prompt_tokens"] == pair.encode("hello\n\n" + pair.decode(first) + "\n\nagain")
 
 
+def test_later_turns_draw_uniforms_of_their_own(tmp_path: Path) -> None:
+    """Tables look at the last token only, which is the same in both turns: with the same uniforms the texts would be the same."""
+    prompts = [Prompt(f"p{i}", None, ["a", "a"], answers=("b",)) for i in range(4)]
+    texts = texts_of(collect(table_pair(), prompts, tmp_path, max_tokens=12, rollout=1, temperature=1.0, turns=2))
+    first, second = ([[row["token"] for row in rows] for rows in texts if rows[0]["turn"] == turn] for turn in (0, 1))
+    assert len(first) == len(second) == 4
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
 def test_recorded_answers_and_messages_are_kept_verbatim(pair: LoadedPair, tmp_path: Path) -> None:
     prompt = Prompt("p", None, ["one", "two", "three"], messages=({"role": "system", "content": "be kind"},), answers=("yes", "no"))
     texts = texts_of(collect(pair, [prompt], tmp_path, max_tokens=4, rollout=1, turns=0))
