@@ -165,9 +165,9 @@ def _datasets() -> Any:
 def _in_rows(name: str, rows: Iterator[Row], column: str | None) -> Iterator[Prompt]:
     """A prompt for every row that holds some text."""
     short = Path(name).name.split(".")[0] if Path(name).exists() else name
-    chosen = column
+    chosen = column or ""
     for index, row in enumerate(rows):
-        chosen = chosen or next((known for known in COLUMNS if known in row), None)
+        chosen = chosen or next((known for known in COLUMNS if known in row), "")
         if chosen not in row:
             raise DraftwellError(f"{name} has no column {column or 'of ' + ', '.join(COLUMNS)}: name one of its own with --column "
                                  f"({', '.join(map(str, row))})")

@@ -38,7 +38,7 @@ def test_every_script_reaches_the_model_as_it_was_written(pair: LoadedPair) -> N
     system = {"role": "system", "content": "答えは短く。"}
     texts = write(pair, [Prompt(f"p{i}", None, [said], messages=(system,)) for i, said in enumerate(SCRIPTS)])
     for said, text in zip(SCRIPTS, texts, strict=True):
-        assert spelt(pair, text.prompt_tokens) == f"<|start|>system\n答えは短く。<|end|><|start|>user\n{said}<|end|><|start|>assistant\n"
+        assert spelt(pair, text.prompt_tokens) == f"<|start|>system\n答えは短く。<|end|><|start|>user\n{said}<|end|><|start|>assistant"
         assert text.cut_tokens == 0
 
 
@@ -59,7 +59,7 @@ def test_a_cut_in_the_second_of_three_turns_keeps_the_template_and_the_latest_wo
     system = {"role": "system", "content": "be kind"}
     prompt = Prompt("p", None, ["one", "天" * 100 + "地", "two"], messages=(system,), answers=("yes", "no"))
     first, second, third = write(pair, [prompt], turns=0)
-    head, tail = "<|start|>system\nbe kind<|end|><|start|>user\n", "<|end|><|start|>assistant\n"
+    head, tail = "<|start|>system\nbe kind<|end|><|start|>user\n", "<|end|><|start|>assistant"
     assert spelt(pair, first.prompt_tokens) == f"{head}one{tail}"
     assert first.cut_tokens == 0
     said = spelt(pair, second.prompt_tokens)
@@ -83,7 +83,7 @@ def test_bare_texts_end_with_the_users_words(pair: LoadedPair) -> None:
     head, tail = template_around(pair)
     asked = pair.encode_prompt("hello, how are you there?")
     assert spelt(pair, asked[:head]) == "<|start|>user\n"
-    assert spelt(pair, asked[-tail:]) == "<|end|><|start|>assistant\n"
+    assert spelt(pair, asked[-tail:]) == "<|end|><|start|>assistant"
     long, short = write(pair, [Prompt("a", None, ["hello, how are you there?"]), Prompt("b", None, ["ok"])], ("bare",))
     assert spelt(pair, long.prompt_tokens + long.tokens) == "<|start|>user\nhello, how are you there?"
     assert len(long.tokens) == 8
