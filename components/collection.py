@@ -1,7 +1,8 @@
 """Collection: how a pair fares on a set of prompts, kept as a trace.
 
-One shard holds the texts of a few prompts and is written when they are done. A run that was killed goes on with the
-first missing shard: what a shard holds depends on its own prompts only.
+One shard holds the texts of a few prompts and is written when they are done. A run that was killed, at any moment, goes on with
+the first missing shard: what a shard holds depends on its own prompts only, and on what the plan says. Texts in bfloat16 also
+depend on the kind of processor and on the number of threads, so a collection should be resumed where it was begun.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.observation import observe
 from components.prompts import Prompt
-from components.texts import room_for_prompts, sampling_of, write_texts
+from components.texts import room_for_prompts, sampling_of, turns_of, write_texts
 from serving.runtime.artifacts.base import write_atomically
 from serving.runtime.pair import LoadedPair
 from serving.runtime.trace import KINDS, TraceError, TraceHeader, TraceSet
 from serving.runtime.types import DraftwellError, Sampling
 
-PLAN = "plan.json"
-SHARD_PROMPTS = 16
+PLAN, LOCK = "plan.json", ".lock"
+SHARD_PROMPTS = 32
 
 Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
@@ -32,71 +37,106 @@ class ForeignTrace(DraftwellError):
     """The folder holds a trace of other prompts, another pair or other settings."""
 
 
+class Plan(BaseModel):
+    """What binds a folder to a collection: `plan.json`. A resumed run takes everything but its inputs from here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    inputs: str = Field(description="digest of prompts, pair and settings")
+    prompts: int = Field(ge=1)
+    shard_prompts: int = Field(ge=1, description="prompts of a shard")
+    batch: int = Field(ge=1, description="texts written at once")
+    room: int = Field(ge=1, description="tokens that a prompt may have")
+
+    @property
+    def shards(self) -> int:
+        return -(-self.prompts // self.shard_prompts)
+
+
 def forget(folder: Path) -> None:
     """Remove the trace of a folder, and nothing else that may lie there."""
-    for path in (*folder.glob("shard-*.parquet"), *folder.glob(".shard-*"), folder / PLAN):
+    for path in (*folder.glob("shard-*.parquet"), *leftovers(folder), folder / PLAN):
         path.unlink(missing_ok=True)
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """Half-written files of a run that was killed."""
+    return [*folder.glob(".shard-*"), *folder.glob(f".{PLAN}.*")]
+
+
 def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_tokens: int = 96, temperature: float = 0.0,
-            rollout: int = 8, batch: int = 8, hidden: bool = True, prefix_kinds: Sequence[str] = ("target",),
-            turns: int = 1, seed: int = 0, log: Log | None = None, progress: Progress | None = None) -> TraceSet:
+            top_k: int = 0, top_p: float = 1.0, rollout: int = 8, rollout_kinds: Sequence[str] = ("target",), batch: int = 8,
+            hidden: bool = True, prefix_kinds: Sequence[str] = ("target",), turns: int = 1, seed: int = 0,
+            log: Log | None = None, progress: Progress | None = None) -> TraceSet:
     """Write texts for all prompts and record both models along them.
 
     Args:
         pair: with a draft, and as many slots as requests shall run at once.
         folder: of the trace; a run with the same inputs that was cut short is continued there.
         rollout: K, draft tokens recorded behind every position.
+        rollout_kinds: of `KINDS`, texts that get rollouts; replay and the acceptance table read the target's only.
         batch: requests at once, at most the pair's slots.
         hidden: keep the draft's hidden states (verifiers need them; they are most of the trace).
         prefix_kinds: of `KINDS`; a text of each kind for every prompt, so that kinds come in equal parts.
-        turns: turns of a conversation that get a text.
-        log: called with (name, value, shard).
-        progress: called with (prompts done, prompts in all, tokens per second).
+        turns: turns of a conversation that get a text, 0 for all.
+        log: called with (name, value, shard): `collect_tokens_per_second`, and where the target writes `generate_tokens_per_second`
+            and the ratio of the two, `collect_to_generate`; last `cut_prompts` and `cut_tokens`.
+        progress: called with (prompts done, prompts in all, tokens per second and time left) whenever a text is done.
     Raises:
-        DraftwellError: no prompts, no draft, an unknown kind, no room in the context, a folder with another trace.
+        DraftwellError: no prompts, no draft, an unknown kind, no room in the context, a folder with another trace, or one that
+            another collection is writing to.
     """
     if rollout < 1:
         raise DraftwellError(f"rollout must be at least 1, not {rollout}")
+    if turns < 0:
+        raise DraftwellError(f"turns must be at least 0, which takes all, not {turns}")
     check_inputs(pair, prompts, prefix_kinds)
-    sampling = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    header = TraceHeader(pair=pair.name, fingerprint=pair.fingerprint, dtype=pair.dtype, rollout=rollout,
-                         max_tokens=max_tokens, temperature=temperature, stop_token_ids=tuple(sorted(sampling.stop_token_ids)))
-    room = room_for_prompts(pair, max_tokens, rollout)
-    cut = sum(len(pair.encode_prompt(prompt.prompt)) > room for prompt in prompts)
+    sampling = pair.sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    header = TraceHeader(pair=pair.name, fingerprint=pair.fingerprint, dtype=pair.dtype, rollout=rollout, max_tokens=max_tokens,
+                         temperature=temperature, top_k=top_k, top_p=top_p, stop_token_ids=tuple(sorted(sampling.stop_token_ids)),
+                         rollout_kinds=tuple(kind for kind in prefix_kinds if kind in rollout_kinds))
+    inputs = [header.model_dump_json(), seed, hidden, turns, list(prefix_kinds),
+              [[p.id, p.task, p.turns, p.messages, p.answers] for p in prompts]]
+    slots = min([batch, *(model.slots.count for model in pair.models.values() if hasattr(model, "slots"))])
+    wanted = Plan(inputs=hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest(), prompts=len(prompts),
+                  shard_prompts=SHARD_PROMPTS, batch=slots, room=room_for_prompts(pair, max_tokens, rollout))
     traces = TraceSet(Path(folder), fingerprint=pair.fingerprint)
-    inputs = [header.model_dump_json(), seed, hidden, turns, list(prefix_kinds), room,
-              [[p.id, p.task, p.turns] for p in prompts]]
-    claim(traces.folder, inputs, {"prompts": len(prompts), "cut_prompts": cut, "header": header.model_dump()})
-    if log:
-        log("cut_prompts", cut, 0)
-    pairs = [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)]
-    for index, first in enumerate(range(0, len(pairs), SHARD_PROMPTS)):
-        part = pairs[first : first + SHARD_PROMPTS]
-        if traces.shard(index).is_file():
-            continue
-        started = time.perf_counter()
-        rows = collect_shard(pair, part, traces, index, header, prefix_kinds, room=room, batch=batch, hidden=hidden, turns=turns)
-        rate = rows / (time.perf_counter() - started)
+    with alone(traces.folder):
+        plan = claim(traces, wanted)
+        if len(traces.shards) < plan.shards:
+            check_room(traces.folder, plan, wanted)
+        pairs = [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)]
+        parts = [pairs[first : first + plan.shard_prompts] for first in range(0, len(pairs), plan.shard_prompts)]
+        missing = [index for index in range(plan.shards) if not traces.shard(index).is_file()]
+        meter = Meter(len(prompts), sum(len(parts[index]) for index in missing), len(prefix_kinds), progress)
+        for index in missing:
+            meter.shard(parts[index], turns)
+            write_shard(pair, parts[index], traces, index, header.model_copy(update={"batch": plan.batch}), plan, prefix_kinds,
+                        hidden=hidden, turns=turns, meter=meter)
+            meter.shard_done()
+            if log:
+                for name, value in meter.rates().items():
+                    log(name, value, index)
         if log:
-            log("tokens_per_second", rate, index)
-        if progress:
-            progress(first + len(part), len(pairs), f"{rate:.0f} tokens/s")
+            for name, value in zip(("cut_prompts", "cut_tokens"), cuts(traces), strict=True):
+                log(name, value, plan.shards - 1)
     return traces
 
 
-def collect_shard(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], traces: TraceSet, index: int,
-                  header: TraceHeader, kinds: Sequence[str], *, room: int, batch: int, hidden: bool, turns: int) -> int:
-    """Write one shard and return the number of its rows."""
+def write_shard(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], traces: TraceSet, index: int, header: TraceHeader,
+                plan: Plan, kinds: Sequence[str], *, hidden: bool, turns: int, meter: Meter) -> None:
+    """Write one shard."""
     import pyarrow as pa
 
-    texts = write_texts(pair, prompts, kinds, room=room, batch=batch, turns=turns)
-    tables = [observe(pair.models, text, header, hidden=hidden) for text in texts]
+    texts = write_texts(pair, prompts, kinds, room=plan.room, batch=plan.batch, turns=turns, finished=meter.tick, written=meter.wrote)
+    tables = []
+    for _, of_prompt in groupby(texts, key=lambda text: text.prompt.id):
+        for table in observe(pair.models, list(of_prompt), header, hidden=hidden):
+            tables.append(table)
+            meter.saw(table.num_rows)
     if not tables:  # prompts of one token have no bare text
         raise TraceError(f"none of the prompts {prompts[0][0].id} … gave a text: leave them out")
-    table = pa.concat_tables(tables)
-    traces.write_shard(index, table)
-    return int(table.num_rows)
+    traces.write_shard(index, pa.concat_tables(tables))
 
 
 def check_inputs(pair: LoadedPair, prompts: Sequence[Prompt], kinds: Sequence[str]) -> None:
@@ -112,34 +152,124 @@ def check_inputs(pair: LoadedPair, prompts: Sequence[Prompt], kinds: Sequence[st
         raise DraftwellError(f"prefix kinds must be different ones of {', '.join(KINDS)}, not {', '.join(kinds) or 'none'}")
 
 
+def check_room(folder: Path, plan: Plan, wanted: Plan) -> None:
+    """Refuse to go on with fewer slots or less context than the run began with: its texts could differ from then on."""
+    for name, had, has in (("texts at once", plan.batch, wanted.batch), ("tokens of room for a prompt", plan.room, wanted.room)):
+        if has < had:
+            raise ForeignTrace(f"the collection in {folder} was begun with {had} {name}, here are {has}: load the pair as it was, or "
+                               "choose another folder")
+
+
 def is_complete(folder: Path) -> bool:
     """Whether the collection that claimed a folder has written all its shards; True where no plan says how many."""
+    plan = read_plan(folder)
+    return plan is None or len(list(folder.glob("shard-*.parquet"))) >= plan.shards
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan of a folder, None where it has none that can be read."""
     try:
-        prompts = json.loads((folder / PLAN).read_text())["prompts"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return True
-    return len(list(folder.glob("shard-*.parquet"))) >= -(-int(prompts) // SHARD_PROMPTS)
+        return Plan.model_validate_json((folder / PLAN).read_text())
+    except (OSError, ValidationError):
+        return None
 
 
-def claim(folder: Path, inputs: object, facts: dict[str, object]) -> None:
-    """Bind a folder to these inputs, or find that it is bound to them already.
+def cuts(traces: TraceSet) -> tuple[int, int]:
+    """How many prompts, later turns counted apart, were too long and were cut, and by how many tokens in all."""
+    rows = traces.read(["prompt_id", "turn", "cut_tokens"]).to_pylist()
+    cut = {(row["prompt_id"], row["turn"]): row["cut_tokens"] for row in rows if row["cut_tokens"]}
+    return len(cut), sum(cut.values())
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a folder against other collections; the lock goes with the process, however that ends."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DraftwellError(f"another collection is writing to {folder}: wait for it, or choose another folder") from None
+        yield
+
+
+def claim(traces: TraceSet, wanted: Plan) -> Plan:
+    """Bind a folder to these inputs, or find that it is bound to them already; returns the plan that holds.
 
     Raises:
         ForeignTrace: the folder holds a trace of other inputs, or shards without a plan.
     """
-    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-    path = folder / PLAN
-    if path.is_file():
-        try:
-            known = json.loads(path.read_text()).get("inputs")
-        except (ValueError, AttributeError):
-            known = None
-        if known != digest:
-            raise ForeignTrace(f"{folder} holds a trace of other inputs (prompts, pair or settings): choose another folder "
-                               "or delete this one")
-    elif TraceSet(folder).shards:
+    folder, plan = traces.folder, read_plan(traces.folder)
+    if (folder / PLAN).is_file() and (plan is None or plan.inputs != wanted.inputs):
+        raise ForeignTrace(f"{folder} holds a trace of other inputs (prompts, pair or settings): choose another folder "
+                           "or delete this one")
+    if plan is None and traces.shards:
         raise ForeignTrace(f"{folder} holds shards but no {PLAN}: choose another folder or delete this one")
-    else:
-        write_atomically(path, (json.dumps({"inputs": digest, **facts}, indent=2) + "\n").encode())
-    for rest in folder.glob(".shard-*"):  # of a run that was killed while it wrote
+    for rest in leftovers(folder):
         rest.unlink(missing_ok=True)
+    if plan is None:
+        plan = wanted
+        write_atomically(folder / PLAN, (plan.model_dump_json(indent=2) + "\n").encode())
+    return plan
+
+
+class Meter:
+    """How far a collection is, how fast it goes, and when it will end. A text counts half when it is written and half when it has
+    been observed.
+
+    Args:
+        total: prompts in all.
+        missing: those whose shards are not there yet.
+        kinds: texts of each turn.
+    """
+
+    def __init__(self, total: int, missing: int, kinds: int, progress: Progress | None):
+        self.total, self.missing, self.kinds, self.progress = total, missing, kinds, progress
+        self.done = 0.0
+        self.rows = self.generated = 0
+        self.generating = 0.0
+        self.started = time.perf_counter()
+        self.end = 0.0
+
+    def shard(self, prompts: Sequence[tuple[Prompt, Sampling]], turns: int) -> None:
+        """A shard of these prompts begins."""
+        self.end = self.done + len(prompts)
+        self.share = len(prompts) / (2 * self.kinds * sum(turns_of(prompt, turns) for prompt, _ in prompts))
+
+    def tick(self) -> None:
+        """Half a text is done."""
+        self.done = min(self.end, self.done + self.share)
+        self.tell()
+
+    def shard_done(self) -> None:
+        """A shard is written, whatever texts it lacked."""
+        self.done = self.end
+        self.tell()
+
+    def tell(self) -> None:
+        if self.progress:
+            seconds = time.perf_counter() - self.started
+            left = seconds / self.done * (self.missing - self.done)
+            rate = f"{self.rows / seconds:.0f} tokens/s, " if self.rows else ""
+            self.progress(self.total - self.missing + int(self.done + 1e-6), self.total, f"{rate}{left / 60:.1f} min left")
+
+    def saw(self, rows: int) -> None:
+        """A text's rows are made."""
+        self.rows += rows
+        self.tick()
+
+    def wrote(self, kind: str, tokens: int, seconds: float) -> None:
+        """All texts of a kind are written."""
+        if kind == "target":
+            self.generated += tokens
+            self.generating += seconds
+
+    def rates(self) -> dict[str, float]:
+        """Tokens per second so far: of the whole, and of the target's own writing."""
+        rate = self.rows / (time.perf_counter() - self.started)
+        if not self.generated:
+            return {"collect_tokens_per_second": rate}
+        generate = self.generated / self.generating
+        return {"collect_tokens_per_second": rate, "generate_tokens_per_second": generate, "collect_to_generate": rate / generate}

@@ -1,19 +1,18 @@
-"""What two models say along a text: one teacher-forced pass of each, and the draft's rollouts from every position."""
+"""What two models say along a text: one teacher-forced pass of each, and the draft's rollouts from its positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from components.rollouts import branches
+from components.distributions import Distributions, draw, residuals
+from components.rollouts import Branches, SlowBranches, branches
 from components.texts import WrittenText
-from serving.runtime.sampling import LogitRows, Streams, residual
-from serving.runtime.trace import TraceHeader, trace_schema
+from serving.runtime.trace import KINDS, TraceHeader, trace_schema
 from serving.runtime.types import Forward, Model, Output, Role
 
 if TYPE_CHECKING:
@@ -22,92 +21,166 @@ if TYPE_CHECKING:
 CANDIDATES = 8
 
 
-def observe(models: dict[Role, Model], text: WrittenText, header: TraceHeader, *, hidden: bool = True) -> pa.Table:
-    """The rows of a text, one for each token of its continuation.
+def observe(models: dict[Role, Model], texts: Sequence[WrittenText], header: TraceHeader, *, hidden: bool = True) -> Iterator[pa.Table]:
+    """The rows of each text, one for each token of its continuation.
 
     Args:
         models: target and draft, each with a free slot.
+        texts: in any order; where one begins like the one before it, that beginning is read once.
         hidden: also keep the draft's hidden states.
     """
-    with _forced(models["target"], "target", text) as (_, output):
-        target = output
-    with _forced(models["draft"], "draft", text) as (slot, draft):
-        said = _judgements(text, LogitRows(target.logits, text.sampling), LogitRows(draft.logits, text.sampling))
-        said |= _rollouts(models["draft"], slot, text, said, header.rollout, hidden)
-    if hidden and draft.hidden is not None:
-        said["hidden_before"] = _halves(draft.hidden)
-    return _table(text, header, said)
+    with Reading(models["target"], "target") as target, Reading(models["draft"], "draft") as draft:
+        for text in texts:
+            said, drafted = target.read(text), draft.read(text)
+            yield _table(text, header, Observation(text, header, said, drafted, draft).columns(hidden))
 
 
-@contextmanager
-def _forced(model: Model, role: Role, text: WrittenText) -> Iterator[tuple[int, Output]]:
-    """A slot that has read the text, and the output at every position of the continuation."""
-    ids = (*text.prompt_tokens, *text.tokens[:-1])
-    slot = model.open()
-    try:
-        yield slot, model.forward([Forward(role, slot, ids, keep=len(text.tokens), prefill=True)])[0]
-    finally:
-        model.close(slot)
+class Reading:
+    """A slot that reads texts, one after the other."""
+
+    def __init__(self, model: Model, role: Role):
+        self.model, self.role, self.ids = model, role, list[int]()
+
+    def __enter__(self) -> Reading:
+        self.slot = self.model.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.model.close(self.slot)
+
+    def read(self, text: WrittenText) -> Output:
+        """What the model says at every position of the continuation."""
+        ids = [*text.prompt_tokens, *text.tokens[:-1]]
+        known = 0
+        for mine, other in zip(self.ids, text.prompt_tokens[:-1], strict=False):  # the prompt's last token says what comes first
+            if mine != other:
+                break
+            known += 1
+        self.model.rollback(self.slot, known)
+        self.ids = ids
+        return self.model.forward([Forward(self.role, self.slot, tuple(ids[known:]), keep=len(text.tokens), prefill=known == 0)])[0]
 
 
-def _judgements(text: WrittenText, target: LogitRows, draft: LogitRows) -> dict[str, Any]:
-    """Columns about the two distributions of each position (METHODS, "Two pairs of distributions")."""
-    rows = torch.arange(len(target))
-    raw_p, raw_q = target.logits.softmax(-1), draft.logits.softmax(-1)
-    drawn = _draw_greedily(text, target, draft) if text.sampling.greedy else _draw(text, target, draft)
-    chosen, corrected, drafted = (drawn[name].to(raw_p.device) for name in ("target_token", "correction", "draft_token"))
-    two = target.logits.topk(2).values
-    likely = raw_q.topk(min(CANDIDATES, raw_q.shape[-1]))
-    token_q, token_p = raw_q[rows, drafted], raw_p[rows, drafted]
-    return {**drawn, "target_p": raw_p[rows, chosen], "target_gap": two[:, 0] - two[:, 1],
-            "correction_p": raw_p[rows, corrected], "draft_raw_q": token_q, "draft_raw_p": token_p,
-            "ratio": token_q / token_p, "rank": (raw_q > token_q[:, None]).sum(-1), "confidence": raw_q.amax(-1),
-            "entropy": torch.special.entr(raw_q).sum(-1), "candidates": likely.indices, "candidate_q": likely.values}
+class Observation:
+    """Columns of one text.
 
+    Args:
+        target, draft: what both said at every position.
+        reading: the draft's slot, which has just read the text.
+    """
 
-def _draw_greedily(text: WrittenText, target: LogitRows, draft: LogitRows) -> dict[str, Tensor]:
-    """Temperature 0: the committed token of a target's text is its argmax, whichever way a near-tie fell here."""
-    chosen = torch.tensor(text.tokens if text.kind == "target" else target.top)
-    drafted = torch.tensor(draft.top)
-    return {"target_token": chosen, "correction": chosen, "draft_token": drafted, "draft_q": torch.ones(len(drafted)),
-            "draft_p": (drafted == chosen).float()}
+    def __init__(self, text: WrittenText, header: TraceHeader, target: Output, draft: Output, reading: Reading):
+        self.text, self.header, self.reading = text, header, reading
+        self.states = draft.hidden
+        self.target, self.draft = Distributions.of(target), Distributions.of(draft)
+        self.device = draft.compact.device
+        # Streams of its own for every text: no uniform that wrote it is used again.
+        self.random = np.random.default_rng([text.sampling.seed, 17, text.turn, KINDS.index(text.kind)])
 
+    def columns(self, hidden: bool) -> dict[str, Any]:
+        """Everything that is known about the text's positions."""
+        drawn = self._greedy() if self.text.sampling.greedy else self._drawn()
+        rejected = drawn.pop("rejected")
+        said = self._judgements(drawn)
+        rolled = self._rollouts(rejected) if self.text.kind in self.header.rollout_kinds else {}
+        after = rolled.pop("after", None)
+        if hidden and self.states is not None:
+            said["hidden_before"] = _halves(self.states)
+            said["hidden_after"] = _halves(self._after(drawn["draft_token"]) if after is None else after)
+        return said | rolled
 
-def _draw(text: WrittenText, target: LogitRows, draft: LogitRows) -> dict[str, Tensor]:
-    """Temperature > 0: the draft token is drawn, and so is what the target would put in its place."""
-    streams = Streams(text.sampling.seed)
-    columns: dict[str, list[float]] = {name: [] for name in ("target_token", "correction", "draft_token", "draft_q", "draft_p")}
-    for i, token in enumerate(text.tokens):
-        p, q = target.probs(i), draft.probs(i)
-        drafted = draft.sample(i, streams.draft)
-        chosen = token if text.kind == "target" else target.sample(i, streams.test)
-        values = (chosen, streams.sample.draw(residual(p, q)), drafted, float(q[drafted]), float(p[drafted]))
-        for name, value in zip(columns, values, strict=True):
-            columns[name].append(value)
-    return {name: torch.tensor(values) for name, values in columns.items()}
+    def _greedy(self) -> dict[str, Tensor]:
+        """Temperature 0: the committed token of a target's text is its argmax, whichever way a near-tie fell here."""
+        tokens = torch.tensor(self.text.tokens)
+        drafted = self.draft.top.cpu()
+        chosen = tokens if self.text.kind == "target" else self.target.top.cpu()
+        return {"target_token": chosen, "correction": chosen, "draft_token": drafted, "draft_q": torch.ones(len(drafted)),
+                "draft_p": (drafted == chosen).float(), "text_q": (drafted == tokens).float(), "text_p": (chosen == tokens).float(),
+                "rejected": drafted}
 
+    def _drawn(self) -> dict[str, Tensor]:
+        """Temperature > 0: draft token, target's choice, correction and a rejected token are drawn independently of each other."""
+        sampling, tokens = self.text.sampling, torch.tensor(self.text.tokens)
+        p, q = (said.warped(sampling).cpu() for said in (self.target, self.draft))
+        rows = torch.arange(len(p))
+        drafted, chosen = draw(q, self._uniforms()), draw(p, self._uniforms())
+        correction, rejected = draw(residuals(p, q), self._uniforms()), draw(residuals(q, p), self._uniforms())
+        return {"target_token": tokens if self.text.kind == "target" else chosen, "correction": correction, "draft_token": drafted,
+                "draft_q": q[rows, drafted], "draft_p": p[rows, drafted], "text_q": q[rows, tokens], "text_p": p[rows, tokens],
+                "rejected": rejected}
 
-def _rollouts(model: Model, slot: int, text: WrittenText, said: dict[str, Any], depth: int, hidden: bool) -> dict[str, Any]:
-    """The draft's next `depth` greedy tokens from every position, and its state having read its sampled token."""
-    first = said["candidates"][:, 0].tolist()
-    drafted = said["draft_token"].tolist()
-    starts = range(len(text.prompt_tokens), len(text.prompt_tokens) + len(text.tokens))
-    branch = branches(model, slot, text.prompt_tokens + text.tokens, starts, depth)
-    after: Tensor | None = None
-    if hidden and (depth == 1 or first != drafted):
-        after = branch.step(drafted)[1]
-        branch.rewind()
-    tokens, confidence, entropy = [first], [said["confidence"]], [said["entropy"]]
-    for _ in range(depth - 1):
-        logits, state = branch.step(tokens[-1])
-        after = state if after is None else after
-        raw = logits.softmax(-1)
-        tokens.append(logits.argmax(-1).tolist())
-        confidence.append(raw.amax(-1))
-        entropy.append(torch.special.entr(raw).sum(-1))
-    columns = {"rollout_tokens": torch.tensor(tokens).T, "rollout_confidence": torch.stack(confidence, 1),
-               "rollout_entropy": torch.stack(entropy, 1)}
-    return columns | ({"hidden_after": _halves(after)} if hidden and after is not None else {})
+    def _uniforms(self, count: int | None = None) -> Tensor:
+        return torch.from_numpy(self.random.random(len(self.text.tokens) if count is None else count))
+
+    def _judgements(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Columns about the two distributions of each position (METHODS, "Two pairs of distributions")."""
+        p, q, device = self.target, self.draft, self.device
+        drafted, tokens = drawn["draft_token"].to(device), torch.tensor(self.text.tokens, device=device)
+        likely, likely_q = q.candidates(CANDIDATES)
+        token_q, token_p = q.raw_prob(drafted), p.raw_prob(drafted.to(p.logits.device)).to(device)
+        return {**drawn, "target_p": p.raw_prob(drawn["target_token"].to(p.logits.device)), "target_gap": p.gap(),
+                "correction_p": p.raw_prob(drawn["correction"].to(p.logits.device)), "text_raw_q": q.raw_prob(tokens),
+                "draft_raw_q": token_q, "draft_raw_p": token_p, "ratio": token_q / token_p, "rank": q.rank(drafted),
+                "confidence": q.confidence, "entropy": q.entropy, "candidates": likely, "candidate_q": likely_q}
+
+    def _rollouts(self, first: Tensor) -> dict[str, Tensor]:
+        """What the draft writes from every position behind `first` `[n]`, K tokens with it.
+
+        At temperature 0, where the draft's token is the text's, the rest of its rollout is that of the next position. Only the
+        others, and the last one, are written out.
+        """
+        n, depth, sampling = len(self.text.tokens), self.header.rollout, self.text.sampling
+        alone = self._alone(first) if sampling.greedy else list(range(n))
+        places = torch.tensor(alone)
+        begun = first.to(self.device)
+        steps = [(first, self.draft.raw_prob(begun), self.draft.confidence, self.draft.entropy)]
+        rolled = [torch.stack([part.cpu().to(kind)] * depth, 1)
+                  for part, kind in zip(steps[0], (torch.int64, *[torch.float32] * 3), strict=True)]
+        branch = self._branches(alone, depth)
+        states: Tensor | None = None
+        tokens = first[places]
+        for step in range(1, depth):
+            output = branch.step(tokens.tolist())
+            states = output.hidden if states is None else states
+            said = Distributions.of(output)
+            chosen = said.top if sampling.greedy else said.drawn(sampling, self._uniforms(n))
+            for column, part in zip(rolled, (chosen, said.raw_prob(chosen), said.confidence, said.entropy), strict=True):
+                column[places, step] = part.cpu().to(column.dtype)
+            tokens = chosen
+        for place in sorted(set(range(n)) - set(alone), reverse=True):
+            for column in rolled:
+                column[place, 1:] = column[place + 1, :-1]
+        names = ("rollout_tokens", "rollout_q", "rollout_confidence", "rollout_entropy")
+        columns = dict(zip(names, rolled, strict=True))
+        if sampling.greedy and states is not None and self.states is not None:
+            columns["after"] = self._shifted(places, states)
+        return columns
+
+    def _after(self, drafted: Tensor) -> Tensor:
+        """The draft's state `[n, hidden]` having read its token, which is the next position's where the text holds that token."""
+        alone = self._alone(drafted)
+        states = self._branches(alone, 1).step(drafted[torch.tensor(alone)].tolist()).hidden
+        assert states is not None
+        return self._shifted(torch.tensor(alone), states)
+
+    def _shifted(self, places: Tensor, states: Tensor) -> Tensor:
+        assert self.states is not None
+        after = self.states.roll(-1, 0)
+        after[places.to(after.device)] = states.to(after)
+        return after
+
+    def _alone(self, drafted: Tensor) -> list[int]:
+        """Positions behind whose draft token the text says nothing about what the draft does next."""
+        tokens = self.text.tokens
+        return [i for i, token in enumerate(drafted.tolist()) if i == len(tokens) - 1 or token != tokens[i]]
+
+    def _branches(self, places: Sequence[int], depth: int) -> Branches:
+        text = self.text
+        starts = [len(text.prompt_tokens) + place for place in places]
+        branch = branches(self.reading.model, self.reading.slot, text.prompt_tokens + text.tokens, starts, depth)
+        if isinstance(branch, SlowBranches):
+            self.reading.ids = []  # they write to the slot
+        return branch
 
 
 def _halves(states: Tensor) -> Tensor:
@@ -123,7 +196,8 @@ def _table(text: WrittenText, header: TraceHeader, said: dict[str, Any]) -> pa.T
     columns: dict[str, Any] = {
         "prompt_id": [text.prompt.id] * n, "task": [text.prompt.task] * n, "turn": [text.turn] * n, "kind": [text.kind] * n,
         "temperature": [text.sampling.temperature] * n, "position": np.arange(n), "token": text.tokens,
-        "prompt_tokens": [text.prompt_tokens] + [None] * (n - 1), **{name: _plain(value) for name, value in said.items()}}
+        "prompt_tokens": [text.prompt_tokens] + [None] * (n - 1), "cut_tokens": [text.cut_tokens] + [None] * (n - 1),
+        **{name: _plain(value) for name, value in said.items()}}
     schema = trace_schema(header)
     return pa.table([_column(columns.get(field.name), field.type, n) for field in schema], schema=schema)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import ATTENTION, TransformersModel
-from serving.runtime.types import Forward, Model
+from serving.runtime.types import Forward, Model, Output
 
 BRANCHES = "draftwell_branches"
 
@@ -27,11 +27,8 @@ BRANCHES = "draftwell_branches"
 class Branches(Protocol):
     """One branch behind each of n prefixes of a text; tokens are fed to all of them in step."""
 
-    def step(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """Feed branch i its next token `tokens[i]`; logits `[n, vocab]` float32 and hidden states `[n, hidden]` behind."""
-
-    def rewind(self) -> None:
-        """Forget everything fed to the branches."""
+    def step(self, tokens: Sequence[int]) -> Output:
+        """Feed branch i its next token `tokens[i]`; what the model says behind it is position i of the output."""
 
 
 def branches(model: Model, slot: int, ids: Sequence[int], starts: Sequence[int], depth: int) -> Branches:
@@ -55,17 +52,15 @@ class SlowBranches:
         self.ids, self.starts = list(ids), list(starts)
         self.fed: list[list[int]] = [[] for _ in starts]
 
-    def step(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: Sequence[int]) -> Output:
         outputs = []
         for fed, start, token in zip(self.fed, self.starts, tokens, strict=True):
             fed.append(token)
             self.model.rollback(self.slot, 0)
             outputs += self.model.forward([Forward("draft", self.slot, (*self.ids[:start], *fed), prefill=True)])
         states = [output.hidden for output in outputs if output.hidden is not None]
-        return torch.cat([output.logits for output in outputs]), torch.cat(states) if states else None
-
-    def rewind(self) -> None:
-        self.fed = [[] for _ in self.starts]
+        return Output(torch.cat([output.compact for output in outputs]), torch.cat(states) if states else None, outputs[0].support,
+                      outputs[0].vocab_size)
 
 
 @dataclass
@@ -99,7 +94,7 @@ class TransformersBranches:
                               own(model.slots.values), 0)
 
     @torch.inference_mode()
-    def step(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: Sequence[int]) -> Output:
         model, now = self.model, self.now
         ids, positions = torch.tensor(tokens, device=model.device), now.starts + now.at
         if isinstance(model, LeanLlama):
@@ -109,10 +104,7 @@ class TransformersBranches:
                 states = model.module.base_model(input_ids=ids[None], use_cache=False, position_ids=positions[None],
                                                  draftwell_branches=now).last_hidden_state[0]
         now.at += 1
-        return model._logits(states), states
-
-    def rewind(self) -> None:
-        self.now.at = 0
+        return model.output(model.compact_logits(states), states)
 
 
 @contextmanager

@@ -6,13 +6,14 @@ SPRINTER (section 3.2) trains on four kinds of prefix: (a) original text, (b) wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from components.decoding import decode_all, room
-from components.prompts import Prompt
+from components.prompts import Message, Prompt
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.engine import Engine
 from serving.runtime.pair import LoadedPair
@@ -25,6 +26,9 @@ TRUST = 0.75
 """Chance that a mixed text keeps a draft token unseen: runs of four on average, about SPRINTER's own."""
 LONGEST_RUN = 20
 
+Written = Callable[[str, int, float], None]
+"""Called with (kind, tokens, seconds) when the texts of a kind are written."""
+
 
 @dataclass(frozen=True)
 class WrittenText:
@@ -33,6 +37,7 @@ class WrittenText:
     Args:
         prompt_tokens: what stands before the continuation, at least one token.
         tokens: the continuation, at least one token, up to and with a stop token.
+        cut_tokens: left out of the prompt, which was too long.
     """
 
     prompt: Prompt
@@ -41,6 +46,7 @@ class WrittenText:
     sampling: Sampling
     prompt_tokens: list[int]
     tokens: list[int]
+    cut_tokens: int = 0
 
 
 class Interleaved(Strategy):
@@ -68,44 +74,107 @@ def room_for_prompts(pair: LoadedPair, max_tokens: int, rollout: int) -> int:
     return room
 
 
-def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], kinds: Sequence[str], *, room: int,
-                batch: int, turns: int = 1) -> list[WrittenText]:
+def turns_of(prompt: Prompt, turns: int) -> int:
+    """How many turns of a prompt get a text; 0 stands for all."""
+    return min(turns, len(prompt.turns)) if turns else len(prompt.turns)
+
+
+def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], kinds: Sequence[str], *, room: int, batch: int,
+                turns: int = 1, finished: Callable[[], None] | None = None, written: Written | None = None) -> list[WrittenText]:
     """Texts of every kind for every prompt, by prompt, turn and kind.
 
     Args:
         prompts: with the sampling parameters of each.
-        room: prompts longer than this keep their last `room` tokens.
+        room: prompts longer than this are cut (`cut_messages`).
         batch: requests at once, as far as the pair has slots.
-        turns: turns of a conversation that get a text; the answers in between are the target's.
+        turns: turns of a conversation that get a text, 0 for all. The answers in between are the recorded ones, where there are
+            any, else the target's.
+        finished: called whenever a text is finished.
     """
     texts: list[WrittenText] = []
-    history: dict[str, list[dict[str, str]]] = {prompt.id: [] for prompt, _ in prompts}
-    for turn in range(turns):
-        active = [(prompt, sampling) for prompt, sampling in prompts if len(prompt.turns) > turn]
+    histories: dict[str, list[Message]] = {prompt.id: list(prompt.messages) for prompt, _ in prompts}
+    head, tail = template_around(pair)
+    for turn in range(max(turns_of(prompt, turns) for prompt, _ in prompts)):
+        active = [(prompt, replace(sampling, seed=sampling.seed + (turn << 32)))  # no turn draws what another one drew
+                  for prompt, sampling in prompts if turns_of(prompt, turns) > turn]
         for prompt, _ in active:
-            history[prompt.id].append({"role": "user", "content": prompt.turns[turn]})
-        requests = [(pair.encode_chat(history[prompt.id])[-room:], sampling) for prompt, sampling in active]
-        wanted = dict.fromkeys([*kinds, *(["target"] if turn + 1 < turns else [])])
-        written = {kind: _write(pair, kind, requests, batch) for kind in wanted}
+            histories[prompt.id].append({"role": "user", "content": prompt.turns[turn]})
+        cut = [cut_messages(pair, histories[prompt.id], room) for prompt, _ in active]
+        requests = [(ids, sampling) for (ids, _), (_, sampling) in zip(cut, active, strict=True)]
+        unanswered = any(turns_of(prompt, turns) > turn + 1 and len(prompt.answers) <= turn for prompt, _ in active)
+        by_kind: dict[str, list[tuple[list[int], list[int]]]] = {}
+        for kind in dict.fromkeys([*kinds, *(["target"] if unanswered else [])]):
+            if kind == "bare":
+                by_kind[kind] = [bare(ids, sampling.max_tokens, head, tail) for ids, sampling in requests]
+                continue
+            started = time.perf_counter()
+            outputs = _write(pair, kind, requests, batch, finished if kind in kinds else None)
+            by_kind[kind] = [(ids, output) for (ids, _), output in zip(requests, outputs, strict=True)]
+            if written:
+                written(kind, sum(map(len, outputs)), time.perf_counter() - started)
         for i, (prompt, sampling) in enumerate(active):
-            texts += [WrittenText(prompt, turn, kind, sampling, *written[kind][i]) for kind in kinds]
-            if "target" in written:
-                history[prompt.id].append({"role": "assistant", "content": pair.decode(written["target"][i][1])})
+            texts += [WrittenText(prompt, turn, kind, sampling, *by_kind[kind][i], cut[i][1]) for kind in kinds]
+            if turns_of(prompt, turns) > turn + 1:
+                answer = prompt.answers[turn] if turn < len(prompt.answers) else pair.decode(by_kind["target"][i][1])
+                histories[prompt.id].append({"role": "assistant", "content": answer})
     order = {prompt.id: i for i, (prompt, _) in enumerate(prompts)}
     return sorted((text for text in texts if text.tokens), key=lambda text: (order[text.prompt.id], text.turn))
 
 
-def _write(pair: LoadedPair, kind: str, requests: list[tuple[list[int], Sampling]],
-           batch: int) -> list[tuple[list[int], list[int]]]:
-    """(prompt tokens, continuation) of each request; a bare text's continuation is the end of its own prompt."""
-    if kind == "bare":
-        cuts = [max(1, len(ids) - sampling.max_tokens) for ids, sampling in requests]
-        return [(ids[:cut], ids[cut:]) for (ids, _), cut in zip(requests, cuts, strict=True)]
+def _write(pair: LoadedPair, kind: str, requests: list[tuple[list[int], Sampling]], batch: int,
+           finished: Callable[[], None] | None) -> list[list[int]]:
+    """The continuation of each request by target, draft or both."""
     strategy = Interleaved(Interleaved.Config(), Kit()) if kind == "mixed" else build_strategy("autoregressive")
     models: dict[Role, Model] = {"target": pair.models["draft"]} if kind == "draft" else pair.models
     engine = Engine(models)
-    outputs = decode_all(engine, requests, [strategy] * len(requests), room(engine, batch))
-    return [(ids, output) for (ids, _), output in zip(requests, outputs, strict=True)]
+    return decode_all(engine, requests, [strategy] * len(requests), room(engine, batch),
+                      (lambda done: finished()) if finished else None)
+
+
+def bare(ids: list[int], max_tokens: int, head: int, tail: int) -> tuple[list[int], list[int]]:
+    """A prompt as its own continuation: its end, without the chat template's tokens around it, which anybody could foretell."""
+    own = ids[: len(ids) - tail]
+    cut = min(len(own), max(1, head, len(own) - max_tokens))
+    return own[:cut], own[cut:]
+
+
+def template_around(pair: LoadedPair) -> tuple[int, int]:
+    """Tokens that the chat template puts before a first message and behind a last one."""
+    one, other = (pair.encode_prompt(text) for text in ("a", "b"))
+    return shared_beginning(one, other), shared_beginning(one[::-1], other[::-1])
+
+
+def shared_beginning(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts have in common before they part."""
+    differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))
+
+
+def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tuple[list[int], int]:
+    """Ids of a conversation in at most `room` tokens, and how many tokens were left out.
+
+    The chat template stays whole, as a model expects it: first the oldest turns go, but for a system message, then the beginning
+    of the last message. Plain text keeps its end, behind a special token at its start.
+    """
+    ids = pair.encode_messages(messages)
+    whole = len(ids)
+    if whole <= room:
+        return ids, 0
+    if pair.chat and pair.tokenizer.chat_template:
+        kept = list(messages)
+        while len(ids) > room and (earlier := [i for i, message in enumerate(kept[:-1]) if message["role"] != "system"]):
+            behind = next(i for i, message in enumerate(kept) if i > earlier[0] and (message["role"] == "user" or i == len(kept) - 1))
+            del kept[earlier[0] : behind]  # what follows begins with a user again: templates ask for that
+            ids = pair.encode_messages(kept)
+        content = pair.encode(kept[-1]["content"])
+        left = len(content)
+        while len(ids) > room and (left := left - (len(ids) - room)) > 0:
+            text = pair.decode(content[-left:]).lstrip("\N{REPLACEMENT CHARACTER}")  # half a character
+            ids = pair.encode_messages([*kept[:-1], {**kept[-1], "content": text}])
+        if len(ids) <= room:
+            return ids, whole - len(ids)
+    start = ids[:1] if ids[0] in pair.special_tokens and room > 1 else []
+    return [*start, *ids[len(start) - room :]], whole - room
 
 
 def sampling_of(base: Sampling, index: int) -> Sampling:

@@ -1,4 +1,4 @@
-"""`draftwell collect`: traces of the target's own texts."""
+"""`draftwell collect`: traces of the texts that target and draft write."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learning import read, station
-from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Pair, Prompts, Threads
+from flows.cli.learning import Source, load, station
+from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Pair, Seed, Temperature, Threads, say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -16,20 +16,39 @@ def add_to(app: typer.Typer) -> None:
     app.command()(collect)
 
 
-def collect(pair: Pair = "default", prompts: Prompts = None, limit: Limit = None, max_tokens: MaxTokens = 96,
+def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None, max_tokens: MaxTokens = 96,
+            split: Annotated[str, typer.Option("--split", help="Split of a data set.")] = "train",
+            column: Annotated[str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")] = None,
+            turns: Annotated[int, typer.Option("--turns", min=0, help="Turns of a conversation that get texts; 0 takes all.")] = 1,
+            temperature: Temperature = 0.0,
+            top_p: Annotated[float, typer.Option("--top-p", min=0.001, max=1.0, help="Smallest set with this probability.")] = 1.0,
+            rollout: Annotated[int, typer.Option("--rollout", min=1, help="Draft tokens behind every position: the longest draft "
+                                                                            "that a replay can try.")] = 16,
+            seed: Seed = 0,
             out: Annotated[Path | None, typer.Option("--out", help="Trace folder; the workspace's if left out.")] = None,
             fresh: Annotated[bool, typer.Option("--fresh", help="Replace a trace of other prompts or settings.")] = False,
             kinds: Annotated[str, typer.Option("--kinds", help="Prefix kinds, comma-separated; `target` alone is enough to tune.")] = (
                 "bare,draft,target,mixed"),
             dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
-    """Collect traces: the target's own continuations, and how the draft fares along them.
+    """Collect traces: the target's own continuations, and how the draft fares along them. Killed, it goes on where it stopped.
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
+    from components.collection import cuts
     from flows import collecting
+    from flows.workspace import Workspace
 
-    rows = read(prompts, limit)
-    with station("collect", pair, dtype, device, threads) as opened:
-        traces = collecting.collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh,
-                                    kinds=[k.strip() for k in kinds.split(",") if k.strip()])
+    rows = load(prompts, limit, split=split, column=column)
+    context = collecting.context_for(Workspace(pair, dtype, say), rows, max_tokens=max_tokens, rollout=rollout, turns=turns)
+    rates: dict[str, float] = {}
+    with station("collect", pair, dtype, device, threads, slots=collecting.SLOTS, max_context=context) as opened:
+        traces = collecting.collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh, rollout=rollout,
+                                    kinds=[k.strip() for k in kinds.split(",") if k.strip()], temperature=temperature, top_p=top_p,
+                                    turns=turns, seed=seed, log=lambda name, value, shard: rates.update({name: value}))
+    if rate := rates.get("collect_tokens_per_second"):
+        generated = rates.get("generate_tokens_per_second")
+        say(f"{rate:.0f} tokens/s" + (f"; the target alone wrote {generated:.0f} tokens/s" if generated else ""))
     typer.echo(f"{traces.folder}  {traces.read(['position']).num_rows} positions  digest {traces.digest()[:12]}")
+    cut, tokens = cuts(traces)
+    if cut:
+        typer.echo(f"{cut} of the prompts were too long and were cut, by {tokens} tokens in all")

@@ -15,18 +15,22 @@ if TYPE_CHECKING:
     from components.prompts import Prompt
     from flows.stations import Station
 
+Source = Annotated[str | None, typer.Option(
+    "--prompts", help="JSONL with `prompt`, `turns` or `messages`; a folder of such files, as servers spool them; .parquet, .csv; a saved "
+                      "data set; ORG/NAME on the Hugging Face hub. The shipped demo prompts if left out.")]
 Traces = Annotated[Path | None, typer.Option("--traces", help="Trace folder; the workspace's if left out.")]
 Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Also register what was made in MLflow.")]
 
 
 @contextmanager
 def station(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None, *,
-            any_strategy: bool = False) -> Iterator[Station]:
-    """A loaded pair with a progress bar; `any_strategy` as in `open_station`."""
+            any_strategy: bool = False, slots: int = 4, max_context: int | None = None) -> Iterator[Station]:
+    """A loaded pair with a progress bar; the last three as in `open_station`."""
     from flows.context import open_station
 
     set_threads(threads)
-    opened = open_station(pair, dtype, device=pick_device(device), say=say, any_strategy=any_strategy)
+    opened = open_station(pair, dtype, device=pick_device(device), say=say, any_strategy=any_strategy, slots=slots,
+                          max_context=max_context)
     with progress(title) as bar:
         yield type(opened)(opened.workspace, opened.pair, bar)
 
@@ -36,6 +40,14 @@ def read(prompts: Path | None, limit: int | None) -> list[Prompt]:
     from components.prompts import demo_prompts, read_prompts
 
     return read_prompts(prompts, limit) if prompts else demo_prompts(limit)
+
+
+def load(source: str | None, limit: int | None, *, split: str = "train", column: str | None = None) -> list[Prompt]:
+    """Prompts of any source, or the shipped ones."""
+    from components.prompt_sources import load_prompts
+    from components.prompts import demo_prompts
+
+    return load_prompts(source, limit=limit, split=split, column=column) if source else demo_prompts(limit)
 
 
 def publish_kinds(opened: Station, *kinds: str) -> None:

@@ -20,23 +20,24 @@ from serving.runtime.types import DraftwellError, NotFinite, Sampling
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Warped probabilities of one position.
+    """Warped probabilities of one position, or of several.
 
     Args:
-        logits: `[vocab]` float32, bans already applied.
+        logits: `[vocab]` or `[rows, vocab]` float32, bans already applied.
     Returns:
-        `[vocab]` float32 that sums to 1; one-hot at temperature 0. Order as in transformers: temperature, top-k, top-p.
+        the same shape, float32 that sums to 1; one-hot at temperature 0. Order as in transformers: temperature, top-k, top-p.
     """
     if sampling.greedy:
-        return torch.zeros_like(logits).scatter_(0, logits.argmax(-1, keepdim=True), 1.0)
-    scaled = (logits - logits.max()) / sampling.temperature  # the largest at 0: nothing overflows at low temperatures
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature  # the largest at 0: nothing overflows
     if 0 < sampling.top_k < scaled.shape[-1]:
-        kth = scaled.topk(sampling.top_k).values[-1]
+        kth = scaled.topk(sampling.top_k).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -math.inf)
     if sampling.top_p < 1.0:
         ordered, index = scaled.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        scaled = scaled.masked_fill(torch.zeros_like(scaled, dtype=torch.bool).scatter(0, index, before >= sampling.top_p), -math.inf)
+        dropped = torch.zeros_like(scaled, dtype=torch.bool).scatter(-1, index, before >= sampling.top_p)
+        scaled = scaled.masked_fill(dropped, -math.inf)
     return scaled.softmax(-1)
 
 
@@ -71,19 +72,35 @@ def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     return torch.where(total > 0.0, left / total, target_probs)
 
 
+def spread(columns: Tensor, support: Tensor | None, vocab_size: int, rest: float = 0.0) -> Tensor:
+    """Values of some tokens `[..., columns]` → of all `[..., vocab]`.
+
+    Args:
+        support: `[columns]` ids of the tokens; None: they are all there, and `columns` is returned as it is.
+        rest: value of the tokens that have no column.
+    """
+    if support is None:
+        return columns
+    return columns.new_full((*columns.shape[:-1], vocab_size), rest).index_copy_(-1, support, columns)
+
+
 class LogitRows:
     """Logits of consecutive positions of one model, with both kinds of distribution computed when asked for.
 
     Args:
-        logits: `[rows, vocab]` float32.
+        logits: `[rows, vocab]` float32; `[rows, columns]` with `support`.
         sampling: the request's sampling parameters.
         hidden: `[rows, hidden]`, last hidden states of the same positions.
         written: output and draft tokens before the token of the last row; only penalties look at it.
+        support: `[columns]` ascending ids of the tokens that have a logit, all others being −∞; only for requests without bans,
+            biases and penalties. What is computed is computed over these columns, what is returned is over the vocabulary.
+        vocab_size: needed with `support`.
     Raises:
         NotFinite: at the first look at any row, if a logit of any of them is NaN or +∞, or all of one are −∞.
     """
 
-    def __init__(self, logits: Tensor, sampling: Sampling, hidden: Tensor | None = None, written: Sequence[int] = ()):
+    def __init__(self, logits: Tensor, sampling: Sampling, hidden: Tensor | None = None, written: Sequence[int] = (), *,
+                 support: Tensor | None = None, vocab_size: int = 0):
         if sampling.banned_token_ids:
             logits = logits.clone()
             logits[:, list(sampling.banned_token_ids)] = -math.inf
@@ -91,8 +108,11 @@ class LogitRows:
         self._adjusted = adjusted(logits, sampling, written)
         self.sampling = sampling
         self._hidden = hidden
+        self._support, self._vocab_size = support, vocab_size
         self._top: list[int] | None = None
+        self._warped: dict[int, Tensor] = {}
         self._probs: dict[int, Tensor] = {}
+        self._weights: dict[int, Tensor] = {}
         self._raw: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
@@ -102,13 +122,15 @@ class LogitRows:
     def logits(self) -> Tensor:
         """Raw logits `[rows, vocab]` with bans, seen to be usable."""
         _ = self.top
-        return self._logits
+        return spread(self._logits, self._support, self._vocab_size, -math.inf)
 
     @property
     def top(self) -> list[int]:
         """The most likely token of each row, after penalties and biases."""
         if self._top is None:
             largest, index = self._adjusted.max(-1)  # NaN wins every comparison here, so one pass finds it
+            if self._support is not None:
+                index = self._support[index]
             top: list[int] = index.masked_fill(~largest.isfinite(), -1).tolist()  # one transfer, where a device computes
             if min(top, default=0) < 0:
                 raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
@@ -118,19 +140,20 @@ class LogitRows:
     def probs(self, row: int) -> Tensor:
         """Warped probabilities `[vocab]` of a row."""
         if row not in self._probs:
-            _ = self.top  # checks for NaN
-            self._probs[row] = warp(self._adjusted[row], self.sampling)
+            self._probs[row] = spread(self._warp(row), self._support, self._vocab_size)
         return self._probs[row]
 
     def raw(self, row: int) -> Tensor:
         """Raw probabilities `[vocab]` (temperature 1) of a row."""
         if row not in self._raw:
-            self._raw[row] = self.logits[row].softmax(-1)
+            self._raw[row] = spread(self._softmax(row), self._support, self._vocab_size)
         return self._raw[row]
 
     def raw_logit(self, row: int, token: int) -> float:
         """Raw logit of a token."""
-        return float(self.logits[row, token])
+        _ = self.top  # checks for NaN
+        column = self._column(token)
+        return -math.inf if column is None else float(self._logits[row, column])
 
     def hidden(self, row: int) -> Tensor:
         """Last hidden state `[hidden]` of a row."""
@@ -141,19 +164,44 @@ class LogitRows:
 
     def confidence(self, row: int) -> float:
         """C: the largest raw probability of a row."""
-        return float(self.raw(row).max())
+        return float(self._softmax(row).max())
 
     def raw_prob(self, row: int, token: int) -> float:
         """Raw probability of a token."""
-        return float(self.raw(row)[token])
+        column = self._column(token)
+        return 0.0 if column is None else float(self._softmax(row)[column])
 
     def entropy(self, row: int) -> float:
         """Entropy of the raw distribution of a row, in nats."""
-        return float(torch.special.entr(self.raw(row)).sum())
+        return float(torch.special.entr(self._softmax(row)).sum())
 
     def sample(self, row: int, stream: types.Stream) -> int:
         """Draw from the warped distribution of a row; greedy requests consume no uniform."""
-        return self.top[row] if self.sampling.greedy else stream.draw(self.probs(row))
+        if self.sampling.greedy:
+            return self.top[row]
+        column = stream.draw(self._warp(row))
+        return column if self._support is None else int(self._support[column])
+
+    def _warp(self, row: int) -> Tensor:
+        """Warped probabilities `[columns]` of a row."""
+        if row not in self._warped:
+            _ = self.top  # checks for NaN
+            self._warped[row] = warp(self._adjusted[row], self.sampling)
+        return self._warped[row]
+
+    def _softmax(self, row: int) -> Tensor:
+        """Raw probabilities `[columns]` of a row."""
+        if row not in self._weights:
+            _ = self.top  # checks for NaN
+            self._weights[row] = self._logits[row].softmax(-1)
+        return self._weights[row]
+
+    def _column(self, token: int) -> int | None:
+        """Where a token's logit is, None where it has none."""
+        if self._support is None:
+            return token
+        column = int(torch.searchsorted(self._support, token))
+        return column if column < len(self._support) and int(self._support[column]) == token else None
 
 
 class Stream:

@@ -3,6 +3,9 @@
 A *text* is a prompt's turn with its continuation, and has one row for each position of the continuation. The row at
 position i describes what both models say behind `prompt + tokens[:i]`. The schema is versioned; its metadata binds a
 shard to the pair that made it. A trace set is a folder of shards; each appears by an atomic rename or not at all.
+
+Version 2 added `cut_tokens`, `text_q`, `text_p`, `text_raw_q`, `rollout_q` and four header fields. Version 1 is still read: what
+it lacks is null, and the header fields take the values that it was collected with.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from serving.runtime.types import DraftwellError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 HEADER = b"draftwell.trace"
 KINDS = ("bare", "draft", "target", "mixed")
 """What the prefixes of a text are made of (SPRINTER, section 3.2): original text, or text by draft, target, or both."""
@@ -43,7 +46,11 @@ class TraceHeader(BaseModel):
     rollout: int = Field(ge=1, description="K: draft tokens behind every position")
     max_tokens: int = Field(ge=1, description="longest continuation")
     temperature: float = Field(ge=0)
+    top_k: int = Field(0, ge=0, description="0 keeps all tokens")
+    top_p: float = Field(1.0, gt=0, le=1)
     stop_token_ids: tuple[int, ...] = Field(description="tokens that end a text, ascending")
+    rollout_kinds: tuple[str, ...] = Field(KINDS, description="prefix kinds whose rows have rollouts")
+    batch: int | None = Field(None, description="texts written at once, which a bfloat16 text may depend on; None: not recorded")
 
 
 def trace_schema(header: TraceHeader) -> pa.Schema:
@@ -59,10 +66,14 @@ def trace_schema(header: TraceHeader) -> pa.Schema:
         ("temperature", pa.float32()),
         ("position", pa.int32()),  # 0 is the first position of the continuation
         ("prompt_tokens", ints),  # at position 0, else null
+        ("cut_tokens", pa.int32()),  # at position 0, else null: tokens left out of the prompt, which was too long
         ("token", pa.int32()),  # the text's token at this position
         ("target_token", pa.int32()),  # the target's own choice here; equals `token` where kind is target
         ("target_p", pa.float32()),  # its raw target probability
         ("target_gap", pa.float32()),  # the target's largest logit minus its second largest
+        ("text_q", pa.float32()),  # draft probability of `token`, warped
+        ("text_p", pa.float32()),  # its target probability, warped
+        ("text_raw_q", pa.float32()),  # its raw draft probability
         ("correction", pa.int32()),  # what the target puts for a rejected draft_token: argmax, or from the residual
         ("correction_p", pa.float32()),  # its raw target probability
         ("draft_token", pa.int32()),  # what the draft samples here
@@ -78,9 +89,13 @@ def trace_schema(header: TraceHeader) -> pa.Schema:
         ("candidate_q", floats),  # their raw draft probabilities
         ("hidden_before", halves),  # the draft's state that produced draft_token, or null
         ("hidden_after", halves),  # the draft's state having read it, or null
-        ("rollout_tokens", ints),  # the draft's next K greedy tokens behind the prefix
-        ("rollout_confidence", floats),  # C of each
-        ("rollout_entropy", floats),  # entropy of each
+        # What the draft writes behind the prefix, K tokens; null where the text's kind is none of the header's `rollout_kinds`.
+        # At temperature 0 its greedy tokens. Above, the first is one that the target rejects here, drawn from
+        # norm(max(0, q − p)), and the draft samples the others: where it drafts `token` itself, the next row goes on.
+        ("rollout_tokens", ints),
+        ("rollout_q", floats),  # raw draft probability of each
+        ("rollout_confidence", floats),  # C of the distribution that each comes from
+        ("rollout_entropy", floats),  # its entropy
     ]
     return pa.schema(columns, metadata={HEADER: header.model_dump_json().encode()})
 
@@ -124,7 +139,7 @@ class TraceSet:
         return self._check(self._present()[0])
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows in order.
+        """All rows in order; a column that an older schema lacks is null.
 
         Args:
             columns: names to read, None for all (hidden states are most of a trace).
@@ -133,7 +148,9 @@ class TraceSet:
         """
         import pyarrow as pa
 
-        return pa.concat_tables([self._read(path, columns) for path in self._present()])
+        schema = trace_schema(self.header)
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        return pa.concat_tables([_in_schema(self._read(path, columns), wanted) for path in self._present()])
 
     def digest(self) -> str:
         """sha256 over all rows in order: the same however they are cut into shards, encoded or compressed."""
@@ -175,6 +192,15 @@ class TraceSet:
             raise TraceError(f"{path} is a trace of pair {header.pair} with fingerprint {header.fingerprint[:12]}, not "
                              f"{self.fingerprint[:12]}: collect one with this pair and dtype")
         return header
+
+
+def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, null where the rows have none."""
+    import pyarrow as pa
+
+    known = set(rows.column_names)
+    columns = [rows.column(field.name) if field.name in known else pa.nulls(rows.num_rows, field.type) for field in schema]
+    return pa.table(columns, schema=schema)
 
 
 def _parse(path: Path, raw: bytes) -> TraceHeader:

@@ -130,17 +130,30 @@ class Forward:
     steps: int = 1
 
 
-@dataclass
 class Output:
     """What a forward returns: distributions and last hidden states of the kept positions.
 
+    A model whose head covers a part of the vocabulary gives the logits of that part; all others are −∞.
+
     Args:
-        logits: `[keep, vocab]` float32, as the model gives them.
+        compact: `[keep, columns]` float32 logits, as the model gives them.
         hidden: `[keep, hidden]`, normalised last hidden states, or None where the model has none.
+        support: `[columns]` ascending ids of the tokens that the columns are for; None: column i is token i.
+        vocab_size: of the pair, needed with `support`.
     """
 
-    logits: Tensor
-    hidden: Tensor | None = None
+    def __init__(self, compact: Tensor, hidden: Tensor | None = None, support: Tensor | None = None, vocab_size: int = 0):
+        self.compact, self.hidden, self.support, self.vocab_size = compact, hidden, support, vocab_size
+        self._logits: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """`[keep, vocab]` float32, made when first looked at."""
+        if self._logits is None:
+            from serving.runtime.sampling import spread
+
+            self._logits = spread(self.compact, self.support, self.vocab_size, -math.inf)
+        return self._logits
 
     def rows(self, sampling: Sampling, written: Sequence[int] = ()) -> Rows:
         """The kept positions under a request's sampling parameters.
@@ -151,7 +164,9 @@ class Output:
         """
         from serving.runtime.sampling import LogitRows
 
-        return LogitRows(self.logits, sampling, self.hidden, written)
+        if sampling.banned_token_ids or sampling.biases or sampling.penalises:  # they name tokens, of which some may have no column
+            return LogitRows(self.logits, sampling, self.hidden, written)
+        return LogitRows(self.compact, sampling, self.hidden, support=self.support, vocab_size=self.vocab_size)
 
 
 class Rows(Protocol):

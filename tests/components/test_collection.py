@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from components import collection
-from components.collection import collect
+from components.collection import alone, collect, cuts, is_complete
 from components.prompts import Prompt
+from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import build_strategy
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError, Forward, Output, Role, Sampling
-from tests.components.tiny import EOS, llama_pair, pair_of, table_pair
+from tests.components.tiny import EOS, VOCAB, llama, llama_pair, near, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", "qa", [text], None) for i, text in enumerate(["hello world", "abc", "a longer prompt of words", "xyzzy!"])]
 GREEDY = Sampling(max_tokens=16, stop_token_ids=frozenset({EOS}))
@@ -75,9 +76,10 @@ def test_every_column_is_what_the_models_say_there(pair: LoadedPair, trace: Trac
         assert (x, t, row["correction"]) == (draft.top[0], target.top[0], target.top[0])
         agreed += x == t
         assert (row["draft_q"], row["draft_p"], row["rank"]) == (1.0, float(x == t), 0)
+        assert (row["text_q"], row["text_p"]) == (float(x == row["token"]), 1.0)
         top = target.logits[0].sort(descending=True).values
         expected = {"target_p": p[t], "correction_p": p[t], "target_gap": top[0] - top[1], "draft_raw_q": q[x], "draft_raw_p": p[x],
-                    "ratio": q[x] / p[x], "confidence": draft.confidence(0), "entropy": draft.entropy(0)}
+                    "ratio": q[x] / p[x], "text_raw_q": q[row["token"]], "confidence": draft.confidence(0), "entropy": draft.entropy(0)}
         assert {name: row[name] for name in expected} == pytest.approx({n: float(v) for n, v in expected.items()}, rel=1e-4)
         assert row["candidates"] == q.topk(8).indices.tolist()
         assert row["candidate_q"] == pytest.approx(q.topk(8).values.tolist(), rel=1e-4)
@@ -89,14 +91,16 @@ def test_rollouts_and_states_equal_feeding_each_prefix_separately(pair: LoadedPa
     for rows in texts_of(trace)[:2]:
         prefix = list(rows[0]["prompt_tokens"])
         for row in rows:
-            branch, tokens, confidence, entropy = list(prefix), [], [], []
+            branch, tokens, raw_q, confidence, entropy = list(prefix), [], [], [], []
             for _ in range(5):
                 said = LogitRows(ask(pair, "draft", branch).logits, GREEDY)
                 tokens.append(said.top[0])
+                raw_q.append(said.raw_prob(0, said.top[0]))
                 confidence.append(said.confidence(0))
                 entropy.append(said.entropy(0))
                 branch.append(said.top[0])
             assert row["rollout_tokens"] == tokens
+            assert row["rollout_q"] == pytest.approx(raw_q, rel=1e-4)
             assert row["rollout_confidence"] == pytest.approx(confidence, rel=1e-4)
             assert row["rollout_entropy"] == pytest.approx(entropy, rel=1e-4)
             for name, ids in (("hidden_before", prefix), ("hidden_after", [*prefix, row["draft_token"]])):
@@ -106,43 +110,91 @@ def test_rollouts_and_states_equal_feeding_each_prefix_separately(pair: LoadedPa
             prefix.append(row["token"])
 
 
-def test_a_sampled_trace_draws_the_draft_and_its_correction(pair: LoadedPair, tmp_path: Path) -> None:
-    rows = [row for rows in texts_of(collect(pair, PROMPTS, tmp_path, max_tokens=16, temperature=1.0, rollout=2)) for row in rows]
+def test_a_sampled_trace_draws_the_draft_its_correction_and_a_rejected_token(pair: LoadedPair, tmp_path: Path) -> None:
+    warped = Sampling(temperature=1.2, top_p=0.9, max_tokens=16)
+    rows = [row for rows in texts_of(collect(pair, PROMPTS, tmp_path, max_tokens=16, temperature=1.2, top_p=0.9, rollout=3))
+            for row in rows]
     assert any(row["rank"] > 0 for row in rows)
-    assert any(row["rollout_tokens"][0] != row["draft_token"] for row in rows)
+    assert any(row["rollout_q"][1] < row["rollout_confidence"][1] - 0.01 for row in rows)  # the draft went on by sampling
     prefix = list(rows[0]["prompt_tokens"])
     for row in rows[:6]:
-        x = row["draft_token"]
-        warped = Sampling(temperature=1.0)
-        p, q = (LogitRows(ask(pair, role, prefix).logits, warped).probs(0) for role in ("target", "draft"))
-        assert (row["draft_p"], row["draft_q"]) == pytest.approx((float(p[x]), float(q[x])), rel=1e-4)
+        x, token, rejected = row["draft_token"], row["token"], row["rollout_tokens"][0]
+        target, draft = (LogitRows(ask(pair, role, prefix).logits, warped) for role in ("target", "draft"))
+        p, q = target.probs(0), draft.probs(0)
+        expected = [p[x], q[x], p[token], q[token], draft.raw(0)[token], draft.raw(0)[rejected]]
+        found = [row[name] for name in ("draft_p", "draft_q", "text_p", "text_q", "text_raw_q")] + [row["rollout_q"][0]]
+        assert found == pytest.approx([float(value) for value in expected], rel=1e-4)
         assert float((p - q)[row["correction"]]) > 0  # only the residual gives corrections
+        assert float((q - p)[rejected]) > 0  # and only the draft's excess is ever rejected
+        follows = LogitRows(ask(pair, "draft", [*prefix, rejected]).logits, warped)
+        assert row["rollout_q"][1] == pytest.approx(follows.raw_prob(0, row["rollout_tokens"][1]), rel=1e-4)
+        assert row["rollout_entropy"][1] == pytest.approx(follows.entropy(0), rel=1e-4)
         state = ask(pair, "draft", [*prefix, x]).hidden
         assert state is not None
         assert row["hidden_after"] == pytest.approx(state[0].tolist(), abs=2e-3)
         prefix.append(row["token"])
 
 
-def test_a_cut_run_resumes_and_ends_with_the_same_digest(pair: LoadedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "SHARD_PROMPTS", 2)
-    settings: dict[str, Any] = {"max_tokens": 8, "rollout": 2, "batch": 2}
-    whole = collect(pair, PROMPTS, tmp_path / "whole", **settings)
-    assert len(whole.shards) == 2
+def test_draws_follow_their_laws_and_never_share_a_uniform(tmp_path: Path) -> None:
+    """Many texts of one prompt: behind it, each drawn column has the law that it claims, also given the token of the text."""
+    pair = table_pair()
+    prompts = [Prompt(f"p{i}", None, ["a"]) for i in range(800)]
+    rows = [rows[0] for rows in texts_of(collect(pair, prompts, tmp_path, max_tokens=1, temperature=1.0, rollout=2, hidden=False))]
+    p, q = (LogitRows(ask(pair, role, pair.encode("a")).logits, Sampling(temperature=1.0)).probs(0) for role in ("target", "draft"))
+    laws = {"draft_token": q, "correction": (p - q).clamp(min=0), "rejected": (q - p).clamp(min=0)}
+    for row in rows:
+        row["rejected"] = row["rollout_tokens"][0]
+    commonest = int(p.argmax())
+    for name, law in laws.items():
+        for some in (rows, [row for row in rows if row["token"] == commonest]):
+            share = torch.bincount(torch.tensor([row[name] for row in some]), minlength=VOCAB) / len(some)
+            assert float((share - law / law.sum()).abs().max()) < 2.5 / len(some) ** 0.5, name
 
-    def kill(done: int, total: int, note: str) -> None:
-        raise KeyboardInterrupt
+
+def test_a_cut_run_resumes_as_it_was_planned_and_ends_with_the_same_digest(pair: LoadedPair, tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "SHARD_PROMPTS", 2)
+    settings: dict[str, Any] = {"max_tokens": 8, "rollout": 2}
+    whole = collect(pair, PROMPTS, tmp_path / "whole", batch=2, **settings)
+    assert len(whole.shards) == 2
+    cut = tmp_path / "cut"
+
+    def stop(done: int, total: int, words: str) -> None:
+        if (cut / "shard-00000.parquet").is_file():
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect(pair, PROMPTS, tmp_path / "cut", progress=kill, **settings)
-    (tmp_path / "cut" / ".shard-00001.parquet.abc").write_bytes(b"half")
-    assert [path.name for path in TraceSet(tmp_path / "cut").shards] == ["shard-00000.parquet"]
-    written = (tmp_path / "cut" / "shard-00000.parquet").stat().st_mtime_ns
-    seen: list[int] = []
-    resumed = collect(pair, PROMPTS, tmp_path / "cut", progress=lambda done, total, note: seen.append(done), **settings)
-    assert seen == [4]
+        collect(pair, PROMPTS, cut, batch=2, progress=stop, **settings)
+    for name in (".shard-00001.parquet.abc", ".plan.json.abc"):
+        (cut / name).write_bytes(b"half")
+    assert [path.name for path in TraceSet(cut).shards] == ["shard-00000.parquet"]
+    assert not is_complete(cut)
+    written = (cut / "shard-00000.parquet").stat().st_mtime_ns
+    seen: list[tuple[int, str]] = []
+    monkeypatch.setattr(collection, "SHARD_PROMPTS", 3)
+    resumed = collect(pair, PROMPTS, cut, batch=4, progress=lambda done, total, words: seen.append((done, words)), **settings)
+    assert [done for done, _ in seen] == [2, 3, 3, 4, 4]  # two texts are written, then observed; then the shard is kept
+    assert seen[-1][1].endswith("tokens/s, 0.0 min left")
     assert resumed.shard(0).stat().st_mtime_ns == written
-    assert resumed.digest() == whole.digest()
-    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["plan.json", "shard-00000.parquet", "shard-00001.parquet"]
+    assert (resumed.digest(), resumed.header.batch) == (whole.digest(), 2)
+    assert is_complete(cut)
+    assert sorted(path.name for path in cut.iterdir()) == [".lock", "plan.json", "shard-00000.parquet", "shard-00001.parquet"]
+
+
+def test_a_resumed_run_needs_the_room_that_it_began_with(pair: LoadedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
+    (tmp_path / "shard-00000.parquet").unlink()
+    with pytest.raises(DraftwellError, match="begun with 4 texts at once, here are 2"):
+        collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)
+    collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
+    collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)  # nothing is left to do
+
+
+def test_two_collections_do_not_share_a_folder(pair: LoadedPair, tmp_path: Path) -> None:
+    with alone(tmp_path), pytest.raises(DraftwellError, match="another collection is writing to") as error:
+        collect(pair, PROMPTS, tmp_path)
+    assert "\n" not in str(error.value)
+    assert len(collect(pair, PROMPTS, tmp_path, max_tokens=4).shards) == 1
 
 
 def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: TraceSet) -> None:
@@ -155,6 +207,44 @@ def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: Tr
         collect(pair, PROMPTS, trace.folder, max_tokens=16, rollout=5)
     (trace.folder / "elsewhere").rename(trace.folder / "plan.json")
     assert trace.digest() == digest
+
+
+class WholeHead(TransformersModel):
+    """Gives the logits of a reduced head as those of the whole vocabulary, the others −∞."""
+
+    def output(self, compact: torch.Tensor, states: torch.Tensor) -> Output:
+        return Output(super().output(compact, states).logits, states)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_reduced_head_gives_the_same_trace_as_over_the_whole_vocabulary(tmp_path: Path, temperature: float) -> None:
+    target = llama(2)
+    tables = []
+    for kind in (TransformersModel, WholeHead):
+        draft = kind(near(target, 0.06), slots=4, head_tokens=torch.arange(2, VOCAB, 2))
+        pair = pair_of(TransformersModel(target, slots=4), draft, {"target": target})
+        tables.append(collect(pair, PROMPTS, tmp_path / kind.__name__, max_tokens=12, rollout=4, temperature=temperature, top_p=0.95,
+                              prefix_kinds=("bare", "draft", "target")).read().to_pydict())
+    one, other = tables
+    assert any(ratio == 0 for ratio in one["text_raw_q"])  # tokens that the draft cannot say are there
+    for name, values in one.items():
+        for a, b in zip(values, other[name], strict=True):
+            assert a == pytest.approx(b, rel=1e-4, abs=1e-6) if isinstance(a, float | list) else a == b, name
+
+
+def test_only_the_kinds_asked_for_have_rollouts(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+    mixed = collect(pair, PROMPTS, tmp_path, max_tokens=16, rollout=5, batch=3, prefix_kinds=("draft", "target"))
+    assert mixed.header.rollout_kinds == ("target",)
+    own, drafted = ([row for rows in texts_of(mixed) if rows[0]["kind"] == kind for row in rows] for kind in ("target", "draft"))
+    assert {row["rollout_tokens"] is None for row in drafted} == {row["rollout_entropy"] is None for row in drafted} == {True}
+    assert [row["rollout_tokens"] for row in own] == [row["rollout_tokens"] for rows in texts_of(trace) for row in rows]
+    prefix, rows = [], [row for row in drafted if row["prompt_id"] == "p2"]
+    for row in rows:  # their states are kept all the same
+        prefix = prefix or list(row["prompt_tokens"])
+        state = ask(pair, "draft", [*prefix, row["draft_token"]]).hidden
+        assert state is not None
+        assert row["hidden_after"] == pytest.approx(state[0].tolist(), abs=2e-3)
+        prefix.append(row["token"])
 
 
 def test_prefix_kinds_come_in_equal_parts_and_are_what_they_say(pair: LoadedPair, tmp_path: Path) -> None:
@@ -176,8 +266,7 @@ def test_prefix_kinds_come_in_equal_parts_and_are_what_they_say(pair: LoadedPair
             assert rows[0]["prompt_tokens"] + [row["token"] for row in rows] == pair.encode_prompt(prompt.prompt)
 
 
-def test_further_turns_read_the_targets_answers(tmp_path: Path) -> None:
-    pair = llama_pair()
+def test_further_turns_read_the_targets_answers(pair: LoadedPair, tmp_path: Path) -> None:
     prompts = [Prompt("two", None, ["hello", "again"]), Prompt("one", None, ["hello"])]
     texts = texts_of(collect(pair, prompts, tmp_path, max_tokens=6, rollout=1, turns=2, prefix_kinds=("draft",)))
     assert [(rows[0]["prompt_id"], rows[0]["turn"]) for rows in texts] == [("two", 0), ("two", 1), ("one", 0)]
@@ -186,17 +275,37 @@ def test_further_turns_read_the_targets_answers(tmp_path: Path) -> None:
     assert texts[1][0]["prompt_tokens"] == pair.encode("hello\n\n" + pair.decode(first) + "\n\nagain")
 
 
-def test_long_prompts_keep_their_end_and_are_counted(pair: LoadedPair, tmp_path: Path) -> None:
-    prompts = [Prompt("long", None, ["x" * 300 + "end"]), PROMPTS[0]]
+def test_later_turns_draw_uniforms_of_their_own(tmp_path: Path) -> None:
+    """Tables look at the last token only, which is the same in both turns: with the same uniforms the texts would be the same."""
+    prompts = [Prompt(f"p{i}", None, ["a", "a"], answers=("b",)) for i in range(4)]
+    texts = texts_of(collect(table_pair(), prompts, tmp_path, max_tokens=12, rollout=1, temperature=1.0, turns=2))
+    first, second = ([[row["token"] for row in rows] for rows in texts if rows[0]["turn"] == turn] for turn in (0, 1))
+    assert len(first) == len(second) == 4
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+def test_recorded_answers_and_messages_are_kept_verbatim(pair: LoadedPair, tmp_path: Path) -> None:
+    prompt = Prompt("p", None, ["one", "two", "three"], messages=({"role": "system", "content": "be kind"},), answers=("yes", "no"))
+    texts = texts_of(collect(pair, [prompt], tmp_path, max_tokens=4, rollout=1, turns=0))
+    said = ["be kind", "one", "yes", "two", "no", "three"]
+    assert [rows[0]["prompt_tokens"] for rows in texts] == [pair.encode("\n\n".join(said[:end])) for end in (2, 4, 6)]
+
+
+def test_long_prompts_keep_their_end_and_every_turn_is_counted(pair: LoadedPair, tmp_path: Path) -> None:
+    long = "x" * 300 + "end"
+    prompts = [Prompt("long", None, [long, "a", "b" * 250]), PROMPTS[0]]
     figures: dict[str, float] = {}
 
     def log(name: str, value: float, step: int) -> None:
         figures[name] = value
 
-    trace = collect(pair, prompts, tmp_path, max_tokens=16, rollout=4, hidden=False, log=log)
-    assert figures["cut_prompts"] == 1
-    assert json.loads((tmp_path / "plan.json").read_text())["cut_prompts"] == 1
-    assert texts_of(trace)[0][0]["prompt_tokens"] == pair.encode("x" * 300 + "end")[-(256 - 16 - 4) :]
+    trace = collect(pair, prompts, tmp_path, max_tokens=16, rollout=4, hidden=False, turns=0, prefix_kinds=("draft", "target"), log=log)
+    room = 256 - 16 - 4
+    rows = [rows[0] for rows in texts_of(trace) if rows[0]["kind"] == "target"]
+    assert rows[0]["prompt_tokens"] == pair.encode(long)[-room:]
+    assert [row["cut_tokens"] > 0 for row in rows] == [True, True, True, False]
+    assert rows[0]["cut_tokens"] == len(long) - room
+    assert cuts(trace) == (3, sum(row["cut_tokens"] for row in rows)) == (figures["cut_prompts"], figures["cut_tokens"])
 
 
 def test_tables_and_pairs_with_few_slots_work(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.runtime.sampling import LogitRows, Stream, Streams, adjusted, residual, warp
-from serving.runtime.types import InvalidRequest, NotFinite, Sampling
+from serving.runtime.types import InvalidRequest, NotFinite, Output, Sampling
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
 
@@ -93,6 +93,45 @@ def test_entropy_of_a_reduced_head_is_finite():
     assert rows.entropy(0) == pytest.approx(math.log(2))
 
 
+HEAD = torch.tensor([1, 4, 5, 8])
+WARPERS = [{}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 2}, {"temperature": 0.9, "top_p": 0.6}, {"temperature": 1.0, "top_k": 7},
+           {"temperature": 1.0, "banned_token_ids": frozenset({4, 7})}, {"presence_penalty": 1.5, "logit_bias": {5: 2.0, 2: 9.0}}]
+
+
+@pytest.mark.parametrize("warpers", WARPERS, ids=str)
+@settings(max_examples=25)
+@given(st.lists(st.lists(st.sampled_from([-9.0, -1.0, 0.0, 0.5, 2.0, 2.5]), min_size=4, max_size=4), min_size=1, max_size=3))
+def test_rows_of_a_reduced_head_equal_rows_over_the_whole_vocabulary(warpers, logits):
+    """Ties among the largest logits too: the first token wins in both."""
+    sampling, written = Sampling(**warpers), [5, 1]
+    output = Output(torch.tensor(logits), torch.zeros(len(logits), 3), HEAD, 10)
+    whole = torch.full((len(logits), 10), -math.inf)
+    whole[:, HEAD] = torch.tensor(logits)
+    compact, full = output.rows(sampling, written), LogitRows(whole, sampling, written=written)
+    assert torch.equal(output.logits, whole)
+    assert compact.top == full.top
+    for row in range(len(logits)):
+        assert compact.confidence(row) == pytest.approx(full.confidence(row), abs=1e-6)
+        assert compact.entropy(row) == pytest.approx(full.entropy(row), abs=1e-6)
+        assert torch.allclose(compact.probs(row), full.probs(row), atol=1e-6)
+        assert torch.allclose(compact.raw(row), full.raw(row), atol=1e-6)
+        assert [compact.raw_logit(row, token) for token in range(10)] == [full.raw_logit(row, token) for token in range(10)]
+        assert [compact.raw_prob(row, token) for token in range(10)] == pytest.approx([float(q) for q in full.raw(row)], abs=1e-6)
+        assert [compact.sample(row, Stream(i, 1)) for i in range(9)] == [full.sample(row, Stream(i, 1)) for i in range(9)]
+
+
+def test_a_reduced_head_is_never_spread_out_for_a_draft_step():
+    """Confidence, entropy, the token and its probability come from the head's own columns; the vocabulary is not there to be read."""
+    output = Output(torch.tensor([[0.5, 2.0, 0.0, 0.0]]), None, HEAD, vocab_size=-1)
+    for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
+        rows = output.rows(sampling)
+        token = rows.sample(0, Stream(0, 1))
+        assert token in HEAD.tolist()
+        assert 0 < rows.raw_prob(0, token) <= rows.confidence(0) < 1 < math.exp(rows.entropy(0))
+    with pytest.raises(RuntimeError):
+        output.rows(Sampling()).raw(0)
+
+
 LOOKS = {"top": lambda r: r.top, "probs": lambda r: r.probs(0), "raw": lambda r: r.raw(0), "raw_logit": lambda r: r.raw_logit(0, 0),
          "confidence": lambda r: r.confidence(0), "entropy": lambda r: r.entropy(0), "hidden": lambda r: r.hidden(0),
          "sample": lambda r: r.sample(0, Stream(0, 1))}
@@ -101,10 +140,11 @@ LOOKS = {"top": lambda r: r.top, "probs": lambda r: r.probs(0), "raw": lambda r:
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_and_infinite_logits_of_any_row_are_named_at_the_first_look(look, bad, temperature):
+@pytest.mark.parametrize("support", [None, torch.tensor([0, 3])], ids=["whole", "reduced"])
+def test_nan_and_infinite_logits_of_any_row_are_named_at_the_first_look(look, bad, temperature, support):
     logits = torch.tensor([[1.0, 2.0], [1.0, bad], [1.0, 2.0]])
     with pytest.raises(NotFinite, match="NaN or infinite") as caught:
-        look(LogitRows(logits, Sampling(temperature=temperature), torch.zeros(3, 4)))
+        look(Output(logits, torch.zeros(3, 4), support, 5).rows(Sampling(temperature=temperature)))
     assert "\n" not in str(caught.value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.runtime.trace import TRACE_VERSION, TraceError, TraceHeader, TraceSet, trace_schema
+from serving.runtime.trace import KINDS, TRACE_VERSION, TraceError, TraceHeader, TraceSet, trace_schema
 
 HEADER = TraceHeader(pair="tiny", fingerprint="f" * 64, dtype="float32", rollout=2, max_tokens=8, temperature=0.0,
                      stop_token_ids=(2,))
@@ -58,6 +59,24 @@ def test_digest_ignores_cuts_and_encoding_but_sees_every_value(tmp_path: Path) -
     digests = {make(tmp_path / f"d{i}", [mutant]).digest() for i, mutant in enumerate(mutants)}
     assert len(digests | {digest}) == len(changed) + 1
     assert make(tmp_path / "e", [rows[::-1]]).digest() != digest
+
+
+def old_shard(folder: Path, rows: list[dict[str, Any]]) -> TraceSet:
+    """A shard as version 1 wrote it."""
+    new = ("cut_tokens", "text_q", "text_p", "text_raw_q", "rollout_q")
+    fields = HEADER.model_dump(exclude={"top_k", "top_p", "rollout_kinds", "batch"}) | {"version": 1}
+    traces = TraceSet(folder)
+    traces.write_shard(0, table(rows).drop_columns(new).replace_schema_metadata({"draftwell.trace": json.dumps(fields)}))
+    return traces
+
+
+def test_a_trace_of_the_first_schema_is_read_with_nulls_for_what_it_lacks(tmp_path: Path) -> None:
+    rows = [row(i) for i in range(4)]
+    old, new = old_shard(tmp_path / "old", rows), make(tmp_path / "new", [rows])
+    assert (old.header.version, old.header.rollout_kinds, old.header.top_p, old.header.batch) == (1, KINDS, 1.0, None)
+    assert old.read().to_pylist() == new.read().to_pylist()
+    assert old.read(["token", "text_q"]).to_pylist() == [{"token": i, "text_q": None} for i in range(4)]
+    assert old.digest() != new.digest(), "the digest is over what a trace holds, not over what is made of it"
 
 
 def test_list_boundaries_enter_the_digest(tmp_path: Path) -> None:

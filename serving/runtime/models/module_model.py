@@ -46,7 +46,7 @@ class ModuleModel:
         self.device, self.dtype = module.device, module.dtype
         self.hidden_size = config.hidden_size
         head = module.get_output_embeddings()
-        self.head_tokens = None if head_tokens is None else head_tokens.to(self.device)
+        self.head_tokens = None if head_tokens is None else head_tokens.sort().values.to(self.device)
         bias = getattr(head, "bias", None)
         self._head = head if self.head_tokens is None else partial(
             F.linear, weight=self.head_weight, bias=None if bias is None else bias[self.head_tokens])
@@ -95,28 +95,32 @@ class ModuleModel:
         hidden = self._states(ids, positions, placed)
         ends = [sum(n for _, _, n in placed[: i + 1]) for i in range(len(placed))]
         states = [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
-        logits = self._logits(torch.cat(states)).split([row.keep for row in rows])
+        logits = self.compact_logits(torch.cat(states)).split([row.keep for row in rows])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the engine reads the clock next
-        return [Output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
+        return [self.output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
 
     def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed]) -> Tensor:
         """Normalised last hidden states `[total, hidden]` of packed tokens `ids` at `positions`, both `[total]`."""
         raise NotImplementedError
 
-    def _logits(self, states: Tensor) -> Tensor:
-        """`[n, hidden]` → `[n, vocab]` float32."""
+    def output(self, compact: Tensor, states: Tensor) -> Output:
+        """`compact_logits` and states of some positions, as what a forward returns."""
+        return Output(compact, states, self.head_tokens, self.vocab_size)
+
+    def compact_logits(self, states: Tensor) -> Tensor:
+        """`[n, hidden]` → `[n, columns]` float32: of the tokens that the head covers, in ascending order."""
         logits: Tensor = self._head(states)
         if self._scale is not None:
             logits = self._scale(logits)  # in the head's own dtype, as the module does
         logits = logits.float()
         if self._softcap:
             logits = torch.tanh(logits / self._softcap) * self._softcap
-        if self.head_tokens is not None:
-            full = logits.new_full((logits.shape[0], self.vocab_size), float("-inf"))
-            full[:, self.head_tokens] = logits
-            return full
-        return logits[:, : self.vocab_size]
+        return logits if self.head_tokens is not None else logits[:, : self.vocab_size]
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """`[n, hidden]` → `[n, vocab]` float32."""
+        return self.output(self.compact_logits(states), states).logits
 
 
 def refuse_recurrent(module: Any) -> None:

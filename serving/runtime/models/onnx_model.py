@@ -120,15 +120,9 @@ class OnnxModel:
         for name, array in (("logits", logits), ("hidden", hidden)):
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.session.run_with_iobinding(binding)
-        return [Output(self._spread(torch.from_numpy(logits[i])), torch.from_numpy(hidden[i])) for i in range(len(rows))]
-
-    def _spread(self, logits: Tensor) -> Tensor:
-        """`[keep, head]` → `[keep, vocab]`."""
-        if self.head_tokens is None:
-            return logits[:, : self.vocab_size]
-        full = logits.new_full((logits.shape[0], self.vocab_size), float("-inf"))
-        full[:, self.head_tokens] = logits
-        return full
+        columns = None if self.head_tokens is not None else self.vocab_size
+        return [Output(torch.from_numpy(logits[i])[:, :columns], torch.from_numpy(hidden[i]), self.head_tokens, self.vocab_size)
+                for i in range(len(rows))]
 
 
 def neighbours(rows: Sequence[Forward]) -> list[list[Forward]]:

@@ -1,0 +1,108 @@
+"""Distributions of many positions of one model at once, over those tokens that the model can say at all.
+
+A distilled draft's head covers a part of the vocabulary; everything else has logit −∞. Figures of its distributions (METHODS,
+"Two pairs of distributions") need the head's own columns only, which is most of what a trace costs to compute.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from serving.runtime.sampling import spread, warp
+from serving.runtime.types import NotFinite, Output, Sampling
+
+
+class Distributions:
+    """Raw and warped distributions of n positions.
+
+    Args:
+        logits: `[n, columns]` float32.
+        support: `[columns]` ascending token ids of the columns; None where column i is token i.
+        vocab_size: needed with `support`.
+    Raises:
+        NotFinite: a logit is NaN or +∞, or all of a position are −∞.
+    """
+
+    def __init__(self, logits: Tensor, support: Tensor | None = None, vocab_size: int = 0):
+        self.logits, self.support, self.vocab_size = logits, support, vocab_size
+        self.largest, self._first = logits.max(-1)  # NaN wins every comparison, so one pass finds it
+        if not bool(self.largest.isfinite().all()):
+            raise NotFinite("a model returned NaN or infinite logits: check its weights and dtype")
+
+    @classmethod
+    def of(cls, output: Output) -> Distributions:
+        """Of the kept positions of a forward."""
+        return cls(output.compact, output.support, output.vocab_size)
+
+    def tokens(self, columns: Tensor) -> Tensor:
+        """Token ids of columns; any shape."""
+        return columns if self.support is None else self.support[columns]
+
+    @property
+    def top(self) -> Tensor:
+        """The likeliest token of each position `[n]`; of equals the first."""
+        return self.tokens(self._first)
+
+    @cached_property
+    def raw(self) -> Tensor:
+        """Raw probabilities `[n, columns]`."""
+        return self.logits.softmax(-1)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """C: the largest raw probability of each position `[n]`."""
+        return self.raw.amax(-1)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """H of each raw distribution `[n]`, in nats."""
+        return torch.special.entr(self.raw).sum(-1)
+
+    def raw_prob(self, tokens: Tensor) -> Tensor:
+        """Raw probability `[n]` of one token of each position."""
+        return self._at(self.raw, tokens, 0.0)
+
+    def rank(self, tokens: Tensor) -> Tensor:
+        """How many tokens each position prefers to its one `[n]`."""
+        return (self.logits > self._at(self.logits, tokens, float("-inf"))[:, None]).sum(-1)
+
+    def gap(self) -> Tensor:
+        """The largest logit of each position minus its second largest `[n]`."""
+        return self.largest - self.logits.scatter(1, self._first[:, None], float("-inf")).amax(-1)
+
+    def candidates(self, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest `count` tokens of each position and their raw probabilities, both `[n, count]`."""
+        best = self.raw.topk(min(count, self.raw.shape[1]))
+        return self.tokens(best.indices), best.values
+
+    def warped(self, sampling: Sampling) -> Tensor:
+        """Warped probabilities `[n, vocab]`."""
+        return spread(warp(self.logits, sampling), self.support, self.vocab_size)
+
+    def drawn(self, sampling: Sampling, uniforms: Tensor) -> Tensor:
+        """A token of each position `[n]` from its warped distribution, by `uniforms` `[n]` in [0, 1)."""
+        return self.tokens(draw(warp(self.logits, sampling), uniforms))
+
+    def _at(self, values: Tensor, tokens: Tensor, missing: float) -> Tensor:
+        """The value `[n]` of one token of each position, from `[n, columns]`."""
+        if self.support is None:
+            return values.gather(1, tokens[:, None]).squeeze(1)
+        column = torch.searchsorted(self.support, tokens).clamp(max=len(self.support) - 1)
+        return values.gather(1, column[:, None]).squeeze(1).masked_fill(self.support[column] != tokens, missing)
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """A column of each row of `probs` `[n, columns]` (need not be normalised), by inversion of `uniforms` `[n]` in [0, 1)."""
+    cumulative = probs.double().cumsum(-1)
+    points = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
+    columns = torch.searchsorted(cumulative, points, right=True).squeeze(1)  # right: the column drawn always has mass of its own
+    return columns.clamp(max=probs.shape[1] - 1)
+
+
+def residuals(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """max(0, p − q) of each row `[n, vocab]`, not normalised; p itself where rounding leaves no mass."""
+    left = (target_probs - draft_probs).clamp(min=0.0)
+    return torch.where(left.sum(-1, keepdim=True) > 0.0, left, target_probs)

@@ -1,0 +1,40 @@
+"""How fast a collection is beside the target's own batched generation, on the default pair."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from components.collection import collect
+from components.prompts import demo_prompts
+from components.texts import room_for_prompts, sampling_of, write_texts
+from serving.runtime.pair import LoadedPair
+from serving.runtime.trace import KINDS
+
+BATCH, PROMPTS, TOKENS, ROLLOUT = 16, 16, 48, 16
+
+
+def written_per_second(pair: LoadedPair) -> float:
+    """Tokens a second of the target alone: the same prompts, the same batch."""
+    sampling = pair.sampling(max_tokens=TOKENS)
+    requests = [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(demo_prompts(PROMPTS))]
+    started = time.perf_counter()
+    texts = write_texts(pair, requests, ["target"], room=room_for_prompts(pair, TOKENS, ROLLOUT), batch=BATCH)
+    return sum(len(text.tokens) for text in texts) / (time.perf_counter() - started)
+
+
+@pytest.mark.slow
+def test_a_collection_is_at_least_half_as_fast_as_the_target_writes(tmp_path: Path) -> None:
+    """All four kinds, both passes, rollouts and the files, in bfloat16; the target writes before and after, and the faster counts."""
+    from registry.pairs import fetch, find_pair
+    from serving.runtime.pair import load_pair
+
+    pair = load_pair(fetch(find_pair("default")), dtype="bfloat16", slots=BATCH, max_context=512)
+    written_per_second(pair)  # the first forwards are slower
+    before = written_per_second(pair)
+    started = time.perf_counter()
+    traces = collect(pair, demo_prompts(PROMPTS), tmp_path, max_tokens=TOKENS, rollout=ROLLOUT, prefix_kinds=KINDS, batch=BATCH)
+    rate = traces.read(["position"]).num_rows / (time.perf_counter() - started)
+    assert rate >= 0.5 * max(before, written_per_second(pair))

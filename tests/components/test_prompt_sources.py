@@ -1,0 +1,139 @@
+"""Prompts from spools, tables and data sets; and one clear line for a source that is none."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.prompt_sources import load_prompts
+from components.prompts import Prompt
+from serving.runtime.types import DraftwellError
+
+SCRIPTS = ["今天天气怎么样？", "كيف حالك؟", "🙂 ok\nin two lines"]
+
+
+def parquet(path: Path, **columns: list[Any]) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_jsonl_is_read_as_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"id": "x", "prompt": "b"}\n')
+    assert [prompt.id for prompt in load_prompts(tmp_path / "p.jsonl")] == ["line-1", "x"]
+    with pytest.raises(DraftwellError, match="leave --column out"):
+        load_prompts(tmp_path / "p.jsonl", column="prompt")
+
+
+def test_a_spool_of_requests_is_read_file_by_file_up_to_a_line_that_is_being_written(tmp_path: Path) -> None:
+    bodies = [{"model": "m", "messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "你好"}], "stream": True},
+              {"model": "m", "prompt": "once upon"}]
+    (tmp_path / "2026-11-20.jsonl").write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    (tmp_path / "2026-11-21.jsonl").write_text(json.dumps(bodies[1]) + "\n" + '{"model": "m", "mess')
+    (tmp_path / "notes.txt").write_text("not a request")
+    first, second, third = load_prompts(tmp_path)
+    assert (first.id, first.turns, first.messages) == ("2026-11-20/1", ["你好"], ({"role": "system", "content": "be kind"},))
+    assert (second.id, second.turns) == ("2026-11-20/2", ["once upon"])
+    assert third.id == "2026-11-21/1"
+    (tmp_path / "2026-11-20.jsonl").write_text('{"prompt": \n{"prompt": "a"}\n')
+    with pytest.raises(DraftwellError, match=r"2026-11-20.jsonl line 1: not valid JSON"):
+        load_prompts(tmp_path)
+
+
+@pytest.mark.parametrize(("columns", "expected"), [
+    ({"text": ["x"], "prompt": ["a"]}, Prompt("t/0", None, ["a"], fields={"text": "x"})),
+    ({"prompt": ["x"], "turns": [["a", "b"]]}, Prompt("t/0", None, ["a", "b"])),
+    ({"messages": [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]]},
+     Prompt("t/0", None, ["a"], "b", answers=("b",))),
+    ({"conversations": [[{"from": "system", "value": "s"}, {"from": "human", "value": "a"}]], "text": ["x"]},
+     Prompt("t/0", None, ["a"], messages=({"role": "system", "content": "s"},), fields={"text": "x"})),
+    ({"instruction": ["do"], "input": ["this"], "category": ["work"]}, Prompt("t/0", "work", ["do\n\nthis"], fields={"input": "this"})),
+    ({"instruction": ["do"], "input": [""]}, Prompt("t/0", None, ["do"], fields={"input": ""})),
+    ({"id": [7], "question": ["a?"], "answer": ["#### 4"]}, Prompt("t/0", None, ["a?"], fields={"answer": "#### 4"})),
+])
+def test_prompts_are_found_among_the_columns_of_a_table(tmp_path: Path, columns: dict[str, list[Any]], expected: Prompt) -> None:
+    assert load_prompts(parquet(tmp_path / "t.parquet", **columns)) == [expected]
+
+
+def test_a_column_can_be_named(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "t.parquet", prompt=["a"], story=["once"])
+    assert load_prompts(path, column="story")[0].turns == ["once"]
+    for column in ("tale", None):
+        table = path if column else parquet(tmp_path / "u.parquet", story=["once"])
+        with pytest.raises(DraftwellError, match=r"has no column .*: name one of its own with --column .*story"):
+            load_prompts(table, column=column)
+
+
+def test_a_window_counts_what_is_not_empty_and_ids_stay(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "t.parquet", text=["a", "", None, "  ", "b", "c"])
+    assert [(prompt.id, prompt.prompt) for prompt in load_prompts(path, skip=1, limit=1)] == [("t/4", "b")]
+    with pytest.raises(DraftwellError, match="holds only 3 prompts, of which 3 are skipped"):
+        load_prompts(path, skip=3)
+    with pytest.raises(DraftwellError, match="holds no prompts"):
+        load_prompts(parquet(tmp_path / "none.parquet", text=["", None]))
+    for wrong in ({"limit": 0}, {"skip": -1}):
+        with pytest.raises(DraftwellError, match="must be at least"):
+            load_prompts(path, **wrong)
+
+
+def test_csv_with_quotes_newlines_and_every_script(tmp_path: Path) -> None:
+    with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file)
+        writer.writerows([["task", "question"], *(["qa", text] for text in SCRIPTS)])
+    assert [(p.task, p.prompt) for p in load_prompts(tmp_path / "t.csv")] == [("qa", text) for text in SCRIPTS]
+    (tmp_path / "t.csv").write_bytes(b"question\n\xff\xfe\n")
+    with pytest.raises(DraftwellError, match="no CSV file in UTF-8"):
+        load_prompts(tmp_path / "t.csv")
+
+
+def test_saved_data_sets_and_their_splits(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    one = datasets.Dataset.from_dict({"question": SCRIPTS, "id": [1, 2, 3]})
+    one.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"test": one, "dev": one.select([1])}).save_to_disk(str(tmp_path / "two"))
+    assert [(p.id, p.prompt) for p in load_prompts(tmp_path / "one")] == [(f"one/{i}", text) for i, text in enumerate(SCRIPTS)]
+    assert [p.prompt for p in load_prompts(tmp_path / "two", split="dev")] == SCRIPTS[1:2]
+    with pytest.raises(DraftwellError, match=r"has no split 'train': choose one of test, dev"):
+        load_prompts(tmp_path / "two")
+
+
+def test_parquet_files_of_a_folder_are_one_source_and_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+    parquet(tmp_path / "b.parquet", text=["c"])
+    parquet(tmp_path / "a.parquet", text=["a", "b"])
+    assert [(p.id, p.prompt) for p in load_prompts(tmp_path)] == [(f"{tmp_path.name}/{i}", text) for i, text in enumerate("abc")]
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "b.parquet").read_bytes()[:-9])
+    assert [p.prompt for p in load_prompts(tmp_path, limit=2)] == ["a", "b"]
+    with pytest.raises(DraftwellError, match=r"b.parquet is truncated or no Parquet file"):
+        load_prompts(tmp_path)
+
+
+def test_the_hub_is_streamed_under_our_own_cache(monkeypatch: pytest.MonkeyPatch, own_stores: Path) -> None:
+    import datasets
+
+    asked: list[Any] = []
+
+    def rows() -> Any:
+        yield {"question": "a"}
+        yield {"question": "b"}
+        raise AssertionError("more was downloaded than was asked for")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or rows())
+    found = load_prompts("org/name:main", limit=2, split="test")
+    assert [(p.id, p.prompt) for p in found] == [("org/name:main/0", "a"), ("org/name:main/1", "b")]
+    assert asked == [(("org/name", "main"), {"split": "test", "streaming": True, "cache_dir": str(own_stores / "draftwell" / "datasets")})]
+
+
+def test_no_hub_and_no_such_source_are_one_line_each(tmp_path: Path) -> None:
+    for source, message in (("nobody/nothing", "cannot read nobody/nothing from the hub"), ("nowhere.jsonl", "there is no prompt file"),
+                            ("nowhere.parquet", "there is no prompt file"), ("nowhere", "neither a file, nor a folder"),
+                            (str(tmp_path), "a folder without .jsonl or .parquet files")):
+        with pytest.raises(DraftwellError, match=message) as error:
+            load_prompts(source)
+        assert "\n" not in str(error.value)

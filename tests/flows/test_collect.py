@@ -1,0 +1,70 @@
+"""`draftwell collect`: its sources and settings reach the trace, and what was cut is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.runtime.trace import TraceSet
+
+
+@pytest.fixture
+def collect(run: Any, pair_file: Path, own_stores: Path, tmp_path: Path) -> Callable[..., Any]:
+    return lambda source, *more: run("collect", "--pair", pair_file, "--prompts", source, "--max-tokens", 6, "--out", tmp_path / "t", *more)
+
+
+def test_a_spool_of_served_traffic_with_every_setting(collect: Callable[..., Any], tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    talk = [{"role": "user", "content": "the inn"}, {"role": "assistant", "content": "an inn"}, {"role": "user", "content": "在哪里？"},
+            {"role": "assistant", "content": "there"}]
+    (spool / "day.jsonl").write_text("".join(json.dumps({"messages": said}) + "\n" for said in (talk, talk[:3], [talk[0]])))
+    done = collect(spool, "--limit", 2, "--turns", 0, "--temperature", 0.7, "--top-p", 0.9, "--rollout", 3, "--seed", 5,
+                   "--kinds", "draft,target")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "tokens/s; the target alone wrote" in done.stderr
+    trace = TraceSet(tmp_path / "t")
+    header = trace.header
+    assert (header.temperature, header.top_p, header.rollout, header.rollout_kinds, header.batch) == (0.7, 0.9, 3, ("target",), 16)
+    rows = trace.read(["prompt_id", "turn", "kind", "position"]).to_pylist()
+    texts = [(row["prompt_id"], row["turn"], row["kind"]) for row in rows if row["position"] == 0]
+    assert texts == [(name, turn, kind) for name, turn in (("day/1", 0), ("day/1", 1), ("day/2", 0)) for kind in ("draft", "target")]
+
+
+def test_a_table_and_what_was_too_long(collect: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("saying,story\nx,the inn\ny," + "the man " * 60 + "\n")
+    done = collect(tmp_path / "t.csv", "--column", "story", "--kinds", "target")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "1 of the prompts were too long and were cut, by " in done.stdout
+    rows = TraceSet(tmp_path / "t").read(["prompt_id", "prompt_tokens", "cut_tokens"]).to_pylist()
+    cut = {row["prompt_id"]: row["cut_tokens"] for row in rows if row["prompt_tokens"]}
+    assert cut["t/0"] == 0 < cut["t/1"]
+
+
+def test_sources_that_are_none(collect: Callable[..., Any], tmp_path: Path) -> None:
+    for source, told in (("nobody/nothing", "cannot read nobody/nothing from the hub"), (str(tmp_path), "a folder without .jsonl")):
+        done = collect(source)
+        assert done.exit_code == 2
+        assert told in done.stderr.strip().splitlines()[-1]
+        assert not (tmp_path / "t").exists()
+
+
+def test_slots_are_as_long_as_the_longest_conversation_needs(pair_file: Path, tmp_path: Path) -> None:
+    from components.prompts import Prompt
+    from flows.collecting import context_for
+    from flows.workspace import Workspace
+    from serving.runtime.pair import load_pair
+
+    space = Workspace(str(pair_file))
+    prompt = Prompt("p", None, ["one two", "three"], messages=({"role": "system", "content": "be kind"},), answers=("yes",))
+    needed = context_for(space, [prompt], max_tokens=6, rollout=4, turns=0)
+    assert needed is not None
+    pair = load_pair(space.files(), dtype="float32")
+    talk = [*prompt.messages, {"role": "user", "content": "one two"}, {"role": "assistant", "content": "yes"},
+            {"role": "user", "content": "three"}]
+    assert len(pair.encode_messages(talk)) + 6 + 4 <= needed < 256
+    assert context_for(space, [prompt], max_tokens=200, rollout=4) is None  # more than the models read
