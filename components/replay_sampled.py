@@ -82,9 +82,10 @@ def read_sampled(trace: TraceSet, limit: int | None = None) -> SampledTexts:
 
 
 def ratio(columns: Mapping[str, list[Any]], part: slice) -> np.ndarray:
-    """min(1, q/p) of the text's tokens, which all have p > 0."""
+    """min(1, q/p) of the text's tokens; where rounding left p = 0 behind (a tie at top-k's edge), 1 if the draft can draw it."""
     draft, target = np.array(columns["text_q"][part], dtype=float), np.array(columns["text_p"][part], dtype=float)
-    return np.minimum(1.0, draft / target)
+    quotient: np.ndarray = np.divide(draft, target, out=(draft > 0).astype(float), where=target > 0)
+    return np.minimum(1.0, quotient)
 
 
 @dataclass(frozen=True)
