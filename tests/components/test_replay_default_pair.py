@@ -50,11 +50,13 @@ IDS = [f"{name}-{'-'.join(map(str, parameters.values()))}" for name, parameters 
 
 
 @functools.cache
-def half_pair() -> LoadedPair:
+def pair_in(dtype: str) -> LoadedPair:
     from registry.pairs import fetch, find_pair
     from serving.runtime.pair import load_pair
 
-    return load_pair(fetch(find_pair("default")), dtype="bfloat16", slots=8, max_context=512, keep_modules=True)
+    if dtype == "float32":
+        return default_pair()
+    return load_pair(fetch(find_pair("default")), dtype=dtype, slots=8, max_context=512, keep_modules=True)
 
 
 @functools.cache
@@ -63,32 +65,23 @@ def folder_of_traces() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache
-def collected(pair: LoadedPair, temperature: float = 0.0) -> TraceSet:
+def collected(dtype: str, temperature: float = 0.0) -> TraceSet:
     """One text at a time: what a batch does to near-ties is not replay's error."""
-    folder = Path(folder_of_traces().name) / f"{pair.dtype}-{temperature}"
-    return collect(pair, demo_prompts(PROMPTS), folder, max_tokens=TOKENS, rollout=K, batch=1, hidden=False, temperature=temperature)
+    folder = Path(folder_of_traces().name) / f"{dtype}-{temperature}"
+    return collect(pair_in(dtype), demo_prompts(PROMPTS), folder, max_tokens=TOKENS, rollout=K, batch=1, hidden=False,
+                   temperature=temperature)
 
 
 @functools.cache
-def texts_of(pair: LoadedPair, kit: Kit) -> Texts:
-    head = kit.artifacts["acceptance_head"]
+def kit_in(dtype: str) -> Kit:
+    return kit_of(pair_in(dtype))
+
+
+@functools.cache
+def texts_in(dtype: str) -> Texts:
+    head = kit_in(dtype).artifacts["acceptance_head"]
     assert isinstance(head, AcceptanceHead)
-    return score_rollouts(pair, read_texts(collected(pair)), head)
-
-
-@functools.cache
-def kit_for(pair: LoadedPair) -> Kit:
-    return Unhashed(**vars(kit_of(pair)))
-
-
-class Unhashed(Kit):
-    """A kit that caches can tell by identity: its artifacts are in a dict."""
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    return score_rollouts(pair_in(dtype), read_texts(collected(dtype)), head)
 
 
 def profile_of(kit: Kit) -> HardwareProfile:
@@ -115,9 +108,8 @@ def closest(trace: TraceSet) -> dict[str, float]:
 
 @pytest.mark.parametrize(("name", "parameters"), CONFIGS, ids=IDS)
 def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]) -> None:
-    pair = default_pair()
-    kit, rounds, leads = kit_for(pair), rounds_of(monkeypatch), closest(collected(pair))
-    texts, differing = texts_of(pair, kit), []
+    pair, kit, texts = pair_in("float32"), kit_in("float32"), texts_in("float32")
+    rounds, leads, differing = rounds_of(monkeypatch), closest(collected("float32")), []
     for text in texts.texts:
         result = replay(replace(texts, texts=[text]), name, parameters, kit, profile_of(kit))
         replayed = rounds.take()
@@ -131,9 +123,7 @@ def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name
 
 @pytest.mark.parametrize(("name", "parameters"), CONFIGS, ids=IDS)
 def test_bfloat16_counts_are_within_two_percent(name: str, parameters: dict[str, Any]) -> None:
-    pair = half_pair()
-    kit = kit_for(pair)
-    texts = texts_of(pair, kit)
+    pair, kit, texts = pair_in("bfloat16"), kit_in("bfloat16"), texts_in("bfloat16")
     told = replay(texts, name, parameters, kit, profile_of(kit)).stats
     real = Stats.total(real_run(pair, kit, name, parameters, text.prompt)[1] for text in texts.texts)
     pace = {counter: (getattr(told, counter), getattr(real, counter)) for counter in ("target_calls", "draft_calls", "accepted")}
@@ -146,9 +136,8 @@ def test_bfloat16_counts_are_within_two_percent(name: str, parameters: dict[str,
 @pytest.mark.parametrize(("name", "parameters"), [("vanilla_sd", {}), ("svip", {}), ("spide", {"tau": 0.3, "max_draft": 16}),
                                                   ("pearl", {"num_speculative_tokens": 8})])
 def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters: dict[str, Any]) -> None:
-    pair = default_pair()
-    kit = kit_for(pair)
-    told = replay_expected(read_sampled(collected(pair, 0.7)), name, parameters, kit, profile_of(kit), seeds=4)
+    pair, kit = pair_in("float32"), kit_in("float32")
+    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, kit, profile_of(kit), seeds=4)
     sampling = pair.sampling(max_tokens=TOKENS, temperature=0.7)
     strategy = build_strategy(name, parameters, kit)
     real = [pair.engine().generate(pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i), strategy).session.stats
@@ -162,11 +151,10 @@ def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters:
 
 
 def test_predicted_times_are_within_ten_percent() -> None:
-    pair = half_pair()
-    kit, prompts = kit_for(pair), demo_prompts(PROMPTS)[:12]
+    pair, whole, prompts = pair_in("bfloat16"), texts_in("bfloat16"), demo_prompts(PROMPTS)[:12]
     times = profile(pair, provenance(pair))
-    kit = replace(kit, artifacts={**kit.artifacts, "hardware_profile": times})
-    texts = replace(texts_of(pair, kit_for(pair)), texts=texts_of(pair, kit_for(pair)).texts[: len(prompts)])
+    kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
+    texts = replace(whole, texts=whole.texts[: len(prompts)])
     rows = check_prediction(pair, texts, kit, times, CONFIGS, prompts)
     for row in rows:
         print(f"{row.label}: {row.predicted * 1e3:.2f} ms a token predicted, {row.scaled * 1e3:.2f} at the run's pace, "
@@ -176,9 +164,7 @@ def test_predicted_times_are_within_ten_percent() -> None:
 
 
 def test_a_minute_holds_a_hundred_replays_of_ten_thousand_positions() -> None:
-    pair = half_pair()
-    kit = kit_for(pair)
-    texts = tiled(replace(texts_of(pair, kit)), 10_000)
+    kit, texts = kit_in("bfloat16"), tiled(texts_in("bfloat16"), 10_000)
     space = [(name, parameters) for name in REPLAYED for parameters in random.Random(name).sample(grid(space_of(name, K)), 4)]
     started = time.perf_counter()
     for name, parameters in space:
