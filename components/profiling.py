@@ -97,7 +97,7 @@ def tell(profile: HardwareProfile, log: Log) -> None:
 def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
                   draft_sizes: Sequence[int] = (1,)) -> dict[tuple[Role, int], list[float]]:
     """(role, tokens) → seconds of each of `repeats` forwards; the first, cold round is dropped."""
-    plan: list[tuple[Role, int]] = [*(("draft", k) for k in draft_sizes), *(("target", k) for k in sizes)]  # type: ignore[list-item]
+    plan: list[tuple[Role, int]] = [*(("draft", k) for k in draft_sizes), *(("target", k) for k in sizes)]
     seconds: dict[tuple[Role, int], list[float]] = {key: [] for key in plan}
     slots = {role: pair.models[role].open() for role in ROLES}
     try:
