@@ -1,28 +1,39 @@
 """Hardware profile: how long single forwards take on this machine.
 
 Draft and target forwards of all sizes are measured in turn, round by round, so that a slow minute of the machine hits
-all of them alike; medians, with the device synchronised before each clock is read. Forwards are timed twice: alone with
-all cores, and as an overlapping strategy runs them, each model on its own share beside the other.
+all of them alike; medians, with the device synchronised before each clock is read. Forwards are timed alone with all
+cores, and as an overlapping strategy runs them, each model on its own share, beside the other and while that one rests.
+What predictions of whole requests need besides is measured too: prompts, the price of a longer context, and what strategies
+spend outside forwards. About ten seconds in all on the default pair.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from threading import Event
+from typing import Any
 
 import torch
 
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile, Rest
 from serving.runtime.device import device_class
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import build_strategy
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.types import DraftwellError, Forward, Role
 from serving.runtime.workers import Workers
 
 Log = Callable[[str, float, int], None]
+
+DRAFT_SIZES = (1, 2, 4, 8, 32, 128)
+"""Tokens of draft forwards: one is a step, two follow a bonus, more a prompt's end or a draft that the target went past."""
+PROMPT_SIZES = (64, 128, 256, 512)
+DEEP_CONTEXT = 512
+ROLES: tuple[Role, ...] = ("target", "draft")
 
 
 def profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), repeats: int = 15,
@@ -44,35 +55,53 @@ def profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = 
     sizes = sorted({1, *(k for k in sizes if k <= room)})
     if room < 1:
         raise DraftwellError(f"a context of {context} tokens does not fit pair {pair.name}: profile with a shorter one")
-    seconds = time_forwards(pair, sizes, repeats, context)
-    t_draft = median(seconds["draft", 1])
+    few = max(3, repeats // 3)
+    seconds = time_forwards(pair, sizes, repeats, context, [k for k in DRAFT_SIZES if k <= room])
+    t_draft = {k: median(times) for (role, k), times in seconds.items() if role == "draft"}
     t_verify = {k: median(seconds["target", k]) for k in sizes}
-    split = time_overlapped(pair, sizes, max(3, repeats // 3), context)
-    onnx = time_overlapped(pair, [1], max(3, repeats // 3), context, "draft_onnx")[0] if "draft_onnx" in pair.models else None
-    t_rest = rest_of_a_round(pair)
-    if log:
-        log("t_draft_ms", t_draft * 1e3, 1)
-        for k, value in t_verify.items():
-            log("t_verify_ms", value * 1e3, k)
-        log("t_draft_split_ms", split[0] * 1e3, 1)
-        for k, value in split[1].items():
-            log("t_verify_split_ms", value * 1e3, k)
-        if onnx is not None:
-            log("t_draft_onnx_ms", onnx * 1e3, 1)
-        log("t_rest_ms", t_rest * 1e3, 0)
+    split = time_overlapped(pair, sizes, few, context)
+    onnx = time_overlapped(pair, [1], few, context, "draft_onnx")[0] if "draft_onnx" in pair.models else None
+    runs = short_runs(pair)
+    details = Details(t_draft=t_draft, prefill=time_prompts(pair, [k for k in PROMPT_SIZES if k <= room + context], few),
+                      per_context_token=slopes(pair, few, context, min(DEEP_CONTEXT, room + context - 1)), context=context,
+                      split_alone=time_overlapped(pair, sizes, few, context, busy=False), rest=rest_of(runs),
+                      chains=bool(getattr(pair.models["draft"], "chains", False)))
+    t_rest = runs["vanilla_sd"].overhead_seconds / max(1, runs["vanilla_sd"].rounds)
+    made = HardwareProfile(t_draft[1], t_verify, t_rest, provenance, split, onnx, details)
     if provenance.device_class is None:
-        provenance = provenance.model_copy(update={"device_class": device_class(pair.device)})
-    return HardwareProfile(t_draft, t_verify, t_rest, provenance, split, onnx)
+        made.provenance = provenance.model_copy(update={"device_class": device_class(pair.device)})
+    if log:
+        tell(made, log)
+    return made
 
 
-def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int) -> dict[tuple[Role, int], list[float]]:
+def tell(profile: HardwareProfile, log: Log) -> None:
+    """Log what a profile holds, in milliseconds."""
+    def times(name: str, seconds: Mapping[int, float]) -> None:
+        for tokens, value in seconds.items():
+            log(name, value * 1e3, tokens)
+
+    times("t_draft_ms", {1: profile.t_draft})
+    times("t_verify_ms", profile.t_verify)
+    if profile.split:
+        times("t_draft_split_ms", {1: profile.split[0]})
+        times("t_verify_split_ms", profile.split[1])
+    if profile.t_draft_onnx is not None:
+        times("t_draft_onnx_ms", {1: profile.t_draft_onnx})
+    times("t_rest_ms", {0: profile.t_rest})
+    if profile.details:
+        for role, prompts in profile.details.prefill.items():
+            times(f"t_prompt_{role}_ms", prompts)
+
+
+def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
+                  draft_sizes: Sequence[int] = (1,)) -> dict[tuple[Role, int], list[float]]:
     """(role, tokens) → seconds of each of `repeats` forwards; the first, cold round is dropped."""
-    plan: list[tuple[Role, int]] = [("draft", 1), *(("target", k) for k in sizes)]
+    plan: list[tuple[Role, int]] = [*(("draft", k) for k in draft_sizes), *(("target", k) for k in sizes)]
     seconds: dict[tuple[Role, int], list[float]] = {key: [] for key in plan}
-    roles: tuple[Role, ...] = ("target", "draft")
-    slots = {role: pair.models[role].open() for role in roles}
+    slots = {role: pair.models[role].open() for role in ROLES}
     try:
-        for role in roles:
+        for role in ROLES:
             pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
         for turn in range(repeats + 1):
             for role, k in plan:
@@ -85,9 +114,37 @@ def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context:
     return seconds
 
 
+def time_prompts(pair: LoadedPair, sizes: Sequence[int], repeats: int) -> dict[str, dict[int, float]]:
+    """role → tokens → median seconds of a prompt's forward, which keeps one row; the first, cold round is dropped."""
+    seconds: dict[tuple[Role, int], list[float]] = {(role, k): [] for role in ROLES for k in sizes}
+    slots = {role: pair.models[role].open() for role in ROLES}
+    try:
+        for turn in range(repeats + 1):
+            for (role, k), taken in seconds.items():
+                one = timed(pair, role, slots[role], k, 0)
+                if turn:
+                    taken.append(one)
+    finally:
+        for role, slot in slots.items():
+            pair.models[role].close(slot)
+    return {role: {k: median(seconds[role, k]) for k in sizes} for role in ROLES}
+
+
+def slopes(pair: LoadedPair, repeats: int, context: int, deep: int) -> dict[str, float]:
+    """role → seconds that a one-token forward takes longer for every further token in its slot, at least 0."""
+    if deep <= context:
+        return dict.fromkeys(ROLES, 0.0)
+    near, far = (time_forwards(pair, [1], repeats, length) for length in (context, deep))
+    return {role: max(0.0, median(far[role, 1]) - median(near[role, 1])) / (deep - context) for role in ROLES}
+
+
 def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
-                    draft: Role = "draft") -> tuple[float, dict[int, float]]:
-    """Median seconds of a draft forward and of target forwards of all sizes, each on cores of its own, while the other runs."""
+                    draft: Role = "draft", *, busy: bool = True) -> tuple[float, dict[int, float]]:
+    """Median seconds of a draft forward and of target forwards of all sizes, each on cores of its own.
+
+    Args:
+        busy: while the other model runs; False lets it rest.
+    """
     roles: tuple[Role, ...] = ("target", draft)
     slots = {role: pair.models[role].open() for role in roles}
     workers = Workers([pair.models[role] for role in roles])
@@ -107,6 +164,9 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
             for k in sizes:
                 over = Event()
                 drafting = workers.submit(pair.models[draft], draft_until, over)
+                if not busy:
+                    over.set()
+                    drafting.result()
                 try:
                     verified[k].append(workers.submit(pair.models["target"], timed, pair, "target", slots["target"], k, context).result())
                 finally:
@@ -120,9 +180,9 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
 
 
 def timed(pair: LoadedPair, role: Role, slot: int, tokens: int, context: int) -> float:
-    """Seconds of one forward that returns the logits of all its tokens, as a verification does."""
+    """Seconds of one forward behind a context; it returns the logits of all its tokens, as a verification does, a prompt's of one."""
     model = pair.models[role]
-    command = Forward(role, slot, filler(pair, tokens), keep=tokens)
+    command = Forward(role, slot, filler(pair, tokens), keep=tokens if context else 1, prefill=not context)
     synchronise(pair.device)
     start = time.perf_counter()
     model.forward([command])
@@ -137,11 +197,34 @@ def filler(pair: LoadedPair, count: int) -> tuple[int, ...]:
     return tuple(1 + i % (pair.models["target"].vocab_size - 1) for i in range(count))
 
 
-def rest_of_a_round(pair: LoadedPair, tokens: int = 24) -> float:
-    """Seconds outside forwards in a round of vanilla speculative decoding, from a short generation."""
-    sampling = pair.sampling(max_tokens=tokens, stop_token_ids=frozenset())
-    stats = pair.engine().generate(filler(pair, 8), sampling, build_strategy("vanilla_sd")).session.stats
-    return stats.overhead_seconds / max(1, stats.rounds)
+def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
+    """Strategy → counters of a short generation. In these four, target calls, drafted tokens and figures come in different
+    proportions."""
+    origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
+    kit = Kit({"acceptance_table": AcceptanceTable.empty(origin), "hardware_profile": HardwareProfile(1.0, {1: 1.0}, 0.0, origin)})
+    plans: dict[str, dict[str, Any]] = {"autoregressive": {}, "vanilla_sd": {}, "svip": {}, "spide": {"parallel": False}}
+
+    def run(name: str, budget: int) -> Stats:
+        sampling = pair.sampling(max_tokens=budget, stop_token_ids=frozenset())
+        return pair.engine().generate(filler(pair, 8), sampling, build_strategy(name, plans[name], kit)).session.stats
+
+    run("spide", 4)  # what is done once only (caches, imports) belongs to nobody
+    return {name: run(name, tokens) for name in plans}
+
+
+def rest_of(runs: Mapping[str, Stats]) -> Rest:
+    """Seconds outside forwards of a target call, of a drafted token and of a figure, from `short_runs`.
+
+    Each has a run that fixes it once the ones before are known: plain decoding only calls the target, a draft of fixed length
+    reads no figures. That is least squares where the runs have little to disagree about, and it never goes below 0.
+    """
+    plain, fixed = runs["autoregressive"], runs["vanilla_sd"]
+    round_ = plain.overhead_seconds / max(1, plain.target_calls)
+    token = max(0.0, fixed.overhead_seconds - round_ * fixed.target_calls) / max(1, fixed.draft_calls)
+    others = [stats for name, stats in runs.items() if name not in ("autoregressive", "vanilla_sd")]
+    drafted = sum(stats.draft_calls for stats in others)
+    left = sum(stats.overhead_seconds - round_ * stats.target_calls for stats in others) - token * drafted
+    return Rest(round=round_, token=token, figure=max(0.0, left) / max(1, drafted))
 
 
 def synchronise(device: str) -> None:

@@ -1,24 +1,28 @@
 """Replay: what a strategy would have done on traced prompts, exactly, and how long it would have taken.
 
 The strategy's own generator runs over trace models, so there is no second implementation of anything. At temperature 0
-in float32 a lossless strategy makes the same target calls, draft calls and accepted tokens as in a real run, prompt by
-prompt (in order, one at a time, state carried). Time is predicted from a hardware profile.
+in float32 a lossless strategy makes the same target calls, draft calls and accepted tokens as in a real run, round by
+round (prompts in order, one at a time, state carried). Time is predicted from a hardware profile. Sampled texts are
+replayed in expectation (`replay_sampled`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.head_scores import with_recorded_head
+from components.replay_costs import Costs, costs_of
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.engine import Engine
 from serving.runtime.models.trace_model import TracedText, TraceModel
 from serving.runtime.session import Session
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import Kit, Strategy, StrategyConfig, build_strategy
+from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies.draft_verify import SAMPLED
 from serving.runtime.trace import TraceError, TraceSet
-from serving.runtime.types import DraftwellError, Forward, Model, Overlap, Role, Sampling, Step
+from serving.runtime.types import DraftwellError, Overlap, Role, Sampling
 
 COLUMNS = ("prompt_id", "turn", "kind", "position", "prompt_tokens", "token", "rollout_tokens", "rollout_confidence", "rollout_entropy")
 
@@ -50,12 +54,19 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a trace that can be replayed, read once for many replays."""
+    """The texts of a trace that can be replayed, read once for many replays.
+
+    Args:
+        temperature: that the texts were written at; above 0 they come from `replay_sampled.SampledTexts.draw`.
+        head: the acceptance head whose scores they carry (`head_scores.score_rollouts`).
+    """
 
     texts: list[TracedText]
     max_tokens: int
     stop_token_ids: frozenset[int]
     rollout: int
+    temperature: float = 0.0
+    head: AcceptanceHead | None = None
 
 
 def read_texts(trace: TraceSet, limit: int | None = None) -> Texts:
@@ -67,16 +78,25 @@ def read_texts(trace: TraceSet, limit: int | None = None) -> Texts:
     header = trace.header
     if header.temperature > 0:
         raise TraceError(f"{trace.folder} was sampled at temperature {header.temperature}: replay needs one collected at 0")
-    columns = {name: column.to_pylist() for name, column in zip(COLUMNS, trace.read(COLUMNS).columns, strict=True)}
+    columns, parts = target_rows(trace, COLUMNS)
+    return Texts([text_of(columns, part) for part in parts][:limit], header.max_tokens, frozenset(header.stop_token_ids), header.rollout)
+
+
+def target_rows(trace: TraceSet, names: Sequence[str]) -> tuple[dict[str, list[Any]], list[slice]]:
+    """Columns of a trace, and the rows of each text that the target wrote."""
+    columns = {name: column.to_pylist() for name, column in zip(names, trace.read(names).columns, strict=True)}
     starts = [i for i, position in enumerate(columns["position"]) if position == 0]
-    texts = [_text(columns, slice(start, end)) for start, end in zip(starts, [*starts[1:], len(columns["position"])], strict=True)
+    parts = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(columns["position"])], strict=True)
              if columns["kind"][start] == "target"]
-    if not texts:
+    if not parts:
         raise TraceError(f"{trace.folder} holds no text written by the target: collect with the prefix kind target")
-    return Texts(texts[:limit], header.max_tokens, frozenset(header.stop_token_ids), header.rollout)
+    if any(columns["rollout_tokens"][part.start] is None for part in parts):
+        raise TraceError(f"{trace.folder} holds no rollouts along the target's texts: collect with rollouts for them")
+    return columns, parts
 
 
-def _text(columns: Mapping[str, list[Any]], rows: slice) -> TracedText:
+def text_of(columns: Mapping[str, list[Any]], rows: slice) -> TracedText:
+    """One text."""
     prompt = columns["prompt_tokens"][rows.start]
     turn = columns["turn"][rows.start]
     return TracedText(columns["prompt_id"][rows.start] + (f", turn {turn + 1}" if turn else ""), prompt + columns["token"][rows],
@@ -102,75 +122,54 @@ def replay(trace: TraceSet | Texts, strategy_name: str, parameters: Mapping[str,
     budget = texts.max_tokens if max_tokens is None else max_tokens
     if budget > texts.max_tokens:
         raise DraftwellError(f"the trace holds texts of {texts.max_tokens} tokens, not {budget}: lower max_tokens or collect longer ones")
-    strategy = build_strategy(strategy_name, dict(parameters), kit.private())
+    settings = dict(parameters)
+    if strategy_name == "draft_verify" and texts.temperature > 0 and settings.get("threshold") is None:
+        settings["threshold"] = SAMPLED  # its default asks the request's temperature, and a replay's is always 0
+    strategy = build_strategy(strategy_name, settings, with_recorded_head(kit, texts.head).private())
     if not strategy.lossless:
         raise DraftwellError(f"strategy {strategy_name} is lossy, so a trace does not tell what it writes: measure it instead")
     sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)
+    costs = costs_of(profile, strategy.overlaps, max(len(text.ids) for text in texts.texts), overlap=overlap)
+    chains = profile.details is not None and profile.details.chains and texts.temperature == 0
     results, exact = [], True
     for text in texts.texts:
-        clock = Clock(profile.when(strategy.overlaps), overlap)
-        models: dict[Role, Model] = {role: TraceModel(text, role, extend=extend) for role in strategy.roles}
-        job = Engine(models).generate(text.prompt, sampling, Clocked(strategy, clock))
-        if job.output != text.output[:budget]:
+        models = {role: TraceModel(text, role, extend=extend, chains=chains and role == "draft") for role in strategy.roles}
+        session = Session(text.prompt, sampling, models)
+        _, seconds, _ = play(strategy.run(session), models, costs)
+        stats, output = session.stats, session.text.output
+        if output != text.output[:budget]:
             raise RuntimeError(f"{strategy_name} is called lossless, but its replay of {text.name} left the target's text")
-        exact = exact and not any(isinstance(model, TraceModel) and model.extended for model in models.values())
-        stats = job.session.stats
-        results.append(PromptReplay(text.name, stats, clock.seconds + stats.target_calls * profile.t_rest))
+        stats.emitted = len(output)
+        exact = exact and not any(model.extended for model in models.values())
+        results.append(PromptReplay(text.name, stats, seconds + stats.target_calls * costs.round))
     total = Stats.total(result.stats for result in results)
     return ReplayResult(total, sum(result.seconds for result in results) / total.emitted, results, exact)
 
 
-class Clock:
-    """Seconds of forwards, from a profile."""
+def play(steps: Generator[Any, Any, Any], models: Mapping[Role, TraceModel], costs: Costs) -> tuple[Any, float, float]:
+    """Drive a strategy's generator, or a side of an overlap, to its end.
 
-    def __init__(self, profile: HardwareProfile, overlap: bool):
-        self.profile, self.overlap, self.seconds = profile, overlap, 0.0
+    Nothing waits, nothing is batched and no clock is read, so this does without the engine. The sides of an overlap are played
+    one after the other: they meet in counters only.
 
-    def count(self, command: Forward) -> None:
-        """Add a forward. One of the draft over k tokens costs as many times one over 1 as it does for the target."""
-        tokens = len(command.tokens)
-        if command.model == "target":
-            self.seconds += self.verify_seconds(tokens)
-        else:
-            self.seconds += self.profile.t_draft * self.verify_seconds(tokens) / self.verify_seconds(1)
-
-    def verify_seconds(self, tokens: int) -> float:
-        """Seconds of a target forward; beyond the measured sizes (a prompt's) never less than at the largest of them."""
-        largest = max(self.profile.t_verify)
-        return max(self.profile.verify_seconds(tokens), self.profile.verify_seconds(min(tokens, largest)))
-
-    def watch(self, steps: Generator[Any, Any, Any]) -> Step[Any]:
-        """The same generator, with its forwards counted."""
-        reply = None
-        while True:
-            try:
-                command = steps.send(reply)
-            except StopIteration as stop:
-                return stop.value
-            if isinstance(command, Overlap):
-                clocks = [Clock(self.profile, self.overlap) for _ in command.sides]
-                reply = yield Overlap(*(clock.watch(side) for clock, side in zip(clocks, command.sides, strict=True)))
-                seconds = [clock.seconds for clock in clocks]
-                self.seconds += max(seconds) if self.overlap else sum(seconds)
-            else:
-                self.count(command)
-                reply = yield command
-
-
-class Clocked(Strategy):
-    """A strategy under a clock."""
-
-    name = "clocked"
-    lossless = True
-    paper = "-"
-    Config = StrategyConfig
-
-    def __init__(self, strategy: Strategy, clock: Clock):
-        super().__init__(strategy.config, strategy.kit)
-        self.strategy, self.clock = strategy, clock
-
-    def run(self, session: Session) -> Step[None]:
-        yield from self.clock.watch(self.strategy.run(session))
-
-    def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
-        return self.strategy.choose_models(models)
+    Returns:
+        the generator's value, and the seconds that it would take: alone, and while the other model runs too.
+    """
+    reply: Any = None
+    alone = busy = 0.0
+    while True:
+        try:
+            command = steps.send(reply)
+        except StopIteration as stop:
+            return stop.value, alone, busy
+        if isinstance(command, Overlap):
+            played = [play(side, models, costs) for side in command.sides]
+            seconds = costs.together([(one, other) for _, one, other in played])
+            alone, busy = alone + seconds, busy + seconds
+            reply = tuple(value for value, _, _ in played)
+            continue
+        model = models[command.model]
+        rest = costs.figure * model.take_figures() + (costs.token * command.steps if command.model == "draft" else 0.0)
+        alone += costs.alone.seconds(command, model.length) + rest
+        busy += costs.busy.seconds(command, model.length) + rest
+        reply = model.answer(command)

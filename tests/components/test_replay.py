@@ -1,33 +1,37 @@
-"""Replay equals real runs, counter by counter and prompt by prompt; its clock is checked by hand."""
+"""Replay equals real runs, round by round and prompt by prompt; its seconds are checked by hand."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.collection import collect
+from components.head_scores import score_rollouts
 from components.prompts import Prompt
 from components.replay import Texts, read_texts, replay
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.runtime.engine import Engine
 from serving.runtime.models.trace_model import NotInTrace, RolloutExhausted, TracedText, TraceModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.trace import TraceError, TraceSet
 from serving.runtime.types import DraftwellError, Forward, Sampling
-from tests.components.tiny import llama_pair, table_pair
+from tests.components.replaying import counters, rounds_of
+from tests.components.tiny import VOCAB, llama_pair, table_pair
 from tests.serving.kits import random_head
 
 WORDS = ["hello world", "abc", "so it goes", "xyzzy!", "one two three one two three", "ok?", "1984"]
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(WORDS)]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
-COUNTERS = [field.name for field in fields(Stats) if not field.name.endswith("_seconds") and field.name != "timeline"]
 MAX_TOKENS = 20
 K = 24
 
@@ -47,6 +51,19 @@ def kit_of(deterministic: bool = True, ratio: float = 3.0) -> Kit:
     return Kit({"acceptance_table": table, "hardware_profile": profile}, deterministic=deterministic)
 
 
+def with_head(kit: Kit, pair: LoadedPair, seed: int = 4) -> Kit:
+    """The kit with a random acceptance head for the pair's draft, whose hidden states are its logits where it is a table."""
+    module = pair.modules.get("draft")
+    head = random_head(VOCAB if module is None else module.config.hidden_size, seed)
+    return replace(kit, artifacts={**kit.artifacts, "acceptance_head": head})
+
+
+def head_of(kit: Kit) -> AcceptanceHead:
+    head = kit.artifacts["acceptance_head"]
+    assert isinstance(head, AcceptanceHead)
+    return head
+
+
 def profile_of(kit: Kit) -> HardwareProfile:
     profile = kit.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
@@ -60,16 +77,14 @@ def real_runs(pair: LoadedPair, name: str, parameters: dict[str, Any], kit: Kit,
     return [engine.generate(pair.encode_prompt(prompt.prompt), sampling, strategy).session.stats for prompt in PROMPTS]
 
 
-def counters(stats: Stats) -> dict[str, Any]:
-    return {name: getattr(stats, name) for name in COUNTERS}
-
-
 CASES: list[tuple[str, dict[str, Any], bool]] = [
     ("autoregressive", {}, True),
     *[("vanilla_sd", {"num_speculative_tokens": gamma}, True) for gamma in (1, 2, 5, 18)],
     *[("spide", {"tau": tau, "parallel": parallel}, deterministic)
       for tau in (0.0, 0.05, 0.3) for parallel in (False, True) for deterministic in (False, True)],
     ("spide", {"dynamic": False, "num_speculative_tokens": 4, "parallel": True}, False),
+    *[("spide", {"tau": 0.3, "overlap_tau": overlap_tau}, False) for overlap_tau in (0.05, 0.5)],
+    *[("pearl", {"num_speculative_tokens": gamma}, True) for gamma in (1, 3, 6, None)],
     ("svip", {}, True),
     ("svip", {"threshold": 0.55, "max_draft": 6}, True),
     *[("draft_verify", {"threshold": threshold}, True) for threshold in (None, 0.3)],
@@ -82,17 +97,78 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("name", "parameters", "deterministic"), CASES)
-def test_replay_equals_a_real_run(traced: tuple[LoadedPair, TraceSet], name: str, parameters: dict[str, Any],
-                                  deterministic: bool) -> None:
+def test_replay_equals_a_real_run(traced: tuple[LoadedPair, TraceSet], monkeypatch: pytest.MonkeyPatch, name: str,
+                                  parameters: dict[str, Any], deterministic: bool) -> None:
     pair, trace = traced
     kit = kit_of(deterministic)
+    rounds = rounds_of(monkeypatch)
     result = replay(trace, name, parameters, kit, profile_of(kit))  # before the real run: replay must leave the kit alone
+    replayed = rounds.take()
+    over_traces = engine_runs(read_texts(trace), name, parameters, kit.private())
+    assert rounds.take() == replayed
     real = real_runs(pair, name, parameters, kit)
+    assert rounds.take() == replayed
     assert [one.name for one in result.per_prompt] == [prompt.id for prompt in PROMPTS]
-    for one, stats in zip(result.per_prompt, real, strict=True):
-        assert counters(one.stats) == counters(stats)
+    for one, engine, stats in zip(result.per_prompt, over_traces, real, strict=True):
+        assert counters(one.stats) == counters(engine) == counters(stats)
     assert counters(result.stats) == counters(Stats.total(real))
+    assert bool(replayed) == (name != "autoregressive")
     assert result.exact
+
+
+def engine_runs(texts: Texts, name: str, parameters: dict[str, Any], kit: Kit) -> list[Stats]:
+    """The same strategy over the same trace models, driven by the engine that drives real ones."""
+    strategy = build_strategy(name, parameters, kit)
+    sampling = Sampling(max_tokens=texts.max_tokens, stop_token_ids=texts.stop_token_ids)
+    engines = [(Engine({role: TraceModel(text, role) for role in strategy.roles}), text) for text in texts.texts]
+    return [engine.generate(text.prompt, sampling, strategy).session.stats for engine, text in engines]
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.6])
+@pytest.mark.parametrize("seed", [4, 5])
+def test_a_scored_trace_replays_specdec_pp(traced: tuple[LoadedPair, TraceSet], monkeypatch: pytest.MonkeyPatch, seed: int,
+                                           threshold: float) -> None:
+    pair, trace = traced
+    kit = with_head(kit_of(), pair, seed)
+    texts = score_rollouts(pair, read_texts(trace), head_of(kit))
+    parameters = {"threshold": threshold, "min_draft": 2, "max_draft": 9}
+    rounds = rounds_of(monkeypatch)
+    result = replay(texts, "specdec_pp", parameters, kit, profile_of(kit))
+    replayed = rounds.take()
+    real = real_runs(pair, "specdec_pp", parameters, kit)
+    assert rounds.take() == replayed
+    assert [counters(one.stats) for one in result.per_prompt] == [counters(stats) for stats in real]
+    lengths = Counter(one.drafted for one in replayed if one.drafted >= 2)
+    assert min(count for _, count in lengths.most_common(2)) >= 3  # the head stops some drafts sooner than others
+    assert len(lengths) > 1
+
+
+def test_scores_are_the_heads_on_the_drafts_own_states(traced: tuple[LoadedPair, TraceSet]) -> None:
+    """Element e of a rollout was given by the state that had read the prefix and the e tokens before it."""
+    pair, trace = traced
+    kit = with_head(kit_of(), pair)
+    head, texts = head_of(kit), read_texts(trace, limit=2)
+    scored = score_rollouts(pair, texts, head)
+    draft = pair.models["draft"]
+    for text in scored.texts:
+        assert text.scores is not None
+        assert [len(row) for row in text.scores] == [K] * len(text.output)
+        for place, element in ((0, 0), (0, 3), (len(text.output) - 1, 0), (len(text.output) - 1, K - 1)):
+            read = [*text.ids[: text.prompt_length + place], *text.tokens[place][:element]]
+            slot = draft.open()
+            state = draft.forward([Forward("draft", slot, tuple(read), prefill=True)])[0].hidden
+            draft.close(slot)
+            assert state is not None
+            assert text.scores[place][element] == pytest.approx(head.acceptance(state[-1]), abs=1e-5)
+
+
+def test_scores_of_another_head_are_refused(traced: tuple[LoadedPair, TraceSet]) -> None:
+    pair, trace = traced
+    kit = with_head(kit_of(), pair)
+    other = score_rollouts(pair, read_texts(trace, limit=1), head_of(with_head(kit, pair, 5)))
+    with pytest.raises(DraftwellError, match="another acceptance head"):
+        replay(other, "specdec_pp", {}, kit, profile_of(kit))
+    assert replay(other, "vanilla_sd", {}, kit_of(), profile_of(kit)).stats.emitted > 0  # a kit without a head asks for none
 
 
 def test_the_traces_end_both_ways_and_drafts_are_kept_and_dropped(traced: tuple[LoadedPair, TraceSet]) -> None:
@@ -132,24 +208,44 @@ def test_the_replayed_rules_stop_some_drafts_and_not_all(traced: tuple[LoadedPai
     assert stats.judged_at[0] > stats.judged_at[1] > stats.judged_at[2] > 0
 
 
-def test_a_trained_head_is_measured_not_replayed(traced: tuple[LoadedPair, TraceSet]) -> None:
-    _, trace = traced
-    kit = kit_of()
-    kit = replace(kit, artifacts={**kit.artifacts, "acceptance_head": random_head(8)})
+def test_without_scores_a_trained_head_is_measured_not_replayed(traced: tuple[LoadedPair, TraceSet]) -> None:
+    pair, trace = traced
+    kit = with_head(kit_of(), pair)
     with pytest.raises(NotInTrace, match="no hidden states: this strategy must be measured instead"):
         replay(trace, "specdec_pp", {}, kit, profile_of(kit))
 
 
-def test_a_smaller_budget_is_that_of_a_real_run(traced: tuple[LoadedPair, TraceSet]) -> None:
+EVERY = {name: (parameters, deterministic) for name, parameters, deterministic in reversed(CASES)}
+"""One case of every strategy."""
+
+
+@pytest.mark.parametrize("budget", [1, 2, 9])
+def test_a_smaller_budget_is_that_of_a_real_run(traced: tuple[LoadedPair, TraceSet], monkeypatch: pytest.MonkeyPatch,
+                                                budget: int) -> None:
     pair, trace = traced
-    kit = kit_of()
-    for name, parameters in (("vanilla_sd", {"num_speculative_tokens": 5}), ("spide", {"tau": 0.05})):
-        for budget in (1, 2, 9):
-            result = replay(trace, name, parameters, kit, profile_of(kit), max_tokens=budget)
-            real = real_runs(pair, name, parameters, kit, budget)
-            assert [counters(one.stats) for one in result.per_prompt] == [counters(stats) for stats in real]
+    texts, rounds = read_texts(trace), rounds_of(monkeypatch)
+    for name, (parameters, deterministic) in EVERY.items():
+        kit = kit_of(deterministic)
+        result = replay(texts, name, parameters, kit, profile_of(kit), max_tokens=budget)
+        replayed = rounds.take()
+        real = real_runs(pair, name, parameters, kit, budget)
+        assert [counters(one.stats) for one in result.per_prompt] == [counters(stats) for stats in real], name
+        assert rounds.take() == replayed, name
+
+
+def test_a_larger_budget_than_the_traces_is_refused(traced: tuple[LoadedPair, TraceSet]) -> None:
+    _, trace = traced
     with pytest.raises(DraftwellError, match="texts of 20 tokens, not 21"):
-        replay(trace, "autoregressive", {}, kit, profile_of(kit), max_tokens=21)
+        replay(trace, "autoregressive", {}, kit_of(), profile_of(kit_of()), max_tokens=21)
+
+
+def test_prompt_lookup_meets_repetition(traced: tuple[LoadedPair, TraceSet]) -> None:
+    """Long matches, in the prompt and in the text itself: drafts that are kept whole, cut by the budget and by a stop token."""
+    _, trace = traced
+    kit = kit_of()
+    stats = replay(trace, "prompt_lookup", {"max_matching_ngram_size": 2}, kit, profile_of(kit)).stats
+    assert stats.accepted_at[2] > 0
+    assert 0 < stats.accepted < stats.judged
 
 
 def test_rollouts_bound_the_drafts_that_can_be_replayed(traced: tuple[LoadedPair, TraceSet]) -> None:
@@ -192,6 +288,51 @@ def test_time_is_the_sum_of_forwards_and_overlaps_take_their_longer_side() -> No
     one_by_one = replay(texts, "spide", together, kit, profile, overlap=False)
     assert overlapped.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 11.0 + 11.0 + 2 * 0.25)
     assert one_by_one.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 11.0 + 2.0 + 11.0 + 2 * 0.25)
+
+
+def test_details_price_prompts_contexts_figures_and_what_is_left_of_an_overlap() -> None:
+    """The text and the drafts of the test above, under a profile in which everything has a price of its own."""
+    text = text_of([3, 4, 5, 6, 7, 8], 2, [[9, 9], [6, 9], [7, 9], [9, 9]])
+    texts = Texts([text], 4, frozenset(), 2)
+    details = Details(t_draft={1: 1.0, 3: 2.0}, prefill={"target": {2: 20.0, 3: 21.0}, "draft": {3: 5.0}},
+                      per_context_token={"target": 0.5, "draft": 0.0}, context=4, split_alone=(1.5, {1: 12.0, 3: 12.0}),
+                      rest=Rest(round=0.25, token=0.125, figure=0.0625))
+    profile = HardwareProfile(1.0, {1: 10.0, 2: 11.0, 3: 12.0}, 99.0, ORIGIN, (2.0, {1: 15.0, 2: 15.0, 3: 15.0}), details=details)
+    kit = Kit({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
+
+    def seconds(name: str, parameters: dict[str, Any], **settings: Any) -> float:
+        return replay(texts, name, parameters, kit, profile, **settings).per_prompt[0].seconds
+
+    # The prompt; then forwards over one token behind 2, 3 and 4 in the slot, of which 4 is where they were timed.
+    assert seconds("autoregressive", {}) == pytest.approx(20 + (10 - 1) + (10 - 0.5) + 10 + 3 * 0.25)
+    # Draft: a prompt of 3 (5), one token (1), each with its rest; the target judges both behind 2 tokens.
+    assert seconds("vanilla_sd", {"num_speculative_tokens": 2}) == pytest.approx(20 + 5 + 1 + 2 * 0.125 + (12 - 1) + 0.25)
+    # The same drafts, whose entropy was read: both figures; the last is charged with a draft forward that never comes.
+    svip = {"threshold": 2.0, "max_draft": 2}
+    assert seconds("svip", svip) == pytest.approx(20 + 5 + 1 + 2 * 0.125 + 0.0625 + (12 - 1) + 0.25)
+    # Overlapping: all on cores of its own. Alone: the prompt (20 · 12/12), a draft prompt (5 · 1.5). Then a verification of 2
+    # tokens behind 2 (busy 15 − .5 · 15/12 · 2, alone 12 − 1) beside two drafts (busy 2 · 2), and one of 2 behind 4, alone.
+    fixed = {"dynamic": False, "num_speculative_tokens": 1}
+    drafts, busy, left = 2 * 2 + 2 * 0.125 + 2 * 0.0625, 15 - 0.5 * 15 / 12 * 2, 12 - 1
+    together = drafts + left * (1 - drafts / busy)
+    assert seconds("spide", fixed) == pytest.approx(20 + 5 * 1.5 + 0.125 + together + 12 + 2 * 0.25)
+    assert seconds("spide", fixed, overlap=False) > seconds("spide", fixed)
+
+
+def test_a_chain_counts_and_costs_all_its_steps() -> None:
+    """A draft that chooses its tokens itself goes on behind a stop token: real runs count those steps, and so does a replay."""
+    text = text_of([3, 4, 5, 6, 1], 2, [[5, 9, 9], [6, 9, 9], [1, 9, 9]])
+    texts = Texts([text], 8, frozenset({1}), 3)
+    rest = Rest(round=0.0, token=0.0, figure=0.0)
+    details = Details(t_draft={1: 1.0}, prefill={}, per_context_token={}, context=0, rest=rest)
+    profile = HardwareProfile(1.0, {1: 10.0}, 0.0, ORIGIN, details=details)
+    single = replay(texts, "vanilla_sd", {"num_speculative_tokens": 3}, Kit(), profile)
+    chaining = HardwareProfile(1.0, {1: 10.0}, 0.0, ORIGIN, details=details.model_copy(update={"chains": True}))
+    chain = replay(texts, "vanilla_sd", {"num_speculative_tokens": 3}, Kit(), chaining)
+    assert (single.stats.draft_calls, chain.stats.draft_calls) == (2, 3)
+    assert chain.stats.accepted == single.stats.accepted == 2
+    assert [one.per_prompt[0].seconds for one in (single, chain)] == [10 + 2 * 1 + 10, 10 + 3 * 1 + 10]
+    assert chain.exact
 
 
 def test_a_prompt_longer_than_the_profile_never_costs_less() -> None:

@@ -10,7 +10,34 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from serving.runtime.artifacts.base import Artifact, ArtifactError, Provenance
+
+
+class Rest(BaseModel):
+    """Seconds outside forwards."""
+
+    model_config = ConfigDict(frozen=True)
+
+    round: float = Field(ge=0, description="of a target call: sampling, judging")
+    token: float = Field(ge=0, description="of a drafted token, over and above: its row, and the target's row that judges it")
+    figure: float = Field(ge=0, description="of a draft row whose confidence, entropy or probability is read, over and above")
+
+
+class Details(BaseModel):
+    """What a prediction of whole requests needs beside the times that strategies read, in seconds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    t_draft: dict[int, float] = Field(description="tokens → median draft forward behind `context` tokens")
+    prefill: dict[str, dict[int, float]] = Field(description="role → tokens → median forward into an empty slot, one row kept")
+    per_context_token: dict[str, float] = Field(description="role → what a forward takes longer for every further token in its slot")
+    context: int = Field(ge=0, description="tokens in the slot before every forward that is not a prefill")
+    split_alone: tuple[float, dict[int, float]] | None = Field(
+        None, description="as `split`, with the other model idle: what is left of an overlap once its shorter side is over")
+    rest: Rest
+    chains: bool = Field(False, description="the draft chooses the tokens of a draft of fixed length by itself (`Forward.steps`)")
 
 
 class HardwareProfile(Artifact):
@@ -22,16 +49,18 @@ class HardwareProfile(Artifact):
         t_rest: median seconds that a round spends outside model forwards (sampling, judging).
         split: (t_draft, t_verify) with each model on cores of its own and the other one busy; None where not measured.
         t_draft_onnx: as `split`'s t_draft, of the draft in ONNX Runtime; None where not measured.
+        details: for predictions of whole requests; None in profiles of earlier versions.
     """
 
     kind = "hardware_profile"
 
     def __init__(self, t_draft: float, t_verify: dict[int, float], t_rest: float, provenance: Provenance,
-                 split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None):
+                 split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None,
+                 details: Details | None = None):
         if t_draft <= 0 or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
             raise ArtifactError("a hardware profile needs positive times and a target forward of one token")
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
-        self.provenance, self.split, self.t_draft_onnx = provenance, split, t_draft_onnx
+        self.provenance, self.split, self.t_draft_onnx, self.details = provenance, split, t_draft_onnx, details
 
     def when(self, overlapping: bool, *, onnx_draft: bool = False) -> HardwareProfile:
         """The profile of strategies that overlap draft and target, or of those that don't; with the draft in ONNX Runtime where
@@ -62,14 +91,17 @@ class HardwareProfile(Artifact):
             times["split"] = {"t_draft": self.split[0], "t_verify": self.split[1]}
         if self.t_draft_onnx is not None:
             times["t_draft_onnx"] = self.t_draft_onnx
+        if self.details is not None:
+            times["details"] = self.details.model_dump()
         (folder / "profile.json").write_text(json.dumps(times, indent=2) + "\n")
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
         times = json.loads((folder / "profile.json").read_text())
-        split = times.get("split")
+        split, details = times.get("split"), times.get("details")
         return cls(times["t_draft"], sizes(times["t_verify"]), times["t_rest"], provenance,
-                   (split["t_draft"], sizes(split["t_verify"])) if split else None, times.get("t_draft_onnx"))
+                   (split["t_draft"], sizes(split["t_verify"])) if split else None, times.get("t_draft_onnx"),
+                   Details.model_validate(details) if details else None)
 
 
 def sizes(times: dict[str, float]) -> dict[int, float]:

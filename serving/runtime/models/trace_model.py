@@ -2,7 +2,9 @@
 
 At temperature 0 a lossless strategy's text is the target's own, whatever the draft does. So along the text the target's
 next token is known; and the draft, fed tokens that leave the text at position d, has continued its own choice at d: its
-next token is in the rollout recorded there. Nothing else is ever looked at, which makes a replay exact.
+next token is in the rollout recorded there. Nothing else is ever looked at, which makes a replay exact. A text that was
+sampled is replayed in the same way, once it is settled by lot which of its tokens the draft had drawn too
+(`components.replay_sampled`).
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ class TracedText:
     Args:
         ids: prompt and continuation.
         prompt_length: tokens of the prompt.
-        tokens, confidence, entropy: `[continuation][K]`, the draft's greedy continuation of `ids[: prompt_length + i]`.
+        tokens, confidence, entropy: `[continuation][K]`, the draft's own continuation of `ids[: prompt_length + i]`: greedy, or
+            at temperature > 0 as one seed drew it (`components.replay_sampled`); a row may be shorter than K.
+        raw: `[continuation][K]`, raw draft probability of each of those tokens; None where they are the likeliest, whose
+            probability is the confidence.
+        scores: `[continuation][K]`, what an acceptance head says of the state that gave each (`components.head_scores`).
     """
 
     name: str
@@ -54,6 +60,8 @@ class TracedText:
     tokens: list[list[int]]
     confidence: list[list[float]]
     entropy: list[list[float]]
+    raw: list[list[float]] | None = None
+    scores: list[list[float]] | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -66,26 +74,33 @@ class TracedText:
 
 @dataclass
 class TraceRows:
-    """Rows of a trace: the likeliest token of each and, of the draft's, confidence and entropy."""
+    """Rows of a trace: the token of each and, of the draft's, what the trace tells of its distribution.
+
+    Args:
+        top: the token that is drawn at each row.
+        places: of the draft's rows, position of the continuation and element of its rollout; −1 is the last recorded one.
+    """
 
     top: list[int]
-    confidences: list[float]
-    entropies: list[float]
+    places: list[tuple[int, int]]
+    model: TraceModel
     sampling: Sampling
+    asked: bool = False
 
     def __len__(self) -> int:
         return len(self.top)
 
     def confidence(self, row: int) -> float:
-        return self._draft(self.confidences)[row]
+        return self._figure(self.model.text.confidence, row)
 
     def raw_prob(self, row: int, token: int) -> float:
         if token != self.top[row]:
             raise self._missing("probability of a token that the draft does not like best")
-        return self.confidence(row)
+        text = self.model.text
+        return self._figure(text.confidence if text.raw is None else text.raw, row)
 
     def entropy(self, row: int) -> float:
-        return self._draft(self.entropies)[row]
+        return self._figure(self.model.text.entropy, row)
 
     def sample(self, row: int, stream: Stream) -> int:
         return self.top[row]
@@ -100,12 +115,19 @@ class TraceRows:
         raise self._missing("logits")
 
     def hidden(self, row: int) -> Tensor:
-        raise self._missing("hidden states")
+        """The recorded score of the state in the state's place (see `components.head_scores.RecordedHead`)."""
+        scores = self.model.text.scores
+        if scores is None or not self.places:
+            raise self._missing("hidden states")
+        return torch.tensor(self._figure(scores, row))
 
-    def _draft(self, values: list[float]) -> list[float]:
-        if not values:
+    def _figure(self, values: list[list[float]], row: int) -> float:
+        if not self.places:
             raise self._missing("the target's confidence")
-        return values
+        self.model.figures += not self.asked
+        self.asked = True
+        place, element = self.places[row]
+        return values[place][element]
 
     def _missing(self, what: str) -> NotInTrace:
         return NotInTrace(f"a replay has no {what}: this strategy must be measured instead")
@@ -114,9 +136,9 @@ class TraceRows:
 class TraceOutput(Output):
     """The kept positions of a forward over a trace."""
 
-    def __init__(self, top: list[int], confidences: list[float], entropies: list[float]):
+    def __init__(self, top: list[int], places: list[tuple[int, int]], model: TraceModel):
         super().__init__(NO_LOGITS)
-        self._values = (top, confidences, entropies)
+        self._values = (top, places, model)
 
     def rows(self, sampling: Sampling, written: Sequence[int] = ()) -> TraceRows:
         if sampling.penalises or sampling.biases:
@@ -134,24 +156,27 @@ class TraceModel:
         role: target or draft.
         extend: behind the end of a rollout repeat its last confidence and entropy with a token that matches nothing,
             instead of raising: counts stay right unless a stop policy or a stop token would have ended that draft.
+        chains: take `steps` as the models do that choose a fixed-length draft by themselves (`Forward`).
     """
 
-    def __init__(self, text: TracedText, role: Role, *, extend: bool = False):
-        self.text, self.role, self.extend = text, role, extend
+    def __init__(self, text: TracedText, role: Role, *, extend: bool = False, chains: bool = False):
+        self.text, self.role, self.extend, self.chains = text, role, extend, chains
         self.vocab_size, self.max_context = 2**31, 2**31
         self.extended = False
-        self._length = 0
+        self.figures = 0  # rows of which a figure was read
+        self.length = 0
+        """Tokens in the slot."""
         self._left: int | None = None  # position of the first fed token that the text does not hold
 
     def open(self) -> int:
-        self._length, self._left = 0, None
+        self.length, self._left = 0, None
         return 0
 
     def close(self, slot: int) -> None:
         pass
 
     def rollback(self, slot: int, length: int) -> None:
-        self._length = length
+        self.length = length
         if self._left is not None and length <= self._left:
             self._left = None
 
@@ -161,43 +186,65 @@ class TraceModel:
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
         raise NotInTrace("a trace holds one sequence a draft: measure strategies that draft several")
 
-    def forward(self, rows: Sequence[Forward]) -> list[Output]:
-        return [self._forward(row) for row in rows]
+    def take_figures(self) -> int:
+        """Rows of which a confidence, an entropy, a probability or a score was read since the last call."""
+        taken, self.figures = self.figures, 0
+        return taken
 
-    def _forward(self, row: Forward) -> Output:
-        ids, first = self.text.ids, len(row.tokens) - row.keep
+    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+        return [self.answer(row) for row in rows]
+
+    def answer(self, row: Forward) -> Output:
+        """One forward."""
         top: list[int] = []
-        confidence: list[float] = []
-        entropy: list[float] = []
-        for i, token in enumerate(row.tokens):
-            if self._left is None and (self._length >= len(ids) or ids[self._length] != token):
-                self._left = self._length
+        places: list[tuple[int, int]] = []
+        unseen = len(row.tokens) - row.keep
+        self._feed(row.tokens[:unseen])
+        for token in row.tokens[unseen:]:
+            self._feed((token,))
+            self._say(top, places)
+        for _ in range(row.steps - 1):
+            self._feed((top[-1],))
+            if self.length < len(self.text.ids) or self._left is not None:
+                self._say(top, places)
+            else:  # behind the stop token of the text: a chain goes on, and what it says is dropped
+                top.append(OFF_TEXT)
+                places.append(places[-1])
+        return TraceOutput(top, places, self)
+
+    def _feed(self, tokens: tuple[int, ...]) -> None:
+        end = self.length + len(tokens)
+        if self._left is None and self.text.ids[self.length : end] == list(tokens):
+            self.length = end
+            return
+        for token in tokens:
+            if self._left is None and (self.length >= len(self.text.ids) or self.text.ids[self.length] != token):
+                self._left = self.length
             if self._left is not None and self.role == "draft":
                 self._check_own(token)
-            self._length += 1
-            if i < first:
-                continue
-            if self.role == "target":
-                known = self._left is None and self._length < len(ids)
-                top.append(ids[self._length] if known else OFF_TEXT)
-            else:
-                place, element = self._in_rollouts()
-                top.append(self.text.tokens[place][element] if element >= 0 else OFF_TEXT)
-                confidence.append(self.text.confidence[place][element])
-                entropy.append(self.text.entropy[place][element])
-        return TraceOutput(top, confidence, entropy)
+            self.length += 1
+
+    def _say(self, top: list[int], places: list[tuple[int, int]]) -> None:
+        """Add the row behind the tokens in the slot."""
+        if self.role == "target":
+            known = self._left is None and self.length < len(self.text.ids)
+            top.append(self.text.ids[self.length] if known else OFF_TEXT)
+            return
+        place, element = self._in_rollouts()
+        top.append(self.text.tokens[place][element] if element >= 0 else OFF_TEXT)
+        places.append((place, element))
 
     def _check_own(self, token: int) -> None:
         """Refuse a token beside the text that the draft did not choose itself (from an n-gram, say): nothing is known behind it."""
-        place, element = (self._left or 0) - self.text.prompt_length, self._length - (self._left or 0)
+        place, element = (self._left or 0) - self.text.prompt_length, self.length - (self._left or 0)
         known = self.text.tokens[place] if 0 <= place < len(self.text.tokens) else []
         if token != (known[element] if element < len(known) else OFF_TEXT):
             raise NotInTrace(f"the draft was fed a token that is neither its own nor in {self.text.name}: measure this strategy")
 
     def _in_rollouts(self) -> tuple[int, int]:
         """Row of the trace and element of its rollout that say what the draft puts next; element −1 behind the end."""
-        left = self._length if self._left is None else self._left
-        place, element = left - self.text.prompt_length, self._length - left
+        left = self.length if self._left is None else self._left
+        place, element = left - self.text.prompt_length, self.length - left
         if not 0 <= place < len(self.text.tokens):
             raise NotInTrace(f"the draft was asked behind position {place} of {self.text.name}, which the trace does not hold")
         recorded = len(self.text.tokens[place])

@@ -1,0 +1,85 @@
+"""What an acceptance head says along a trace's rollouts, so that SpecDec++ can be replayed.
+
+A trace with the draft's state at every element of every rollout would take some 18 kB a position. The head turns a state
+into one number, so the draft reads the recorded rollouts once more, and that number is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from components.rollouts import branches
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.models.trace_model import TracedText
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import Kit
+from serving.runtime.types import DraftwellError, Forward, Model
+
+if TYPE_CHECKING:
+    from components.replay import Texts
+
+
+class RecordedHead(AcceptanceHead):
+    """Stands in for a head in a replay, whose states are the head's own figures already (`TraceRows.hidden`)."""
+
+    def __init__(self, provenance: Provenance):
+        self.provenance = provenance
+
+    def acceptance(self, state: Tensor) -> float:
+        return float(state)
+
+
+def score_rollouts(pair: LoadedPair, texts: Texts, head: AcceptanceHead) -> Texts:
+    """The same texts with the head's predictions, which `replay` of specdec_pp then reads.
+
+    Args:
+        pair: that the trace is of, with a free slot on the draft.
+        head: must be the one of the kit that is replayed with.
+    Raises:
+        DraftwellError: a pair without a draft, or whose draft has no hidden states.
+    """
+    if "draft" not in pair.models:
+        raise DraftwellError(f"pair {pair.name} has no draft model, so there is nothing to score: choose a pair with one")
+    scored = [replace(text, scores=scores(pair.models["draft"], text, head)) for text in texts.texts]
+    return replace(texts, texts=scored, head=head)
+
+
+def scores(model: Model, text: TracedText, head: AcceptanceHead) -> list[list[float]]:
+    """`[continuation][K]`: the head's prediction on the state that gave each token of each rollout."""
+    count, depth = len(text.tokens), len(text.tokens[0])
+    slot = model.open()
+    try:
+        output = model.forward([Forward("draft", slot, tuple(text.ids[:-1]), keep=count, prefill=True)])[0]
+        states = [output.hidden]
+        branch = branches(model, slot, text.ids, range(text.prompt_length, text.prompt_length + count), depth)
+        for element in range(depth - 1):
+            states.append(branch.step([rollout[element] for rollout in text.tokens])[1])
+    finally:
+        model.close(slot)
+    return torch.stack([predictions(head, state) for state in states], 1).tolist()
+
+
+def predictions(head: AcceptanceHead, states: Tensor | None) -> Tensor:
+    """Predicted acceptance `[n]` of the last token that each state `[n, hidden]` has read."""
+    if states is None:
+        raise DraftwellError("the draft returns no hidden states, which an acceptance head reads: leave specdec_pp out")
+    return torch.sigmoid(head.logit(states.float().cpu()))
+
+
+def with_recorded_head(kit: Kit, head: AcceptanceHead | None) -> Kit:
+    """The kit for texts that `head` has scored; None where none has.
+
+    Raises:
+        DraftwellError: the kit holds another head.
+    """
+    own = kit.artifacts.get(AcceptanceHead.kind)
+    if head is None or own is None:
+        return kit
+    if own is not head:
+        raise DraftwellError("the rollouts were scored by another acceptance head than the one that is replayed: score them with it")
+    return replace(kit, artifacts={**kit.artifacts, AcceptanceHead.kind: RecordedHead(head.provenance)})

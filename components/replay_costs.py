@@ -1,0 +1,130 @@
+"""What a replay's forwards cost: tables of seconds, made once from a hardware profile and read for every forward.
+
+A strategy that overlaps its models gives each cores of its own. While both run a forward takes the *busy* time; once the
+shorter side of an overlap is over, the rest of the longer one runs at the times of a model *alone* on its cores, as do
+forwards outside overlaps. Other strategies know one time, that of all cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile
+from serving.runtime.types import Forward
+
+LONGEST_DRAFT = 128
+"""No strategy feeds more tokens than a text's and so many of a draft."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of forwards.
+
+    Args:
+        forward: role → seconds by number of tokens, for a slot that holds `context` tokens.
+        prefill: role → the same for an empty slot.
+        per_token: role → seconds that a forward takes longer for every further token in its slot.
+    """
+
+    forward: Mapping[str, Sequence[float]]
+    prefill: Mapping[str, Sequence[float]]
+    per_token: Mapping[str, float]
+    context: int
+
+    def seconds(self, command: Forward, length: int) -> float:
+        """Seconds of a forward behind `length` tokens; every further step of a chain is one over a single token."""
+        role = command.model
+        table = self.prefill if command.prefill else self.forward
+        seconds = table[role][len(command.tokens)] + (command.steps - 1) * self.forward[role][1]
+        behind = command.steps - command.prefill  # forwards that read a slot
+        return seconds + behind * self.per_token[role] * (length - self.context)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What everything in a replay costs, in seconds.
+
+    Args:
+        alone, busy: of forwards, see above; the same for a strategy that overlaps nothing.
+        round, token, figure: outside forwards, of a target call, of a drafted token, and of a row whose confidence, entropy or
+            probability was read.
+        overlap: False adds up the sides of an overlap.
+    """
+
+    alone: Rates
+    busy: Rates
+    round: float
+    token: float
+    figure: float
+    overlap: bool = True
+
+    def together(self, sides: Sequence[tuple[float, float]]) -> float:
+        """Seconds of an overlap whose sides take (alone, busy) seconds."""
+        if not self.overlap:
+            return sum(alone for alone, _ in sides)
+        *others, (alone, busy) = sorted(sides, key=lambda side: side[1])
+        shared = max((other for _, other in others), default=0.0)
+        return shared + alone * (1 - shared / busy) if busy else 0.0
+
+
+def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overlap: bool = True) -> Costs:
+    """The costs of a strategy.
+
+    Args:
+        overlapping: whether the strategy overlaps draft and target, each on cores of its own.
+        longest: tokens of the longest text.
+    """
+    count = longest + LONGEST_DRAFT
+    details = profile.details
+    if details is None:
+        rates = plain_rates(profile.when(overlapping), count)
+        return Costs(rates, rates, profile.t_rest, 0.0, 0.0, overlap)
+    rest = details.rest
+    if not overlapping or profile.split is None:
+        rates = detailed_rates(profile, details, (profile.t_draft, profile.t_verify), count)
+        return Costs(rates, rates, rest.round, rest.token, rest.figure, overlap)
+    busy = detailed_rates(profile, details, profile.split, count)
+    alone = detailed_rates(profile, details, details.split_alone, count) if details.split_alone else busy
+    return Costs(alone, busy, rest.round, rest.token, rest.figure, overlap)
+
+
+def plain_rates(profile: HardwareProfile, count: int) -> Rates:
+    """Rates of a profile without details: a draft forward over k tokens is as many times one over 1 as it is for the target."""
+    target = by_tokens(profile.t_verify, count)
+    draft = [profile.t_draft * seconds / target[1] for seconds in target]
+    tables = {"target": target, "draft": draft}
+    return Rates(tables, tables, {"target": 0.0, "draft": 0.0}, 0)
+
+
+def detailed_rates(profile: HardwareProfile, details: Details, times: tuple[float, Mapping[int, float]], count: int) -> Rates:
+    """Rates under the given (t_draft, t_verify): what was measured with all cores only is stretched as one of these is."""
+    t_draft, t_verify = times
+    largest = max(t_verify)
+    stretch = {"target": t_verify[largest] / profile.verify_seconds(largest), "draft": t_draft / profile.t_draft}
+    sizes = {"target": t_verify, "draft": {k: seconds * stretch["draft"] for k, seconds in details.t_draft.items()}}
+    forward = {role: by_tokens(known, count) for role, known in sizes.items()}
+    prefill = {}
+    for role, known in sizes.items():
+        prompts = {k: seconds * stretch[role] for k, seconds in details.prefill.get(role, {}).items()}
+        short = {k: seconds for k, seconds in known.items() if k < min(prompts, default=count)}
+        prefill[role] = by_tokens(short | prompts, count)
+    slopes = {role: details.per_context_token.get(role, 0.0) * stretch[role] for role in sizes}
+    return Rates(forward, prefill, slopes, details.context)
+
+
+def by_tokens(sizes: Mapping[int, float], count: int) -> list[float]:
+    """Seconds by number of tokens, up to `count`: linear between measured sizes; beyond the last as before it, never less.
+
+    >>> by_tokens({1: 1.0, 3: 2.0}, 4)
+    [1.0, 1.0, 1.5, 2.0, 2.5]
+    """
+    known = sorted(sizes)
+    seconds = [sizes[k] for k in known]
+    table = np.interp(np.arange(count + 1), known, seconds)
+    if len(known) > 1 and count > known[-1]:
+        slope = max(0.0, (seconds[-1] - seconds[-2]) / (known[-1] - known[-2]))
+        table[known[-1] :] = seconds[-1] + slope * np.arange(count + 1 - known[-1])
+    return [float(one) for one in table]

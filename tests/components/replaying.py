@@ -1,0 +1,52 @@
+"""What tests of replay compare: counters of a request, and what stood in them after every verification."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import pytest
+
+from serving.runtime.stats import Stats
+from serving.runtime.types import Draft, Verdict
+
+COUNTERS = [field.name for field in fields(Stats) if not field.name.endswith("_seconds") and field.name != "timeline"]
+
+
+class Round(NamedTuple):
+    """A verification: the draft it judged and what came of it, and the request's calls up to then."""
+
+    drafted: int
+    judged: int
+    accepted: int
+    target_calls: int
+    draft_calls: int
+
+
+class Rounds:
+    """Every verification since the last look, request by request where they run one at a time."""
+
+    def __init__(self) -> None:
+        self.seen: list[Round] = []
+
+    def take(self) -> list[Round]:
+        """What was seen, which is then forgotten."""
+        seen, self.seen = self.seen, []
+        return seen
+
+
+def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    """Watch all verifications, real and replayed."""
+    rounds, count = Rounds(), Stats.count
+
+    def watch(stats: Stats, draft: Draft, verdict: Verdict) -> None:
+        count(stats, draft, verdict)
+        rounds.seen.append(Round(len(draft), verdict.judged, verdict.accepted, stats.target_calls, stats.draft_calls))
+
+    monkeypatch.setattr(Stats, "count", watch)
+    return rounds
+
+
+def counters(stats: Stats) -> dict[str, Any]:
+    """All that was counted; no seconds."""
+    return {name: getattr(stats, name) for name in COUNTERS}

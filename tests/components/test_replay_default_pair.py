@@ -1,0 +1,174 @@
+"""Replay on the default pair: round by round in float32, within bounds in bfloat16 and at temperature > 0, in time, and fast.
+
+Everything here is slow; the trace of a dtype is collected once. What is printed (`pytest -s`) are the figures of the docs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.collection import collect
+from components.head_scores import score_rollouts
+from components.profiling import profile
+from components.prompts import demo_prompts
+from components.provenance import provenance
+from components.replay import Texts, read_texts, replay
+from components.replay_check import check_prediction, median_error, tiled
+from components.replay_sampled import read_sampled, replay_expected
+from components.search_space import REPLAYED, grid, space_of
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.pair import LoadedPair
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.trace import TRACE_VERSION, TraceSet
+from tests.components.default_pair import default_pair, kit_of
+from tests.components.replaying import counters, rounds_of
+
+pytestmark = pytest.mark.slow
+
+PROMPTS, TOKENS, K = 40, 64, 48
+TIE = 1e-3
+"""Logits, or log probabilities, nearer than this may fall either way when the same numbers are added in another order."""
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("vanilla_sd", {"num_speculative_tokens": 5}), ("svip", {}), ("draft_verify", {}), ("adaedl", {"threshold": 0.5, "max_draft": 8}),
+    ("hf_dynamic", {}), ("hf_dynamic", {"heuristic": True}), ("specdec_pp", {}), ("prompt_lookup", {}), ("spide", {"parallel": False}),
+    ("spide", {}), ("spide", {"tau": 0.3, "max_draft": 16, "overlap_tau": 0.2}), ("pearl", {}), ("pearl", {"num_speculative_tokens": 8})]
+"""Every lossless strategy with a single candidate."""
+IDS = [f"{name}-{'-'.join(map(str, parameters.values()))}" for name, parameters in CONFIGS]
+
+
+@functools.cache
+def pair_in(dtype: str) -> LoadedPair:
+    from registry.pairs import fetch, find_pair
+    from serving.runtime.pair import load_pair
+
+    if dtype == "float32":
+        return default_pair()
+    return load_pair(fetch(find_pair("default")), dtype=dtype, slots=8, max_context=512, keep_modules=True)
+
+
+@functools.cache
+def folder_of_traces() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="draftwell-replay-")
+
+
+@functools.cache
+def collected(dtype: str, temperature: float = 0.0) -> TraceSet:
+    """One text at a time: what a batch does to near-ties is not replay's error."""
+    folder = Path(folder_of_traces().name) / f"{dtype}-{temperature}"
+    return collect(pair_in(dtype), demo_prompts(PROMPTS), folder, max_tokens=TOKENS, rollout=K, batch=1, hidden=False,
+                   temperature=temperature)
+
+
+@functools.cache
+def kit_in(dtype: str) -> Kit:
+    return kit_of(pair_in(dtype))
+
+
+@functools.cache
+def texts_in(dtype: str) -> Texts:
+    head = kit_in(dtype).artifacts["acceptance_head"]
+    assert isinstance(head, AcceptanceHead)
+    return score_rollouts(pair_in(dtype), read_texts(collected(dtype)), head)
+
+
+def profile_of(kit: Kit) -> HardwareProfile:
+    found = kit.artifacts["hardware_profile"]
+    assert isinstance(found, HardwareProfile)
+    return found
+
+
+def real_run(pair: LoadedPair, kit: Kit, name: str, parameters: dict[str, Any], prompt: list[int]) -> tuple[list[int], Stats]:
+    job = pair.engine().generate(prompt, pair.sampling(max_tokens=TOKENS), build_strategy(name, parameters, kit))
+    return job.output, job.session.stats
+
+
+def closest(trace: TraceSet) -> dict[str, float]:
+    """Prompt → the smallest lead, in logits, of a token over the second likeliest, of either model along the text."""
+    rows = trace.read(["prompt_id", "target_gap", "candidate_q"]).to_pylist()
+    leads: dict[str, float] = {}
+    for row in rows:
+        first, second = row["candidate_q"][:2]
+        lead = min(row["target_gap"], math.log(first / second) if second > 0 else math.inf)
+        leads[row["prompt_id"]] = min(lead, leads.get(row["prompt_id"], math.inf))
+    return leads
+
+
+@pytest.mark.parametrize(("name", "parameters"), CONFIGS, ids=IDS)
+def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]) -> None:
+    pair, kit, texts = pair_in("float32"), kit_in("float32"), texts_in("float32")
+    rounds, leads, differing = rounds_of(monkeypatch), closest(collected("float32")), []
+    for text in texts.texts:
+        result = replay(replace(texts, texts=[text]), name, parameters, kit, profile_of(kit))
+        replayed = rounds.take()
+        output, stats = real_run(pair, kit, name, parameters, text.prompt)
+        if (output, rounds.take(), counters(stats)) != (text.output, replayed, counters(result.stats)):
+            differing.append((text.name, leads[text.name]))
+    print(f"{name} {parameters}: {len(differing)} of {len(texts.texts)} prompts differ: {differing}")
+    assert all(lead < TIE for _, lead in differing), differing
+    assert len(differing) <= 1
+
+
+@pytest.mark.parametrize(("name", "parameters"), CONFIGS, ids=IDS)
+def test_bfloat16_counts_are_within_two_percent(name: str, parameters: dict[str, Any]) -> None:
+    pair, kit, texts = pair_in("bfloat16"), kit_in("bfloat16"), texts_in("bfloat16")
+    told = replay(texts, name, parameters, kit, profile_of(kit)).stats
+    real = Stats.total(real_run(pair, kit, name, parameters, text.prompt)[1] for text in texts.texts)
+    pace = {counter: (getattr(told, counter), getattr(real, counter)) for counter in ("target_calls", "draft_calls", "accepted")}
+    print(f"{name} {parameters}: (replayed, real) {pace}")
+    for counter, (one, other) in pace.items():
+        assert one == pytest.approx(other, rel=0.02), counter
+
+
+@pytest.mark.skipif(TRACE_VERSION < 2, reason="traces of schema 1 say too little about sampled texts")
+@pytest.mark.parametrize(("name", "parameters"), [("vanilla_sd", {}), ("svip", {}), ("spide", {"tau": 0.3, "max_draft": 16}),
+                                                  ("pearl", {"num_speculative_tokens": 8})])
+def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters: dict[str, Any]) -> None:
+    pair, kit = pair_in("float32"), kit_in("float32")
+    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, kit, profile_of(kit), seeds=4)
+    sampling = pair.sampling(max_tokens=TOKENS, temperature=0.7)
+    strategy = build_strategy(name, parameters, kit)
+    real = [pair.engine().generate(pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i), strategy).session.stats
+            for i, prompt in enumerate(demo_prompts(PROMPTS))]
+    for counter in ("target_calls", "accepted", "draft_calls"):
+        replayed = np.mean([[getattr(one.stats, counter) / one.stats.emitted for one in run.per_prompt] for run in told.runs], axis=0)
+        ran = np.array([getattr(stats, counter) / stats.emitted for stats in real])
+        apart = replayed - ran
+        print(f"{name} {parameters} {counter} a token: {replayed.mean():.4f} replayed, {ran.mean():.4f} real")
+        assert abs(apart.mean()) <= 3 * apart.std(ddof=1) / math.sqrt(len(apart))
+
+
+def test_predicted_times_are_within_ten_percent() -> None:
+    pair, whole, prompts = pair_in("bfloat16"), texts_in("bfloat16"), demo_prompts(PROMPTS)[:12]
+    times = profile(pair, provenance(pair))
+    kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
+    texts = replace(whole, texts=whole.texts[: len(prompts)])
+    rows = check_prediction(pair, texts, kit, times, CONFIGS, prompts)
+    for row in rows:
+        print(f"{row.label}: {row.predicted * 1e3:.2f} ms a token predicted, {row.scaled * 1e3:.2f} at the run's pace, "
+              f"{row.measured * 1e3:.2f} measured, {row.scaled_error:+.1%}")
+    print(f"median error {median_error(rows):.1%}, without scaling {median_error(rows, scaled=False):.1%}")
+    assert median_error(rows) <= 0.10
+
+
+def test_a_minute_holds_a_hundred_replays_of_ten_thousand_positions() -> None:
+    kit, texts = kit_in("bfloat16"), tiled(texts_in("bfloat16"), 10_000)
+    space = [(name, parameters) for name in REPLAYED for parameters in random.Random(name).sample(grid(space_of(name, K)), 4)]
+    started = time.perf_counter()
+    for name, parameters in space:
+        replay(texts, name, parameters, kit, profile_of(kit), extend=True)
+    rate = 60 * len(space) / (time.perf_counter() - started)
+    print(f"{rate:.0f} configurations a minute")
+    assert rate >= 100
