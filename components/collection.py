@@ -63,10 +63,10 @@ def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_to
     header = TraceHeader(pair=pair.name, fingerprint=pair.fingerprint, dtype=pair.dtype, rollout=rollout,
                          max_tokens=max_tokens, temperature=temperature, stop_token_ids=tuple(sorted(sampling.stop_token_ids)))
     room = room_for_prompts(pair, max_tokens, rollout)
-    cut = sum(len(pair.encode_prompt(prompt.prompt)) > room for prompt in prompts)
+    cut = sum(len(pair.encode_prompt(prompt.prompt, prompt.messages)) > room for prompt in prompts)
     traces = TraceSet(Path(folder), fingerprint=pair.fingerprint)
     inputs = [header.model_dump_json(), seed, hidden, turns, list(prefix_kinds), room,
-              [[p.id, p.task, p.turns] for p in prompts]]
+              [[p.id, p.task, p.turns, p.messages, p.answers] for p in prompts]]
     claim(traces.folder, inputs, {"prompts": len(prompts), "cut_prompts": cut, "header": header.model_dump()})
     if log:
         log("cut_prompts", cut, 0)

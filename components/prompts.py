@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,14 @@ from serving.runtime.types import DraftwellError
 
 DEMO = Path(__file__).parent / "data" / "demo_prompts.jsonl"
 EXAMPLE = 'such as {"prompt": "Hello"}'
+IDS, TASKS = ("id", "question_id", "task_id"), ("task", "category")
+KNOWN = frozenset({*IDS, *TASKS, "prompt", "turns", "messages", "responses", "reference"})
+"""Keys of a row that have a place of their own in `Prompt`."""
+ROLES = {"human": "user", "gpt": "assistant"}
+"""What recordings call a role → what chat templates call it."""
+
+Message = dict[str, str]
+"""`role` (system, user, assistant …) and `content`."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +34,18 @@ class Prompt:
         task: category, or None.
         turns: the user's turns, at least one, none empty.
         reference: an answer to compare with, or None.
+        messages: what stands before the first turn, verbatim: a system message, earlier turns.
+        answers: recorded answers to the first turns, verbatim; who needs an answer to a later one asks the target.
+        fields: the row's other keys, for those who check answers (`answer`, `test`, …).
     """
 
     id: str
     task: str | None
     turns: list[str]
     reference: str | None = None
+    messages: tuple[Message, ...] = ()
+    answers: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prompt(self) -> str:
@@ -40,7 +54,7 @@ class Prompt:
 
 
 def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> list[Prompt]:
-    """Prompts of a .jsonl or .jsonl.gz file, whose rows have `prompt` (a string) or `turns` (strings).
+    """Prompts of a .jsonl or .jsonl.gz file, whose rows have `prompt` (a string), `turns` (strings) or `messages`.
 
     Args:
         limit: read at most this many, None reads all.
@@ -124,19 +138,70 @@ def _parse(path: Path, number: int, line: str) -> Prompt:
         raise wrong("not valid JSON: write one object a line, " + EXAMPLE) from error
     if not isinstance(row, dict):
         raise wrong("not a JSON object: write one " + EXAMPLE)
-    turns = row["turns"] if row.get("turns") is not None else row.get("prompt")
-    if turns is None:
-        raise wrong(f"it has neither `prompt` nor `turns` (keys: {', '.join(row) or 'none'}): name one of them so")
-    turns = [turns] if isinstance(turns, str) else turns
+    return prompt_of(row, f"line-{number}", wrong)
+
+
+def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], DraftwellError]) -> Prompt:
+    """The prompt of a row with `prompt`, `turns` or `messages`.
+
+    Args:
+        name: id of a row that has none.
+        wrong: makes the error that says where the row is.
+    """
+    said = next((row[key] for key in ("turns", "prompt", "messages") if row.get(key) is not None), None)
+    if said is None:
+        raise wrong(f"it has neither `prompt`, `turns` nor `messages` (keys: {', '.join(row) or 'none'}): name one of them so")
+    answers = row.get("responses")
+    recorded = tuple(answers) if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) else ()
+    messages: tuple[Message, ...] = ()
+    if isinstance(said, list) and said and all(isinstance(turn, Mapping) for turn in said):
+        messages, turns, recorded = conversation(said, wrong)
+    else:
+        turns = [said] if isinstance(said, str) else said
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-        raise wrong("`prompt` must be a string and `turns` a list of strings")
+        raise wrong("`prompt` must be a string, `turns` a list of strings and `messages` a list of roles and contents")
     if not turns or not all(turn.strip() for turn in turns):
         raise wrong("its prompt is empty: write something or remove the line")
-    return Prompt(_text(row, "id", "question_id", "task_id") or f"line-{number}", _text(row, "task", "category"), turns,
-                  _reference(row.get("reference")))
+    reference = _reference(row.get("reference"))
+    return Prompt(_text(row, *IDS) or name, _text(row, *TASKS), turns, recorded[0] if reference is None and recorded else reference,
+                  messages, recorded, {key: value for key, value in row.items() if key not in KNOWN})
 
 
-def _text(row: dict[str, Any], *keys: str) -> str | None:
+def conversation(said: Sequence[Mapping[str, Any]],
+                 wrong: Callable[[str], DraftwellError]) -> tuple[tuple[Message, ...], list[str], tuple[str, ...]]:
+    """Messages before the first turn, the user's turns, and the recorded answers to them.
+
+    What ends with a user's message is a request: all before that message stands before its only turn. What ends with an
+    answer is a recording: every user's message is a turn, if users and assistant alternate behind a system message; else
+    the last one alone is.
+
+    Args:
+        said: OpenAI's `role` and `content`, or `from` and `value` (human, gpt).
+    """
+    messages = [_message(one, wrong) for one in said]
+    asked = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not asked:
+        raise wrong("its messages hold none of a user: write one with the role user")
+    roles = [message["role"] for message in messages[asked[0] :]]
+    if roles == ["user", "assistant"] * (len(roles) // 2):
+        contents = [message["content"] for message in messages[asked[0] :]]
+        return tuple(messages[: asked[0]]), contents[::2], tuple(contents[1::2])
+    last = asked[-1]
+    answers = [message["content"] for message in messages[last + 1 : last + 2] if message["role"] == "assistant"]
+    return tuple(messages[:last]), [messages[last]["content"]], tuple(answers)
+
+
+def _message(one: Mapping[str, Any], wrong: Callable[[str], DraftwellError]) -> Message:
+    """Role and text of a recorded message; of a content in parts the texts."""
+    role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
+    if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        content = "\n".join(part["text"] for part in content)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise wrong("a message needs a `role` and a `content`, both text, such as {\"role\": \"user\", \"content\": \"Hello\"}")
+    return {"role": ROLES.get(role, role), "content": content}
+
+
+def _text(row: Mapping[str, Any], *keys: str) -> str | None:
     return next((str(row[key]) for key in keys if row.get(key) is not None), None)
 
 

@@ -79,12 +79,12 @@ def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], ki
         turns: turns of a conversation that get a text; the answers in between are the target's.
     """
     texts: list[WrittenText] = []
-    history: dict[str, list[dict[str, str]]] = {prompt.id: [] for prompt, _ in prompts}
+    history: dict[str, list[dict[str, str]]] = {prompt.id: list(prompt.messages) for prompt, _ in prompts}
     for turn in range(turns):
         active = [(prompt, sampling) for prompt, sampling in prompts if len(prompt.turns) > turn]
         for prompt, _ in active:
             history[prompt.id].append({"role": "user", "content": prompt.turns[turn]})
-        requests = [(pair.encode_chat(history[prompt.id])[-room:], sampling) for prompt, sampling in active]
+        requests = [(pair.encode_messages(history[prompt.id])[-room:], sampling) for prompt, sampling in active]
         wanted = dict.fromkeys([*kinds, *(["target"] if turn + 1 < turns else [])])
         written = {kind: _write(pair, kind, requests, batch) for kind in wanted}
         for i, (prompt, sampling) in enumerate(active):

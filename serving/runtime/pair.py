@@ -80,16 +80,27 @@ class LoadedPair:
         return list(self.tokenizer(prompt)["input_ids"])
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of a conversation under the chat template, ready for the assistant's turn; plain text without a template."""
+        """Ids of a conversation under the chat template, ready for the assistant's turn; plain text without a template.
+
+        Raises:
+            DraftwellError: the template refuses the conversation (roles out of order, say).
+        """
+        from jinja2 import TemplateError
+
         if not self.tokenizer.chat_template:
             return self.encode("\n\n".join(m["content"] for m in messages))
-        return list(self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
+        try:
+            return list(self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
+        except TemplateError as error:
+            raise DraftwellError(f"the model's chat template refuses these messages: {error}") from error
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """Ids of one user turn: under the chat template, or plain where the pair is not for chat."""
-        if not self.chat:
-            return self.encode(prompt)
-        return self.encode_chat([{"role": "user", "content": prompt}])
+    def encode_messages(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """As `encode_chat` where the pair is for chat; elsewhere the messages' plain text, a blank line between two."""
+        return self.encode_chat(messages) if self.chat else self.encode("\n\n".join(m["content"] for m in messages))
+
+    def encode_prompt(self, prompt: str, before: Sequence[dict[str, str]] = ()) -> list[int]:
+        """Ids of a user's turn behind the messages before it: under the chat template, or plain where the pair is not for chat."""
+        return self.encode_messages([*before, {"role": "user", "content": prompt}])
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

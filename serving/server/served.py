@@ -54,13 +54,8 @@ class ServedModel:
         Raises:
             DraftwellError: the chat template refuses the conversation (roles out of order, say).
         """
-        from jinja2 import TemplateError
-
-        try:
-            with self._encoding:
-                return self.pair.encode_chat(messages)
-        except TemplateError as error:
-            raise DraftwellError(f"the model's chat template refuses these messages: {error}") from error
+        with self._encoding:
+            return self.pair.encode_chat(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated ids, without special tokens and without what ended the text."""

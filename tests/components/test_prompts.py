@@ -29,6 +29,32 @@ def test_both_forms_of_rows_are_read(tmp_path: Path, name: str) -> None:
                                   Prompt("line-5", None, ["x"], None)]
 
 
+SYSTEM, FIRST, ANSWER, SECOND = ({"role": role, "content": text} for role, text in (
+    ("system", "Sei höflich."), ("user", "你好吗？"), ("assistant", "很好。"), ("user", "و أنت؟ 🙂")))
+
+
+@pytest.mark.parametrize(("said", "messages", "turns", "answers"), [
+    ([SYSTEM, FIRST], (SYSTEM,), ["你好吗？"], ()),
+    ([SYSTEM, FIRST, ANSWER, SECOND], (SYSTEM, FIRST, ANSWER), ["و أنت؟ 🙂"], ()),  # a request: what came before stays as it was said
+    ([SYSTEM, FIRST, ANSWER, SECOND, ANSWER], (SYSTEM,), ["你好吗？", "و أنت؟ 🙂"], ("很好。", "很好。")),  # a recording
+    ([FIRST, SECOND, ANSWER], (FIRST,), ["و أنت؟ 🙂"], ("很好。",)),  # nobody answered the first
+    ([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], (), ["a"], ("b",)),
+    ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], (), ["a\nb"], ()),
+])
+def test_recorded_messages_become_turns_and_what_stands_before_them(
+        tmp_path: Path, said: list[dict[str, str]], messages: tuple[dict[str, str], ...], turns: list[str], answers: tuple[str, ...]) -> None:
+    prompt, = read_prompts(write(tmp_path / "p.jsonl", json.dumps({"messages": said})))
+    assert (prompt.messages, prompt.turns, prompt.answers) == (messages, turns, answers)
+    assert prompt.reference == (answers[0] if answers else None)
+
+
+def test_other_keys_are_kept_for_those_who_check_answers(tmp_path: Path) -> None:
+    row = {"id": "a", "task": "qa", "prompt": "x", "responses": ["y"], "reference": None, "answer": "#### 4", "test_list": ["assert f() == 1"]}
+    prompt, = read_prompts(write(tmp_path / "p.jsonl", json.dumps(row)))
+    assert prompt.fields == {"answer": "#### 4", "test_list": ["assert f() == 1"]}
+    assert (prompt.answers, prompt.reference) == (("y",), "y")
+
+
 def test_limit_and_skip_pick_a_window_and_read_no_further(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", "".join(f'{{"prompt": "{i}"}}\n' for i in range(5)) + "broken")
     assert [p.prompt for p in read_prompts(path, limit=2, skip=3)] == ["3", "4"]
@@ -39,7 +65,10 @@ def test_limit_and_skip_pick_a_window_and_read_no_further(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [(GOOD + '{"prompt": "half', "line 2: not valid JSON"), (GOOD + "[1]\n", "line 2: not a JSON object"),
-     ("\n" + '{"text": "x"}\n', "line 2: it has neither `prompt` nor `turns` .keys: text"),
+     ("\n" + '{"text": "x"}\n', "line 2: it has neither `prompt`, `turns` nor `messages` .keys: text"),
+     ('{"messages": [{"role": "system", "content": "Be kind."}]}', "line 1: its messages hold none of a user"),
+     ('{"messages": [{"role": "user", "content": null}]}', "line 1: a message needs a `role` and a `content`"),
+     ('{"messages": [{"role": "user", "content": " "}]}', "line 1: its prompt is empty"),
      (GOOD + '{"prompt": "  "}', "line 2: its prompt is empty"), ('{"turns": []}', "line 1: its prompt is empty"),
      ('{"turns": ["a", 3]}', "line 1: `prompt` must be a string"), ('{"prompt": {"a": 1}}', "line 1: `prompt` must be"),
      ('{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}', "line 2: id '1' is on line 1 too"),
