@@ -23,7 +23,7 @@ NUMBER = re.compile(r"(?<![\w.])[-−]?(?:[$€£]\s?)?[-−]?(?P<value>(?:\d{1,
 SOLUTION = re.compile(r"####\s*(?=[-−$€£\s]*\.?\d)")  # GSM8K's mark; "#### Step 2" is a heading
 ANSWER = re.compile(r"answer(?:\s+(?:is|was)\b\s*:?|\s*[:=])", re.IGNORECASE)
 FENCED = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
-CODE = re.compile(r"""(?:def|class|import|from|if|for|while|try|except|finally|else|elif|with|return|assert|print|async)\b"""
+CODE = re.compile(r"""(?:def|class|import|from|if|for|while|try|except|finally|else|elif|with|return|raise|assert|del|print|async)\b"""
                   r"""|[@#)\]}'"]|[A-Za-z_][\w.]*\("""  # a decorator, a comment, what closes brackets, a string; a call
                   r"""|[A-Za-z_][\w.]*(?:\[[^\]]*\])?(?:\s*,\s*[A-Za-z_]\w*)*\s*(?::[^=]*)?(?://|\*\*|[-+*/%|&^])?=""")
 """How a line of Python begins that is not indented."""
@@ -116,7 +116,7 @@ def choice_said(text: str, choices: Sequence[str]) -> str | None:
     Looked for in turn: a letter behind "answer is", a letter that begins the text (not the article "A"), the only letter in
     brackets, the only choice whose words occur.
 
-    >>> [choice_said(text, ["bank", "river bank"]) for text in ("A bank.", "B) river bank", "I say river bank", "(A) or (B)")]
+    >>> [choice_said(text, ["bank", "river bank"]) for text in ("A bank.", "B) river bank", "I say river bank", "Is it (A) or (B)?")]
     ['A', 'B', 'B', None]
     """
     letters = ascii_uppercase[: len(choices)]
