@@ -55,9 +55,9 @@ ATTACKS = {
     "a thread": "thread = threading.Thread(target=int)\nthread.start()\nthread.join()",
     "kill": "os.kill({victim}, signal.SIGKILL)",
     "be nice": "os.nice(1)",
-    "raise a limit": "resource.setrlimit(resource.RLIMIT_CPU, resource.getrlimit(resource.RLIMIT_CPU))",
+    "set a limit": "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
 }
-REASONS = {"names of hosts": "gaierror", "a shell": "no shell", "a thread": "RuntimeError", "raise a limit": "ValueError"}
+REASONS = {"names of hosts": "gaierror", "a shell": "no shell", "a thread": "RuntimeError", "set a limit": "ValueError"}
 EXITS = ["raise SystemExit(0)", "import sys; sys.exit()", "import os; os._exit(0)", "import os; os.abort()",
          "import ctypes; ctypes.string_at(0)", "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()"]
 ENDLESS = {
