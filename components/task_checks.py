@@ -111,7 +111,7 @@ def choices_of(prompt: Prompt) -> list[str]:
 
 
 def choice_said(text: str, choices: Sequence[str]) -> str | None:
-    """The letter of the choice that a text picks; None if it picks none, or several.
+    """The letter of the choice that a text picks; None if it picks none, or several, or words that two choices share.
 
     Looked for in turn: a letter behind "answer is", a letter that begins the text (not the article "A"), the only letter in
     brackets, the only choice whose words occur.

@@ -15,9 +15,9 @@ from components.quality import Agreement, agreement, agreement_of, argmax_matche
 from components.quality_report import checked, paired_difference, quality_of, task_accuracy
 from components.reports import bench_markdown
 from components.sandbox import SandboxUnavailable
-from serving.runtime.strategies import Kit
 from tests.components.test_reports import ENTRY, REPORT
 from tests.components.tiny import VOCAB, table_pair
+from tests.serving.kits import table_kit
 
 PROMPT = [5, 6]
 
@@ -146,7 +146,7 @@ def test_a_difference_is_paired_and_turns_round_with_its_sides() -> None:
 def test_the_bench_says_how_far_lossy_strategies_leave_the_target() -> None:
     prompts = [Prompt(f"p{i}", "letters", [text], fields={"answer_key": "A", "choices": ["d", "e"]})
                for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
-    report = bench(table_pair(), [("vanilla_sd", {}), ("csd", {"use_memory": False, "tau": 1e-6})], prompts, Kit(), max_tokens=16)
+    report = bench(table_pair(), [("vanilla_sd", {}), ("csd", {"use_memory": False, "tau": 1e-6})], prompts, table_kit(vocab=VOCAB), max_tokens=24)
     csd, exact = report["strategies"]["csd"], report["strategies"]["vanilla_sd"]
     assert csd["target_argmax_share"] < 1
     assert csd["kl"] > 0

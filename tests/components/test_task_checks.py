@@ -63,7 +63,7 @@ def test_numbers_are_compared_as_numbers(prompt: Prompt, answer: str, right: boo
     assert says_the_number(prompt, answer) is right
 
 
-CHOICES = ["bank", "library", "department store", "store", "new york"]
+CHOICES = ["bank", "library", "department store", "store", "new york", "twice", "twice"]
 
 
 @pytest.mark.parametrize(("text", "letter"), [
@@ -71,7 +71,7 @@ CHOICES = ["bank", "library", "department store", "store", "new york"]
     ("The answer is (B).", "B"), ("The answer is B", "B"), ("Not (A). The answer is: (C) department store", "C"), ("Answer: D", "D"),
     ("First I thought the answer is A. But the answer is B.", "B"), ("I would say (E), new york.", "E"), ("It is a library.", "B"),
     ("A library would be best.", "B"), ("At a Department Store!", "C"), ("in a store", "D"), ("The answer is the bank.", "A"),
-    ("maybe (A), maybe (B)", None), ("a bank or a library", None), ("bankers", None), ("A building", None), ("", None), ("F", None)])
+    ("maybe (A), maybe (B)", None), ("twice", None), ("a bank or a library", None), ("bankers", None), ("A building", None), ("", None), ("H", None)])
 def test_the_letter_of_an_answer(text: str, letter: str | None) -> None:
     assert choice_said(text, CHOICES) == letter
 
@@ -176,11 +176,15 @@ def test_reference_numbers_pass_and_others_do_not(name: str) -> None:
 def test_reference_letters_pass_and_others_do_not(name: str) -> None:
     prompts = prompts_of(name)
     assert {checker_for(prompt) for prompt in prompts} == {picks_the_choice}
+    unseen = []
     for prompt in prompts:
         key = prompt.fields.get("answer_key") or prompt.fields["answer"]
-        words = (prompt.fields.get("choices") or prompt.fields["options"])["ABCDE".index(key)]
+        choices = prompt.fields.get("choices") or prompt.fields["options"]
+        words = choices["ABCDE".index(key)]
         assert [picks_the_choice(prompt, f"({letter})") for letter in "ABCDE"] == [letter == key for letter in "ABCDE"], prompt.id
-        assert picks_the_choice(prompt, words), prompt.id
+        if choices.count(words) == 1 and not picks_the_choice(prompt, words):  # a few prompts offer the same words twice
+            unseen.append((prompt.id, words))
+    assert unseen == []
 
 
 @runs_code
