@@ -81,11 +81,23 @@ def quality_table(report: Mapping[str, Any]) -> str:
         if not entry["lossless"]:
             over = entry.get("over_vanilla")
             rows.append([shown(label, entry), between(over["ratio"], over["low"], over["high"]) if over else "–",
-                         number(entry.get("target_argmax_share"), ".1%"), number(entry.get("rouge_l"), ".1f"),
-                         number(entry.get("rouge_l_difference"), "+.1f"), number(entry.get("rescued_share"), ".1%"),
-                         floors[entry.get("holds_floor")]])
-    columns = ("lossy strategy", "over vanilla_sd", "argmax share", rouge_l_column(report), "± vanilla", "rescued", "floor")
+                         number(entry.get("target_argmax_share"), ".1%"), number(entry.get("kl"), ".3f"),
+                         number(entry.get("rouge_l"), ".1f"), number(entry.get("rouge_l_difference"), "+.1f"),
+                         number(entry.get("rescued_share"), ".1%"), floors[entry.get("holds_floor")]])
+    columns = ("lossy strategy", "over vanilla_sd", "argmax share", "KL, nats", rouge_l_column(report), "± vanilla", "rescued",
+               "floor")
     return markdown(columns, rows) if rows else ""
+
+
+def task_table(report: Mapping[str, Any]) -> str:
+    """Right answers of lossy strategies, as Markdown; empty where no prompt says what is right."""
+    rows = []
+    for label, entry in report["strategies"].items():
+        for task, figures in (entry.get("tasks") or {}).items():
+            change = "–" if figures["difference"] is None else between(figures["difference"], figures["low"], figures["high"])
+            rows.append([shown(label, entry), task, str(figures["count"]), number(figures["accuracy"], ".1%"), change,
+                         figures["note"] or ""])
+    return markdown(("lossy strategy", "task", "prompts", "right", "± autoregressive", "note"), rows) if rows else ""
 
 
 def headline_rows(report: Mapping[str, Any]) -> list[list[str]]:
@@ -177,6 +189,8 @@ def bench_markdown(report: Mapping[str, Any]) -> str:
              f"\n\n{time_table(report)}"]
     if quality := quality_table(report):
         parts.append(f"### Quality\n\n{quality}")
+    if tasks := task_table(report):
+        parts.append(f"### Right answers\n\nShares of prompts; brackets: 5 % and 95 %.\n\n{tasks}")
     for name, curve in report.get("curves", {}).items():
         columns = (curve["parameter"], "speedup", "over vanilla_sd", "argmax share", rouge_l_column(report), "rescued")
         parts.append(f"### {name} over {curve['parameter']}\n\n{markdown(columns, curve_rows(curve))}")

@@ -59,7 +59,7 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         measured = measure(pair, kit, configs, prompts, max_tokens=max_tokens, temperature=temperature, runs=runs,
                            warmup=warmup, seed=seed, progress=progress,
                            extra=[*extra, *(contender for group in groups.values() for contender in group.contenders)])
-        judge = Judge(pair, prompts, measured, greedy=temperature == 0)
+        judge = Judge(pair, prompts, measured, temperature=temperature)
         entries = {label: judge.figures(label) | {"peak_memory_mb": peaks.get(label)} for label in measured}
         machine = describe_machine(pair)
         checked = check_against(check, measured, prompts, max_tokens=max_tokens) if check else None

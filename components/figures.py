@@ -9,7 +9,8 @@ from typing import Any
 
 from components.measuring import Measurement, StrategyContender
 from components.prompts import Prompt
-from components.quality import Difference, argmax_matches, difference
+from components.quality import Agreement, Difference, agreement_of, difference
+from components.quality_report import Checked, checked, task_accuracy
 from components.rouge import mean_rouge_l
 from components.statistics import paired_bootstrap_ratio
 from serving.runtime.pair import LoadedPair
@@ -24,11 +25,12 @@ class Judge:
     """Figures of contenders, each against the autoregressive one.
 
     Args:
-        greedy: outputs can be compared token by token.
+        temperature: at which all of them decoded; at 0 outputs can be compared token by token.
     """
 
-    def __init__(self, pair: LoadedPair, prompts: Sequence[Prompt], measured: dict[str, Measurement], *, greedy: bool):
-        self.pair, self.measured, self.greedy = pair, measured, greedy
+    def __init__(self, pair: LoadedPair, prompts: Sequence[Prompt], measured: dict[str, Measurement], *, temperature: float = 0.0):
+        self.pair, self.prompts, self.measured = pair, prompts, measured
+        self.temperature, self.greedy = temperature, temperature == 0
         self.encoded = [pair.encode_prompt(prompt.prompt) for prompt in prompts]
         self.answers = [prompt.reference for prompt in prompts]
         self.reference = measured[REFERENCE]
@@ -36,7 +38,7 @@ class Judge:
         self.vanilla_split = fastest([m for m in vanillas if splits_cores(m)])
         self.vanilla = fastest([m for m in vanillas if not splits_cores(m)]) or self.vanilla_split
         lossy = any(isinstance(m.contender, StrategyContender) and not m.contender.lossless for m in measured.values())
-        self.reference_share = self.argmax_share(self.reference) if lossy else None
+        self.reference_share = self.agreement(self.reference).share if lossy else None
         self.reference_p95 = latencies(self.reference)["tpot_p95_ms"]
 
     def figures(self, label: str) -> dict[str, Any]:
@@ -113,14 +115,26 @@ class Judge:
             if splits_cores(m) else None}
 
     def quality(self, m: Measurement) -> dict[str, Any]:
-        """ROUGE-L against the prompts' references (points, 0 to 100), and, of a lossy strategy, whether it holds the floor."""
+        """ROUGE-L against the prompts' references (points, 0 to 100); of a lossy strategy also how far it leaves the target, its
+        accuracy where answers can be checked, and whether it holds the floor."""
         ours = m.contender if isinstance(m.contender, StrategyContender) else None
-        kept = self.argmax_share(m) if ours is not None and not ours.lossless else None
+        lossy = ours is not None and not ours.lossless
+        kept = self.agreement(m) if lossy else Agreement(0, 0, 0.0)
         points, base = self.rouge_l(m), self.base_rouge_l
         gained = None if points is None or base is None else points - base
-        return {"target_argmax_share": kept, "quality_ratio": share(kept or 0.0, self.reference_share or 0.0),
-                "rouge_l": points, "rouge_l_difference": gained,
-                "holds_floor": None if kept is None or gained is None else kept >= FLOOR_SHARE and gained >= -FLOOR_POINTS}
+        held = None if kept.share is None or gained is None else kept.share >= FLOOR_SHARE and gained >= -FLOOR_POINTS
+        return {"target_argmax_share": kept.share, "quality_ratio": share(kept.share or 0.0, self.reference_share or 0.0),
+                "kl": kept.kl, "rouge_l": points, "rouge_l_difference": gained, "holds_floor": held,
+                "tasks": task_accuracy(self.prompts, self.checked(m), self.reference_checked) if lossy else {}}
+
+    def checked(self, m: Measurement) -> list[Checked]:
+        """For each answer whether it is right (`quality_report.checked`)."""
+        return checked(self.prompts, [self.pair.decode(run.tokens) for run in m.typical])
+
+    @cached_property
+    def reference_checked(self) -> list[Checked]:
+        """The same of the autoregressive answers."""
+        return self.checked(self.reference)
 
     @cached_property
     def base_rouge_l(self) -> float | None:
@@ -142,10 +156,9 @@ class Judge:
                 found.append(difference(self.pair, m.prompt_ids[i], self.encoded[i], run.tokens, reference))
         return [d for d in found if d is not None]
 
-    def argmax_share(self, m: Measurement) -> float | None:
-        """Share of emitted tokens that are the target's argmax behind the same prefix."""
-        matches = [argmax_matches(self.pair, ids, run.tokens) for ids, run in zip(self.encoded, m.typical, strict=True)]
-        return share(sum(matches), sum(m.tokens))
+    def agreement(self, m: Measurement) -> Agreement:
+        """How the emitted tokens stand to the target behind the same prefixes."""
+        return agreement_of(self.pair, self.encoded, [run.tokens for run in m.typical], self.temperature)
 
 
 def time_share(s: Stats) -> dict[str, float | None]:

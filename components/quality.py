@@ -1,4 +1,4 @@
-"""How outputs compare with the target's own: first differences, near-ties, and the share of its argmax."""
+"""How outputs compare with the target's own: first differences, near-ties, the share of its argmax, and the divergence from it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from serving.runtime.pair import LoadedPair
@@ -83,5 +84,65 @@ def target_logits(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int]
 
 def argmax_matches(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int]) -> int:
     """How many tokens of an output are the target's argmax behind the same prefix."""
-    logits = target_logits(pair, prompt, output[:-1], keep=len(output))
-    return int((logits.argmax(-1).cpu() == logits.new_tensor(list(output)).cpu()).sum())
+    return agreement(pair, prompt, output).matches
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How an output stands to the target behind the output's own prefixes; sums over its tokens, so that texts add up.
+
+    Args:
+        tokens: tokens of the output.
+        matches: those that are the target's argmax.
+        divergence: nats, see `agreement`.
+    """
+
+    tokens: int
+    matches: int
+    divergence: float
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(self.tokens + other.tokens, self.matches + other.matches, self.divergence + other.divergence)
+
+    @property
+    def share(self) -> float | None:
+        """Share of tokens that are the target's argmax; None of no tokens."""
+        return self.matches / self.tokens if self.tokens else None
+
+    @property
+    def kl(self) -> float | None:
+        """Divergence from the target in nats a token; None of no tokens."""
+        return self.divergence / self.tokens if self.tokens else None
+
+
+def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], temperature: float = 0.0) -> Agreement:
+    """Argmax matches of an output, and its divergence from the target, by one teacher-forced pass.
+
+    The divergence is an estimate from one text of KL(π ‖ p) + H(π) − H(p) a token, where π is what the strategy draws from
+    behind its own prefix (which a lossy strategy does not tell) and p the target's softmax at the sampling temperature:
+    Σ −ln p(x) − H(p). It is 0 in expectation for a lossless strategy and grows with the divergence; it can be negative, for a
+    strategy that prefers likely tokens.
+
+    At temperature 0 both choices are certain, and it is the exact difference of two divergences from one-hot distributions,
+    KL(δ_x ‖ p̄) − KL(δ_t* ‖ p̄) = ln p̄(t*) − ln p̄(x) with t* the target's argmax: 0 for a lossless strategy, else above.
+
+    Args:
+        temperature: that of the output; 0 compares with p̄, the softmax at 1 (METHODS, "Two pairs").
+    """
+    if not output:
+        return Agreement(0, 0, 0.0)
+    logits = target_logits(pair, prompt, output[:-1], keep=len(output)).float()
+    tokens = torch.tensor(list(output), device=logits.device)
+    log_probs = (logits / (temperature or 1.0)).log_softmax(-1)
+    said = log_probs.gather(-1, tokens[:, None])[:, 0]
+    if temperature == 0:
+        expected = log_probs.amax(-1)
+    else:
+        expected = -torch.special.entr(log_probs.exp()).sum(-1)
+    return Agreement(len(output), int((logits.argmax(-1) == tokens).sum()), float((expected - said).double().sum()))
+
+
+def agreement_of(pair: LoadedPair, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]],
+                 temperature: float = 0.0) -> Agreement:
+    """Of several outputs together; prompts are token ids."""
+    return sum((agreement(pair, ids, output, temperature) for ids, output in zip(prompts, outputs, strict=True)), Agreement(0, 0, 0.0))

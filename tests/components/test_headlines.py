@@ -119,7 +119,7 @@ def test_the_floor_is_argmax_share_and_rouge_together(report):
 def test_without_references_nobody_knows_whether_the_floor_holds():
     bare = [Prompt("p", None, ["abc"])]
     measured = measure(table_pair(), table_kit(vocab=24), [("autoregressive", {}), ("csd", {})], bare, max_tokens=8)
-    entry = Judge(table_pair(), bare, measured, greedy=True).figures("csd")
+    entry = Judge(table_pair(), bare, measured).figures("csd")
     assert (entry["rouge_l"], entry["rouge_l_difference"], entry["holds_floor"]) == (None, None, None)
     assert entry["target_argmax_share"] is not None
 
