@@ -7,8 +7,10 @@ shard to the pair that made it. A trace set is a folder of shards; each appears 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 TRACE_VERSION = 1
 HEADER = b"draftwell.trace"
+SIDECAR = "digest.json"
+"""The digest of a set beside its shards, with the state of the files it was computed from."""
+DIGEST_RULE = 1
+"""Counted up when the digest is computed in another way, so that no sidecar of the old way is believed."""
 KINDS = ("bare", "draft", "target", "mixed")
 """What the prefixes of a text are made of (SPRINTER, section 3.2): original text, or text by draft, target, or both."""
 
@@ -136,9 +142,26 @@ class TraceSet:
         return pa.concat_tables([self._read(path, columns) for path in self._present()])
 
     def digest(self) -> str:
-        """sha256 over all rows in order: the same however they are cut into shards, encoded or compressed."""
+        """sha256 over all rows in order: the same however they are cut into shards, encoded or compressed.
+
+        It is kept in a sidecar file, keyed by the shards' sizes, dates and inodes, so that rows are read once; a folder that
+        cannot be written to is only slower.
+        """
+        shards = self._present()
+        for path in shards:
+            self._check(path)
+        key = {"rule": DIGEST_RULE, "shards": [_state(path) for path in shards]}  # before reading: what changes meanwhile is seen later
+        sidecar = self.folder / SIDECAR
+        if (known := _known_digest(sidecar, key)) is not None:
+            return known
+        digest = self._digest(shards)
+        with contextlib.suppress(OSError):
+            write_atomically(sidecar, json.dumps({**key, "digest": digest}, indent=2).encode())
+        return digest
+
+    def _digest(self, shards: Sequence[Path]) -> str:
         hashes: dict[str, Any] = {}
-        for path in self._present():
+        for path in shards:
             table = self._read(path, None).combine_chunks()
             for name in table.column_names:
                 for chunk in table.column(name).chunks:
@@ -177,9 +200,24 @@ class TraceSet:
         return header
 
 
-def _parse(path: Path, raw: bytes) -> TraceHeader:
-    import json
+def _state(path: Path) -> list[str | int]:
+    """What of a file changes when its content does; a shard that is replaced has another inode, however fast it was."""
+    stat = path.stat()
+    return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
+
+def _known_digest(sidecar: Path, key: dict[str, Any]) -> str | None:
+    """The digest in a sidecar, where it is of files in just this state."""
+    try:
+        known = json.loads(sidecar.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(known, dict) or not isinstance(digest := known.pop("digest", None), str):
+        return None
+    return digest if known == key else None
+
+
+def _parse(path: Path, raw: bytes) -> TraceHeader:
     try:
         fields = json.loads(raw)
         version = int(fields["version"])
