@@ -37,6 +37,7 @@ def test_round_trip_and_refusals(artifact, tmp_path):
     folder = tmp_path / artifact.kind
     digest = artifact.save(folder)
     again = type(artifact).load(folder, fingerprint=ORIGIN.fingerprint)
+    assert artifact.digest == again.digest == digest
     assert again.save(tmp_path / "again") == digest == digest_of(folder), "saving what was loaded changes nothing"
     with pytest.raises(ArtifactError, match="belongs to pair table"):
         type(artifact).load(folder, fingerprint="1" * 64)
@@ -75,6 +76,16 @@ def test_tampering_is_named(artifact, tmp_path):
     (folder / "artifact.json").write_text("{")
     with pytest.raises(ArtifactError, match="not an artifact manifest"):
         type(artifact).load(folder)
+
+
+def test_an_artifact_knows_the_digest_of_its_folder_and_a_copy_has_none(tmp_path):
+    table = AcceptanceTable([5] * 20, [3] * 20, ORIGIN)
+    assert table.digest is None
+    first = table.save(tmp_path / "a")
+    table.update(0.5, True)
+    assert table.digest == first, "what requests learn is on no disk"
+    assert table.copy().digest is None
+    assert table.save(tmp_path / "b") == table.digest != first
 
 
 def test_a_failed_save_leaves_the_old_artifact(tmp_path, monkeypatch):

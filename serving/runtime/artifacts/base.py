@@ -88,6 +88,8 @@ class Artifact(ABC):
     schema_version: ClassVar[int] = 1
 
     provenance: Provenance
+    digest: str | None = None
+    """`digest_of` the folder that this was last read from or saved to; None for one in memory. What requests learn is not in it."""
 
     @abstractmethod
     def write_files(self, folder: Path) -> None:
@@ -115,7 +117,8 @@ class Artifact(ABC):
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
-        return digest_of(folder)
+        self.digest = digest_of(folder)
+        return self.digest
 
     @classmethod
     def load(cls, folder: Path, *, fingerprint: str | None = None) -> Self:
@@ -146,10 +149,12 @@ class Artifact(ABC):
             raise ArtifactError(f"the {cls.kind} in {folder} belongs to pair {provenance.pair} with fingerprint "
                                 f"{provenance.fingerprint[:12]}, not {fingerprint[:12]}: calibrate this pair (draftwell calibrate)")
         try:
-            return cls.read_files(folder, provenance)
+            artifact = cls.read_files(folder, provenance)
         except (KeyError, ValueError, TypeError, OSError) as error:
             raise ArtifactError(f"the {cls.kind} in {folder} cannot be read ({type(error).__name__}): "
                                 "publish or deploy it again") from error
+        artifact.digest = digest_of_manifest(manifest)
+        return artifact
 
 
 def replace_folder(new: Path, folder: Path) -> None:
@@ -184,6 +189,10 @@ def read_manifest(folder: Path) -> dict:  # type: ignore[type-arg]
 
 def digest_of(folder: Path) -> str:
     """Digest of an artifact folder: sha256 over kind, schema and its files' digests (provenance left out)."""
-    manifest = read_manifest(folder)
+    return digest_of_manifest(read_manifest(folder))
+
+
+def digest_of_manifest(manifest: dict) -> str:  # type: ignore[type-arg]
+    """As `digest_of`, of a manifest that was read already."""
     body = json.dumps([manifest["kind"], manifest["schema_version"], manifest["files"]], sort_keys=True)
     return hashlib.sha256(body.encode()).hexdigest()
