@@ -32,7 +32,7 @@ class Node:
 
     Args:
         what: "row", "trace", or an artifact's kind.
-        name: of a row its label, of a registered artifact its model and version, of traces their digest.
+        name: of a row its label, of a registered artifact its model and version, of another its kind, of traces their digest.
         where: "registry", a folder on this machine, or "not here"; None of a row.
         children: what it was made from.
     """
@@ -49,9 +49,10 @@ class Node:
         """The step in one line."""
         if self.what == "row":
             return self.name
-        parts = [self.what, *([self.name] if self.name != self.digest else []), *([self.digest[:12]] if self.digest else [])]
+        name = self.what if self.name == self.digest else self.name
+        digest = f" {self.digest[:12]}" if self.digest else ""
         commit = f", commit {self.git_commit[:12]}" if self.git_commit else ""
-        return " ".join(parts) + (f" ({self.where}{commit})" if self.where else "")
+        return f"{name}{digest} ({self.where}{commit})"
 
     def as_json(self) -> dict[str, Any]:
         """The step and all before it as plain JSON."""

@@ -37,11 +37,11 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     made_of = provenance(station.pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
                          parents=station.parents("acceptance_table", "hardware_profile", "verifier", "correction_memory",
                                                  "acceptance_head"))
-    keep(station, DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
+    save_choice(station, DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
     return tuned
 
 
-def keep(station: Station, config: DecodingConfig) -> None:
+def save_choice(station: Station, config: DecodingConfig) -> None:
     """Put a choice into the workspace, with its evidence as JSON and as an HTML report."""
     from components.html_report import write_tuning_report
 
@@ -59,5 +59,5 @@ def choose_plain(station: Station, reason: str) -> dict[str, Any]:
     tuned = DecodingConfig.load(station.workspace.artifacts / "decoding_config", fingerprint=station.pair.fingerprint)
     old = tuned.provenance
     made_of = provenance(station.pair, trace_digest=old.trace_digest, device_class=old.device_class, parents=old.parents)
-    keep(station, DecodingConfig("autoregressive", {}, {**tuned.evidence, "reason": reason}, made_of))
+    save_choice(station, DecodingConfig("autoregressive", {}, {**tuned.evidence, "reason": reason}, made_of))
     return {"strategy": "autoregressive", "parameters": {}, "reason": reason}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.tree import Tree
-
     from flows.lineage import Node
 
 
@@ -27,7 +26,6 @@ def lineage(what: Annotated[str, typer.Argument(
     """
     import json
 
-    from flows.cli.options import wide_console
     from flows.lineage import lineage as walk
 
     nodes = walk(what)
@@ -35,16 +33,18 @@ def lineage(what: Annotated[str, typer.Argument(
         typer.echo(json.dumps([node.as_json() for node in nodes], indent=2))
         return
     for node in nodes:
-        wide_console().print(tree_of(node), soft_wrap=True)
+        for line in lines_of(node):
+            typer.echo(line)
 
 
-def tree_of(node: Node, above: Tree | None = None) -> Tree:
-    """A lineage as a tree for the terminal."""
-    from rich.text import Text
-    from rich.tree import Tree
+def lines_of(node: Node, head: str = "", rest: str = "") -> Iterator[str]:
+    """A lineage as a tree of lines, which no width of a window breaks.
 
-    words = Text(node.words)  # plain text: brackets are no markup
-    tree = Tree(words) if above is None else above.add(words)
+    Args:
+        head: what goes before the first line.
+        rest: what goes before the lines below it.
+    """
+    yield head + node.words
     for child in node.children:
-        tree_of(child, tree)
-    return tree
+        last = child is node.children[-1]
+        yield from lines_of(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
