@@ -36,8 +36,8 @@ def measured_of(evidence: Entry) -> list[Entry]:
             figure.setdefault(value, trial.get(value))
         if source_of(trial) == "measured":
             figure["predicted_seconds_per_token"] = None
-        if figure["divergence"] is None:
-            figure["divergence"] = figure.get("quality_loss")
+        if figure.get("quality_loss") is not None:  # the same measure, of more text than the trial's
+            figure["divergence"] = figure["quality_loss"]
     return sorted(found.values(), key=lambda figure: figure["strategy"] != REFERENCE)
 
 

@@ -32,7 +32,6 @@ PREFIX = "tuning_"
 """Of the files: those of an older tuning are known by it."""
 
 
-
 def tuning_plots(evidence: Entry, folder: Path) -> list[Path]:
     """The plots that the evidence suffices for, as files `tuning_*.png` in a folder; those of an older tuning there go away."""
     for old in folder.glob(f"{PREFIX}*.png"):
@@ -59,12 +58,12 @@ def pareto_plot(evidence: Entry, path: Path) -> Path | None:
     with drawing(path, "What is fast, cheap and faithful at once", x_label, "milliseconds per token") as axes:
         colours = colours_of(point.label for point, _ in places)
         for label, colour in colours.items():
-            for source, marker, face in (("replay", "o", "none"), ("measured", "D", colour)):
-                mine = [(point, x) for point, x in places if (point.label, point.source) == (label, source)]
+            for measured, marker, face in ((False, "o", "none"), (True, "D", colour)):
+                mine = [(point, x) for point, x in places if (point.label, point.measured) == (label, measured)]
                 if mine:
                     axes.scatter([x for _, x in mine], [p.seconds * 1e3 for p, _ in mine], marker=marker, facecolors=face,
                                  edgecolors=colour, s=[20 + 100 * (p.calls or 0.0) / largest for p, _ in mine],
-                                 label=label if source == "replay" else f"{label}, measured")
+                                 label=f"{label}, measured" if measured else label)
         line = lower_left([(x, point.seconds * 1e3) for point, x in places if point.tried])
         axes.plot([x for x, _ in line], [y for _, y in line], color=FAINT, drawstyle="steps-post", zorder=0, label="front")
         ring(axes, [(x, point.seconds * 1e3) for point, x in places if not point.tried and is_choice(evidence, point.entry)])
@@ -75,8 +74,9 @@ def pareto_plot(evidence: Entry, path: Path) -> Path | None:
 def speed_over(evidence: Entry, names: Sequence[str], x_label: str, path: Path) -> Path | None:
     """Tokens per second of every strategy over one of its parameters.
 
-    Lines are predicted: of several trials with one value, differing in other parameters, the fastest. Marks are measured, with
-    the interval of their speedup over autoregressive decoding (a horizontal line). The choice is ringed.
+    Lines are predicted (dotted ones tried on a few prompts, where nothing can predict): of several trials with one value, differing
+    in other parameters, the fastest. Marks are measured, with the interval of their speedup over autoregressive decoding, which is
+    a horizontal line. The choice is ringed.
     """
     trials, found = grouped(trials_of(evidence), names), grouped(measured_of(evidence), names)
     several = [key for key in dict.fromkeys([*trials, *found])
@@ -90,7 +90,9 @@ def speed_over(evidence: Entry, names: Sequence[str], x_label: str, path: Path) 
             for value, trial in trials.get(key, ()):
                 best[value] = max(best.get(value, 0.0), 1 / trial["predicted_seconds_per_token"])
             if best:
-                axes.plot(sorted(best), [best[value] for value in sorted(best)], color=colour, marker=".", label=f"{key}, predicted")
+                brief = source_of(trials[key][0][1]) == "measured"
+                axes.plot(sorted(best), [best[value] for value in sorted(best)], color=colour, marker=".", linestyle=":" if brief else "-",
+                          label=f"{key}, {'tried briefly' if brief else 'predicted'}")
             marks = found.get(key, [])
             if marks:
                 speeds = [1 / figure["seconds_per_token"] for _, figure in marks]

@@ -76,9 +76,9 @@ def test_with_lossy_trials_the_front_is_of_time_and_divergence(drawn: list[Any])
     (axes,) = drawn
     assert "divergence" in axes.get_xlabel()
     assert line(axes, "front") == [(0.0, 20.0), (0.06, 18.0)]
-    assert marks(axes, "csd, measured") == [(0.06, 18.0), (0.08, 19.0), (0.06, 17.5)]
+    assert marks(axes, "csd, measured") == [(0.06, 18.0), (0.08, 19.0), (0.07, 17.5)]
     assert [one.get_label() for one in axes.collections].count("csd") == 0  # nothing of it was predicted
-    assert marks(axes, "chosen") == [(0.06, 17.5)]
+    assert marks(axes, "chosen") == [(0.07, 17.5)]
 
 
 def test_speed_over_tau_is_the_fastest_prediction_of_each_value_and_the_choice_as_measured(drawn: list[Any]) -> None:
