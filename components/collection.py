@@ -17,7 +17,7 @@ from components.prompts import Prompt
 from components.texts import room_for_prompts, sampling_of, write_texts
 from serving.runtime.artifacts.base import write_atomically
 from serving.runtime.pair import LoadedPair
-from serving.runtime.trace import KINDS, SIDECAR, TraceError, TraceHeader, TraceSet
+from serving.runtime.trace import KINDS, TraceError, TraceHeader, TraceSet
 from serving.runtime.types import DraftwellError, Sampling
 
 PLAN = "plan.json"
@@ -34,8 +34,9 @@ class ForeignTrace(DraftwellError):
 
 def forget(folder: Path) -> None:
     """Remove the trace of a folder, and nothing else that may lie there."""
-    for path in (*folder.glob("shard-*.parquet"), *folder.glob(".shard-*"), folder / PLAN, folder / SIDECAR):
+    for path in (*folder.glob("shard-*.parquet"), *folder.glob(".shard-*"), folder / PLAN):
         path.unlink(missing_ok=True)
+    (folder / TraceSet.SIDECAR).unlink(missing_ok=True)
 
 
 def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_tokens: int = 96, temperature: float = 0.0,

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
 
 TRACE_VERSION = 1
 HEADER = b"draftwell.trace"
-SIDECAR = "digest.json"
-"""The digest of a set beside its shards, with the state of the files it was computed from."""
-DIGEST_RULE = 1
-"""Counted up when the digest is computed in another way, so that no sidecar of the old way is believed."""
 KINDS = ("bare", "draft", "target", "mixed")
 """What the prefixes of a text are made of (SPRINTER, section 3.2): original text, or text by draft, target, or both."""
 
@@ -99,6 +94,11 @@ class TraceSet:
         fingerprint: fingerprint of the pair that the trace shall be of; None skips that check.
     """
 
+    SIDECAR: ClassVar[str] = "digest.json"
+    """The digest of the set beside its shards, with the state of the files it was computed from."""
+    DIGEST_RULE: ClassVar[int] = 1
+    """Counted up when the digest is computed in another way, so that no sidecar of the old way is believed."""
+
     def __init__(self, folder: Path, *, fingerprint: str | None = None):
         self.folder, self.fingerprint = Path(folder), fingerprint
 
@@ -147,11 +147,13 @@ class TraceSet:
         It is kept in a sidecar file, keyed by the shards' sizes, dates and inodes, so that rows are read once; a folder that
         cannot be written to is only slower.
         """
+        import json
+
         shards = self._present()
         for path in shards:
             self._check(path)
-        key = {"rule": DIGEST_RULE, "shards": [_state(path) for path in shards]}  # before reading: what changes meanwhile is seen later
-        sidecar = self.folder / SIDECAR
+        key = {"rule": self.DIGEST_RULE, "shards": [_state(path) for path in shards]}  # before reading: what changes meanwhile is seen later
+        sidecar = self.folder / self.SIDECAR
         if (known := _known_digest(sidecar, key)) is not None:
             return known
         digest = self._digest(shards)
@@ -200,24 +202,9 @@ class TraceSet:
         return header
 
 
-def _state(path: Path) -> list[str | int]:
-    """What of a file changes when its content does; a shard that is replaced has another inode, however fast it was."""
-    stat = path.stat()
-    return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino]
-
-
-def _known_digest(sidecar: Path, key: dict[str, Any]) -> str | None:
-    """The digest in a sidecar, where it is of files in just this state."""
-    try:
-        known = json.loads(sidecar.read_text())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(known, dict) or not isinstance(digest := known.pop("digest", None), str):
-        return None
-    return digest if known == key else None
-
-
 def _parse(path: Path, raw: bytes) -> TraceHeader:
+    import json
+
     try:
         fields = json.loads(raw)
         version = int(fields["version"])
@@ -234,6 +221,25 @@ def _parse(path: Path, raw: bytes) -> TraceHeader:
 
 def _broken(path: Path) -> TraceError:
     return TraceError(f"{path} is truncated or no Parquet file: delete it and run the same `draftwell collect` again")
+
+
+def _state(path: Path) -> list[str | int]:
+    """What of a file changes when its content does; a shard that is replaced has another inode, however fast it was."""
+    stat = path.stat()
+    return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _known_digest(sidecar: Path, key: dict[str, Any]) -> str | None:
+    """The digest in a sidecar, where it is of files in just this state."""
+    import json
+
+    try:
+        known = json.loads(sidecar.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(known, dict) or not isinstance(digest := known.pop("digest", None), str):
+        return None
+    return digest if known == key else None
 
 
 def _feed(hashes: dict[str, Any], name: str, array: Any) -> None:

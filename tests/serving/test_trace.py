@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.runtime.trace import SIDECAR, TRACE_VERSION, TraceError, TraceHeader, TraceSet, trace_schema
+from serving.runtime.trace import TRACE_VERSION, TraceError, TraceHeader, TraceSet, trace_schema
 
 HEADER = TraceHeader(pair="tiny", fingerprint="f" * 64, dtype="float32", rollout=2, max_tokens=8, temperature=0.0,
                      stop_token_ids=(2,))
@@ -86,7 +86,7 @@ def test_rows_are_read_once_until_a_shard_changes(tmp_path: Path, monkeypatch: p
 def test_a_broken_sidecar_is_not_believed(tmp_path: Path, text: str) -> None:
     traces = make(tmp_path, [[row(0)]])
     digest = traces.digest()
-    (tmp_path / SIDECAR).write_text(text)
+    (tmp_path / TraceSet.SIDECAR).write_text(text)
     assert traces.digest() == digest
     assert TraceSet(tmp_path).digest() == digest
 
@@ -94,8 +94,8 @@ def test_a_broken_sidecar_is_not_believed(tmp_path: Path, text: str) -> None:
 def test_a_sidecar_of_another_rule_is_not_believed(tmp_path: Path) -> None:
     traces = make(tmp_path, [[row(0)]])
     digest = traces.digest()
-    known = json.loads((tmp_path / SIDECAR).read_text())
-    (tmp_path / SIDECAR).write_text(json.dumps({**known, "rule": known["rule"] + 1, "digest": "wrong"}))
+    known = json.loads((tmp_path / TraceSet.SIDECAR).read_text())
+    (tmp_path / TraceSet.SIDECAR).write_text(json.dumps({**known, "rule": known["rule"] + 1, "digest": "wrong"}))
     assert traces.digest() == digest
 
 
@@ -104,14 +104,14 @@ def test_a_known_digest_hides_neither_a_foreign_pair_nor_a_folder_that_cannot_be
     digest = make(tmp_path, [[row(0)]]).digest()
     with pytest.raises(TraceError, match="is a trace of pair tiny"):
         TraceSet(tmp_path, fingerprint="e" * 64).digest()
-    (tmp_path / SIDECAR).unlink()
+    (tmp_path / TraceSet.SIDECAR).unlink()
 
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "read-only")
 
     monkeypatch.setattr("serving.runtime.trace.write_atomically", refuse)
     assert TraceSet(tmp_path).digest() == digest
-    assert not (tmp_path / SIDECAR).exists()
+    assert not (tmp_path / TraceSet.SIDECAR).exists()
 
 
 def test_list_boundaries_enter_the_digest(tmp_path: Path) -> None:
