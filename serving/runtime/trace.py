@@ -152,7 +152,8 @@ class TraceSet:
         shards = self._present()
         for path in shards:
             self._check(path)
-        key = {"rule": self.DIGEST_RULE, "shards": [_state(path) for path in shards]}  # before reading: what changes meanwhile is seen later
+        # Before reading, so that what changes meanwhile is seen the next time.
+        key = {"rule": self.DIGEST_RULE, "shards": [_state(path) for path in shards]}
         sidecar = self.folder / self.SIDECAR
         if (known := _known_digest(sidecar, key)) is not None:
             return known
