@@ -87,8 +87,9 @@ def words(entry: Entry) -> str:
 
 def prediction_error(figure: Entry) -> float | None:
     """|predicted − measured| / measured seconds per token; None where one of them is missing."""
-    predicted, seconds = figure.get("predicted_seconds_per_token"), figure.get("seconds_per_token")
-    return abs(predicted - seconds) / seconds if usable(predicted) and usable(seconds) else None  # type: ignore[operator]
+    if not usable(figure.get("predicted_seconds_per_token")) or not usable(figure.get("seconds_per_token")):
+        return None
+    return float(abs(figure["predicted_seconds_per_token"] / figure["seconds_per_token"] - 1))
 
 
 def usable(value: Any) -> bool:

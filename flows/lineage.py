@@ -103,6 +103,7 @@ def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, Mapping[st
     """Label and origins of a report's rows, or of a tuning's choice."""
     from components.bench_report import shown
 
+    rows: list[tuple[str, Mapping[str, Any]]]
     strategies = report.get("strategies")
     if isinstance(strategies, dict):
         rows = [(shown(label, entry), entry) for label, entry in strategies.items() if isinstance(entry, dict)]
