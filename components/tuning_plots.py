@@ -175,9 +175,8 @@ def grouped(entries: Iterable[Entry], names: Sequence[str]) -> dict[str, list[tu
     found: dict[str, list[tuple[float, Entry]]] = {}
     for entry in entries:
         name = next((name for name in names if name in entry["parameters"]), None)
-        value = entry["parameters"][name] if name else None
-        if is_number(value):
-            found.setdefault(f"{label_of(entry)} ({name})", []).append((float(value), entry))
+        if name is not None and is_number(entry["parameters"][name]):
+            found.setdefault(f"{label_of(entry)} ({name})", []).append((float(entry["parameters"][name]), entry))
     return found
 
 
