@@ -57,6 +57,7 @@ def forget(folder: Path) -> None:
     """Remove the trace of a folder, and nothing else that may lie there."""
     for path in (*folder.glob("shard-*.parquet"), *leftovers(folder), folder / PLAN):
         path.unlink(missing_ok=True)
+    (folder / TraceSet.SIDECAR).unlink(missing_ok=True)
 
 
 def leftovers(folder: Path) -> list[Path]:

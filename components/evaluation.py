@@ -46,7 +46,8 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         (prompts behind every ROUGE-L), `strategies: {label: figures}`, `cost_reference` (vanilla SD at its fastest gamma, which
         cost ratios are against), `peers: {name: {label: figures}}`, `headlines` (ratios with intervals), `worst`, `curves` and
         `cpu_check`. A label is the strategy's name, with its parameters where it was measured with several. Beside the
-        figures each entry has `per_prompt` rows and, for lossy strategies, quality. A figure that cannot be had is None.
+        figures each entry has `per_prompt` rows, digests of what it rests on (`origins`) and, for lossy strategies, quality. A
+        figure that cannot be had is None.
     """
     configs = list(strategies)
     if REFERENCE not in [name for name, _ in configs]:

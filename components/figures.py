@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from components.measuring import Measurement, StrategyContender
+from components.origins import origins
 from components.prompts import Prompt
 from components.quality import Agreement, Difference, agreement_of, difference
 from components.quality_report import Checked, checked, task_accuracy
@@ -49,6 +50,8 @@ class Judge:
         entry = {"strategy": ours.strategy if ours else None, "parameters": ours.parameters if ours else {},
                  "split_cores": splits_cores(m), "lossless": ours.lossless if ours else True, "greedy": self.greedy,
                  "dtype": self.pair.dtype, **self.speed(m), **(self.counts(m) if ours else {}), **latencies(m)}
+        if ours:
+            entry |= origins(ours.strategy, ours.parameters, ours.kit)
         wrong = {d.prompt_id for d in differences}
         entry["identical_outputs"] = len(m.prompt_ids) - len(wrong) if self.greedy else None
         entry["near_ties"] = sum(d.near_tie for d in differences) if self.greedy else None

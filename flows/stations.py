@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from serving.runtime.trace import TraceSet
 
 Bar = Callable[..., None]
+PICTURES = {"verifier": ("roc.png", "reliability.png"), "acceptance_table": ("acceptance_by_confidence.png",),
+            "correction_memory": ("rejections.png",), "decoding_config": ("tuning.html", "tuning_*.png")}
+"""kind → the files among the reports that are published with it."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,13 @@ def publish(station: Station, evidence: Mapping[str, Any], *, device: str = "cpu
         raise DraftwellError(f"nothing to release: run `draftwell tune --pair {space.spec.name}` first")
     if files.draft is not None and (files.draft / "artifact.json").is_file():
         folders["distilled_draft"] = files.draft
-    plots = sorted(space.reports.glob("*.png"))
-    chosen = {"verifier": ("roc", "reliability"), "acceptance_table": ("acceptance",), "correction_memory": ("rejections",)}
-    pins = {}
-    for kind, folder in folders.items():
-        pictures = [p for p in plots if p.stem.startswith(chosen.get(kind, ("-",)))]
-        pins[kind] = store.publish(folder, pair=space.spec.name, plots=pictures).version
+    pins = {kind: store.publish(folder, pair=space.spec.name, plots=pictures_of(space, kind)).version for kind, folder in folders.items()}
     return create_release(store, space.spec.name, device, pins, model_records(space.spec, files), dict(evidence))
+
+
+def pictures_of(space: Workspace, kind: str) -> list[Path]:
+    """The plots and pages in the workspace's reports that belong to an artifact."""
+    return sorted(path for pattern in PICTURES.get(kind, ()) for path in space.reports.glob(pattern))
 
 
 def now() -> str:

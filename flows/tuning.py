@@ -9,6 +9,7 @@ from flows.stations import Station
 
 if TYPE_CHECKING:
     from components.prompts import Prompt
+    from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.trace import TraceSet
 
 
@@ -36,9 +37,18 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     made_of = provenance(station.pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
                          parents=station.parents("acceptance_table", "hardware_profile", "verifier", "correction_memory",
                                                  "acceptance_head"))
-    station.workspace.save(DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
-    station.report("tuning", {"strategy": tuned.strategy, "parameters": tuned.parameters, **tuned.evidence})
+    save_choice(station, DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
     return tuned
+
+
+def save_choice(station: Station, config: DecodingConfig) -> None:
+    """Put a choice into the workspace, with its evidence as JSON and as an HTML report."""
+    from components.html_report import write_tuning_report
+
+    choice = {"strategy": config.strategy, "parameters": config.parameters}
+    station.workspace.save(config)
+    station.report("tuning", {"pair": station.workspace.spec.name, **choice, "config_digest": config.digest, **config.evidence})
+    write_tuning_report({**config.evidence, "choice": choice}, station.workspace.reports, pair=station.workspace.spec.name)
 
 
 def choose_plain(station: Station, reason: str) -> dict[str, Any]:
@@ -49,5 +59,5 @@ def choose_plain(station: Station, reason: str) -> dict[str, Any]:
     tuned = DecodingConfig.load(station.workspace.artifacts / "decoding_config", fingerprint=station.pair.fingerprint)
     old = tuned.provenance
     made_of = provenance(station.pair, trace_digest=old.trace_digest, device_class=old.device_class, parents=old.parents)
-    station.workspace.save(DecodingConfig("autoregressive", {}, {**tuned.evidence, "reason": reason}, made_of))
+    save_choice(station, DecodingConfig("autoregressive", {}, {**tuned.evidence, "reason": reason}, made_of))
     return {"strategy": "autoregressive", "parameters": {}, "reason": reason}

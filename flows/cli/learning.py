@@ -52,9 +52,10 @@ def load(source: str | None, limit: int | None, *, split: str = "train", column:
 
 def publish_kinds(opened: Station, *kinds: str) -> None:
     """Register artifacts of the workspace."""
+    from flows.stations import pictures_of
     from registry.store import Store
 
-    store = Store()
+    store, space = Store(), opened.workspace
     for kind in kinds:
-        made = store.publish(opened.workspace.artifacts / kind, pair=opened.workspace.spec.name)
+        made = store.publish(space.artifacts / kind, pair=space.spec.name, plots=pictures_of(space, kind))
         say(f"registered {made.name} version {made.version}")

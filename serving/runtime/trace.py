@@ -10,11 +10,12 @@ it lacks is null, and the header fields take the values that it was collected wi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -108,6 +109,11 @@ class TraceSet:
         fingerprint: fingerprint of the pair that the trace shall be of; None skips that check.
     """
 
+    SIDECAR: ClassVar[str] = "digest.json"
+    """The digest of the set beside its shards, with the state of the files it was computed from."""
+    DIGEST_RULE: ClassVar[int] = 1
+    """Counted up when the digest is computed in another way, so that no sidecar of the old way is believed."""
+
     def __init__(self, folder: Path, *, fingerprint: str | None = None):
         self.folder, self.fingerprint = Path(folder), fingerprint
 
@@ -153,9 +159,29 @@ class TraceSet:
         return pa.concat_tables([_in_schema(self._read(path, columns), wanted) for path in self._present()])
 
     def digest(self) -> str:
-        """sha256 over all rows in order: the same however they are cut into shards, encoded or compressed."""
+        """sha256 over all rows in order: the same however they are cut into shards, encoded or compressed.
+
+        It is kept in a sidecar file, keyed by the shards' sizes, dates and inodes, so that rows are read once; a folder that
+        cannot be written to is only slower.
+        """
+        import json
+
+        shards = self._present()
+        for path in shards:
+            self._check(path)
+        # Before reading, so that what changes meanwhile is seen the next time.
+        key = {"rule": self.DIGEST_RULE, "shards": [_state(path) for path in shards]}
+        sidecar = self.folder / self.SIDECAR
+        if (known := _known_digest(sidecar, key)) is not None:
+            return known
+        digest = self._digest(shards)
+        with contextlib.suppress(OSError):
+            write_atomically(sidecar, json.dumps({**key, "digest": digest}, indent=2).encode())
+        return digest
+
+    def _digest(self, shards: Sequence[Path]) -> str:
         hashes: dict[str, Any] = {}
-        for path in self._present():
+        for path in shards:
             table = self._read(path, None).combine_chunks()
             for name in table.column_names:
                 for chunk in table.column(name).chunks:
@@ -222,6 +248,25 @@ def _parse(path: Path, raw: bytes) -> TraceHeader:
 
 def _broken(path: Path) -> TraceError:
     return TraceError(f"{path} is truncated or no Parquet file: delete it and run the same `draftwell collect` again")
+
+
+def _state(path: Path) -> list[str | int]:
+    """What of a file changes when its content does; a shard that is replaced has another inode, however fast it was."""
+    stat = path.stat()
+    return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _known_digest(sidecar: Path, key: dict[str, Any]) -> str | None:
+    """The digest in a sidecar, where it is of files in just this state."""
+    import json
+
+    try:
+        known = json.loads(sidecar.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(known, dict) or not isinstance(digest := known.pop("digest", None), str):
+        return None
+    return digest if known == key else None
 
 
 def _feed(hashes: dict[str, Any], name: str, array: Any) -> None:

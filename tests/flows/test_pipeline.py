@@ -13,6 +13,8 @@ from prefect.cache_policies import NO_CACHE
 
 from flows import learn, pipeline, release
 from registry.store import Store
+from serving.runtime.pair_files import draftwell_home
+from serving.runtime.trace import TraceSet
 
 KINDS = ("verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config")
 
@@ -138,6 +140,41 @@ def test_registers_every_kind(made: dict[str, Any]) -> None:
         assert store.get_aliases(kind, "tiny")["champion"] >= 1, kind
         digests.add(store.resolve(kind, "tiny", "champion").digest)
     assert len(digests) == len(KINDS)
+
+
+def test_the_gates_rows_lead_back_to_the_traces(made: dict[str, Any], run: Any) -> None:
+    """Row → config → table → traces, by digests alone."""
+    space = draftwell_home() / "pairs" / "tiny" / "float32"
+    done = run("lineage", space / "reports" / "bench.json", "--json")
+    assert done.exit_code == 0, (done.output, done.exception)
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    digest = TraceSet(space / "traces").digest()
+    (of_table, *_) = [step for step in rows["spide"]["made_from"] if step["what"] == "acceptance_table"]
+    assert (of_table["where"], of_table["made_from"][0]["digest"]) == ("registry", digest)
+    config = rows[shown(made)]["made_from"][0]
+    assert (config["what"], config["where"]) == ("decoding_config", "registry")
+    assert {"acceptance_table", "verifier", "trace"} <= {step["what"] for step in config["made_from"]}
+    assert config["made_from"][-1] == {"what": "trace", "name": digest, "digest": digest, "where": str(space / "traces"),
+                                       "git_commit": None, "made_from": []}
+    top = run("lineage", "release.tiny.cpu@champion")
+    assert top.exit_code == 0, (top.output, top.exception)
+    assert digest[:12] in top.stdout
+
+
+def shown(made: dict[str, Any]) -> str:
+    settings = ", ".join(f"{key}={value}" for key, value in sorted(made["parameters"].items()))
+    return f"{made['strategy']}({settings})" if settings else str(made["strategy"])
+
+
+def test_the_tuning_report_is_published_with_the_choice(made: dict[str, Any]) -> None:
+    store = Store()
+    kept = store.resolve("decoding_config", "tiny", store.versions("decoding_config", "tiny")[-1].version)
+    files = {Path(file.path).name for file in store.client.list_artifacts(kept.run_id, "plots")}
+    assert "tuning.html" in files
+    assert {name for name in files if name != "tuning.html" and not name.startswith("tuning_")} == set()
+    page = (draftwell_home() / "pairs" / "tiny" / "float32" / "reports" / "tuning.html").read_text()
+    assert "Tuning of tiny" in page
+    assert "data:image/png;base64," in page
 
 
 def test_results_are_json(refused_once: dict[str, Any], results: Path) -> None:

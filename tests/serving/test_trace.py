@@ -131,3 +131,56 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "shard-00000.parquet")
     with pytest.raises(TraceError, match="no draftwell trace"):
         TraceSet(tmp_path).read()
+
+
+def test_rows_are_read_once_until_a_shard_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sidecar that outlived a change would bind artifacts to rows they never saw."""
+    traces = make(tmp_path / "a", [[row(0)], [row(1)]])
+    reads: list[str] = []
+    real = TraceSet._read
+    monkeypatch.setattr(TraceSet, "_read", lambda self, path, columns: reads.append(path.name) or real(self, path, columns))
+    first = traces.digest()
+    assert (traces.digest(), len(reads)) == (first, 2)
+
+    size, date = traces.shard(1).stat().st_size, traces.shard(1).stat().st_mtime_ns
+    traces.write_shard(1, table([row(1, target_p=0.25)]))
+    os.utime(traces.shard(1), ns=(date, date))
+    assert traces.shard(1).stat().st_size == size  # same size and date: only the inode tells
+    second = traces.digest()
+    assert second == make(tmp_path / "b", [[row(0)], [row(1, target_p=0.25)]]).digest() != first
+    traces.write_shard(2, table([row(3)]))
+    assert traces.digest() == make(tmp_path / "c", [[row(0), row(1, target_p=0.25), row(3)]]).digest()
+    traces.shard(2).unlink()
+    assert traces.digest() == second
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"digest": 7}', '{"digest": "wrong"}', '{"rule": 1, "shards": [], "digest": "wrong"}'])
+def test_a_broken_sidecar_is_not_believed(tmp_path: Path, text: str) -> None:
+    traces = make(tmp_path, [[row(0)]])
+    digest = traces.digest()
+    (tmp_path / TraceSet.SIDECAR).write_text(text)
+    assert traces.digest() == digest
+    assert TraceSet(tmp_path).digest() == digest
+
+
+def test_a_sidecar_of_another_rule_is_not_believed(tmp_path: Path) -> None:
+    traces = make(tmp_path, [[row(0)]])
+    digest = traces.digest()
+    known = json.loads((tmp_path / TraceSet.SIDECAR).read_text())
+    (tmp_path / TraceSet.SIDECAR).write_text(json.dumps({**known, "rule": known["rule"] + 1, "digest": "wrong"}))
+    assert traces.digest() == digest
+
+
+def test_a_known_digest_hides_neither_a_foreign_pair_nor_a_folder_that_cannot_be_written(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = make(tmp_path, [[row(0)]]).digest()
+    with pytest.raises(TraceError, match="is a trace of pair tiny"):
+        TraceSet(tmp_path, fingerprint="e" * 64).digest()
+    (tmp_path / TraceSet.SIDECAR).unlink()
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "read-only")
+
+    monkeypatch.setattr("serving.runtime.trace.write_atomically", refuse)
+    assert TraceSet(tmp_path).digest() == digest
+    assert not (tmp_path / TraceSet.SIDECAR).exists()

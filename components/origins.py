@@ -1,0 +1,30 @@
+"""What a row of a table rests on: digests of the tuned config and of the artifacts that were in use, and of their traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from serving.runtime.strategies import Kit, find_strategy
+
+
+def origins(strategy: str, parameters: Mapping[str, Any], kit: Kit) -> dict[str, Any]:
+    """Digests by which `draftwell lineage` walks from a row back to the traces.
+
+    Args:
+        kit: what the strategy worked with; a tuned config among its artifacts counts where it is of just this strategy and
+            these parameters.
+    Returns:
+        `artifacts`: kind → digest of the artifacts that the strategy used, None for one that was made on the spot and never
+        kept; `config_digest`: of the tuned config; `trace_digest`: of the traces that the config, else the artifacts, were
+        made from, None where these name none or several.
+    """
+    used = {kind: kit.artifacts[kind] for kind in find_strategy(strategy).artifacts if kind in kit.artifacts}
+    config: Any = kit.artifacts.get("decoding_config")
+    if config is not None and (config.strategy, config.parameters) != (strategy, dict(parameters)):
+        config = None
+    makers = [config] if config is not None else list(used.values())
+    traces = {maker.provenance.trace_digest for maker in makers} - {None}
+    return {"artifacts": {kind: artifact.digest for kind, artifact in used.items()},
+            "config_digest": None if config is None else config.digest,
+            "trace_digest": traces.pop() if len(traces) == 1 else None}

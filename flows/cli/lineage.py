@@ -1,0 +1,50 @@
+"""`draftwell lineage`: where a row of a table, or a registered version, comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flows.lineage import Node
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(lineage)
+
+
+def lineage(what: Annotated[str, typer.Argument(
+                metavar="REPORT_OR_VERSION", help="A report of bench, gate or tune (JSON), or kind.pair@alias, kind.pair/3, "
+                                                  "release.pair.cpu@champion.")],
+            as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Walk from a table's rows, or from a version, back over config and artifacts to the traces.
+
+    Example: draftwell lineage release.default.cpu@champion
+    """
+    import json
+
+    from flows.lineage import lineage as walk
+
+    nodes = walk(what)
+    if as_json:
+        typer.echo(json.dumps([node.as_json() for node in nodes], indent=2))
+        return
+    for node in nodes:
+        for line in lines_of(node):
+            typer.echo(line)
+
+
+def lines_of(node: Node, head: str = "", rest: str = "") -> Iterator[str]:
+    """A lineage as a tree of lines, which no width of a window breaks.
+
+    Args:
+        head: what goes before the first line.
+        rest: what goes before the lines below it.
+    """
+    yield head + node.words
+    for child in node.children:
+        last = child is node.children[-1]
+        yield from lines_of(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))

@@ -1,0 +1,208 @@
+"""Lineage for people: from a row of a report, or a registered version, back to the traces that everything was made from.
+
+A digest is looked for in the registry, then among the artifacts of this machine's workspaces and those that pairs ship with; traces
+are looked for in the workspaces. What is found nowhere is shown with its digest, as not here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from serving.runtime.artifacts.base import ArtifactError, digest_of
+from serving.runtime.pair_files import draftwell_home
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from registry.lineage import Lineage
+    from registry.store import Store
+
+VERSION = re.compile(r"(?P<kind>[a-z_]+)\.(?P<pair>[A-Za-z0-9._-]+)(@(?P<alias>[\w.-]+)|/(?P<number>\d+))")
+FORMS = "name a report of a bench, gate or tuning, or a version as kind.pair@alias, kind.pair/3 or release.pair.cpu@champion"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A step of a lineage.
+
+    Args:
+        what: "row", "trace", or an artifact's kind.
+        name: of a row its label, of a registered artifact its model and version, of another its kind, of traces their digest.
+        where: "registry", a folder on this machine, or "not here"; None of a row.
+        children: what it was made from.
+    """
+
+    what: str
+    name: str
+    digest: str | None = None
+    where: str | None = None
+    git_commit: str | None = None
+    children: tuple[Node, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The step in one line."""
+        if self.what == "row":
+            return self.name
+        name = self.what if self.name == self.digest else self.name
+        digest = f" {self.digest[:12]}" if self.digest else ""
+        commit = f", commit {self.git_commit[:12]}" if self.git_commit else ""
+        return f"{name}{digest} ({self.where}{commit})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The step and all before it as plain JSON."""
+        return {"what": self.what, "name": self.name, "digest": self.digest, "where": self.where, "git_commit": self.git_commit,
+                "made_from": [child.as_json() for child in self.children]}
+
+    def walk(self) -> Iterator[Node]:
+        """The step and all before it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def lineage(what: str) -> list[Node]:
+    """The lineage of every row of a report file, or of a registered version.
+
+    Args:
+        what: a report of a bench, gate or tuning (JSON), or `kind.pair@alias`, `kind.pair/number`.
+    Raises:
+        DraftwellError: neither; a file that is no such report or says nothing of origins; a version that is not registered.
+    """
+    path = Path(what)
+    if path.is_dir():
+        raise DraftwellError(f"{what} is a folder: {FORMS}")
+    if path.is_file():
+        report = read_report(path)
+        pair, rows = str(report["pair"]), rows_of(report, path)
+        finder = Finder()
+        return [finder.row(label, row, pair) for label, row in rows]
+    found = VERSION.fullmatch(what)
+    if found is None:
+        raise DraftwellError(f"no file {what}, and it is no version of an artifact: {FORMS}")
+    return [Finder().version(found["kind"], found["pair"], found["alias"] or found["number"])]
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report that names its pair."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DraftwellError(f"{path} is no JSON, or only a part of a report: write it again, as `draftwell bench --json` does") from error
+    if not isinstance(report, dict) or not isinstance(report.get("pair"), str):
+        raise DraftwellError(f"{path} is no report of a bench, gate or tuning: {FORMS}")
+    return report
+
+
+def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Label and origins of a report's rows, or of a tuning's choice."""
+    from components.bench_report import shown
+
+    rows: list[tuple[str, Mapping[str, Any]]]
+    strategies = report.get("strategies")
+    if isinstance(strategies, dict):
+        rows = [(shown(label, entry), entry) for label, entry in strategies.items() if isinstance(entry, dict)]
+    else:
+        label = shown(str(report.get("strategy")), {"parameters": report.get("parameters") or {}})
+        rows = [(f"choice {label}", report)]
+    if not any(isinstance(row.get("artifacts"), dict) or isinstance(row.get("trace_digest"), str) for _, row in rows):
+        raise DraftwellError(f"{path} says nothing of origins: it is of an older draftwell, or of none; bench or tune again")
+    return rows
+
+
+class Finder:
+    """Looks digests up: in the registry, then on this machine."""
+
+    def __init__(self) -> None:
+        from registry.store import Store
+
+        self.store: Store = Store()
+
+    @cached_property
+    def folders(self) -> dict[str, Path]:
+        """digest → folder of the artifacts in the workspaces, and of those that pairs ship with."""
+        from registry.pairs import catalogue
+
+        shipped = Path(catalogue.__file__).parent
+        manifests = [*shipped.glob("*/draft/artifact.json"), *shipped.glob("*/artifacts/*/*/artifact.json"),
+                     *draftwell_home().glob("pairs/*/*/artifacts/*/artifact.json")]
+        found = {}
+        for manifest in sorted(manifests):
+            try:
+                found[digest_of(manifest.parent)] = manifest.parent
+            except ArtifactError:
+                continue  # of another version of draftwell: nothing that is looked for here
+        return found
+
+    @cached_property
+    def traces(self) -> dict[str, Path]:
+        """digest → folder of the workspaces' traces."""
+        from serving.runtime.trace import TraceError, TraceSet
+
+        found = {}
+        for folder in sorted(draftwell_home().glob("pairs/*/*/traces")):
+            try:
+                found[TraceSet(folder).digest()] = folder
+            except TraceError:
+                continue  # none collected yet, or a collection that broke off
+        return found
+
+    def version(self, kind: str, pair: str, wanted: str) -> Node:
+        """A registered version."""
+        from registry.lineage import trace
+
+        name = registered_name(kind, pair)
+        return self.artifact(trace(self.store, self.store.resolve(kind, name, wanted), name, self.folders))
+
+    def row(self, label: str, row: Mapping[str, Any], pair: str) -> Node:
+        """A row of a table: its tuned config, and the artifacts and traces that are not the config's already."""
+        from registry.lineage import find
+
+        artifacts = row.get("artifacts")
+        wanted = [("decoding_config", row.get("config_digest")), *(artifacts.items() if isinstance(artifacts, dict) else ())]
+        children: list[Node] = []
+        for kind, digest in wanted:
+            if not isinstance(digest, str):
+                if kind != "decoding_config":
+                    children.append(Node(kind, kind, None, "made on the spot, not kept"))
+            elif digest not in known(children):
+                children.append(self.artifact(find(self.store, kind, digest, pair, self.folders, str(row.get("fingerprint") or ""))))
+        traces = row.get("trace_digest")
+        if isinstance(traces, str) and traces not in known(children):
+            children.append(self.trace(traces))
+        return Node("row", label, children=tuple(children))
+
+    def artifact(self, found: Lineage) -> Node:
+        """An artifact with what it was made from."""
+        children = [self.artifact(parent) for parent in found.parents]
+        if found.trace_digest:
+            children.append(self.trace(found.trace_digest))
+        published = found.published
+        name = f"{published.name} version {published.version}" if published else found.kind
+        where = "registry" if published else str(found.folder) if found.folder else "not here"
+        return Node(found.kind, name, found.digest, where, found.git_commit, tuple(children))
+
+    def trace(self, digest: str) -> Node:
+        """Traces, with their folder where they lie in a workspace."""
+        return Node("trace", digest, digest, str(self.traces.get(digest, "not here")))
+
+
+def known(nodes: list[Node]) -> set[str | None]:
+    """The digests in some lineages."""
+    return {step.digest for node in nodes for step in node.walk()}
+
+
+def registered_name(kind: str, pair: str) -> str:
+    """The pair's own name where an alias was typed; one that the catalogue lacks stays as it is: a pair's YAML file may lie anywhere."""
+    from registry.pairs import find_pair
+
+    base, dot, device = pair.rpartition(".") if kind == "release" else (pair, "", "")
+    try:
+        return find_pair(base).name + dot + device
+    except DraftwellError:
+        return pair
