@@ -171,18 +171,19 @@ def test_evidence_is_plain_json_and_complete(pair: LoadedPair, trace: TraceSet) 
 
 
 def test_the_front_is_over_all_strategies(pair: LoadedPair, trace: TraceSet) -> None:
-    clock = Calls({"autoregressive": 1.0, "csd": 1000.0})
-    evidence = run(pair, trace, clock, constraints=LOSSY, quality=by_calls({4: 0.3, 6: 0.2, 8: 0.01})).evidence
+    """Every csd is faster than anything replayed; the fewer calls it needs, the more it writes that is not the target's."""
+    clock, losses = Calls({"autoregressive": 1.0, "csd": 1000.0}), {4: 0.3, 6: 0.2, 8: 0.01}
+    evidence = run(pair, trace, clock, constraints=LOSSY, quality=by_calls(losses), strategies=["csd", "vanilla_sd"], explore=30,
+                   trials=60).evidence
     trials = evidence["trials"]
     on_front = [trials[i] for i in evidence["front"]]
-    assert {trial["source"] for trial in on_front} == {"replayed", "measured"}
-    assert {round(trial["divergence"], 6) for trial in on_front} >= {0.0, 0.3}, "a lossy one may stand there for its speed"
-    for trial in on_front:
-        assert not any(other["predicted_seconds_per_token"] < trial["predicted_seconds_per_token"]
-                       and other["target_calls_per_token"] < trial["target_calls_per_token"]
-                       and other["divergence"] < trial["divergence"] for other in trials)
-    fewest = min(trials, key=lambda t: (t["target_calls_per_token"], t["predicted_seconds_per_token"], t["divergence"]))
-    assert fewest in on_front, "not the fastest, but nobody asks the target less often"
+    assert {(trial["source"], round(trial["divergence"], 6)) for trial in on_front} == {
+        ("replayed", 0.0), ("measured", 0.3), ("measured", 0.2), ("measured", 0.01)}
+    lossless = [trial for trial in trials if trial["source"] == "replayed"]
+    fastest = min(lossless, key=lambda trial: (trial["predicted_seconds_per_token"], trial["target_calls_per_token"]))
+    fewest = min(lossless, key=lambda trial: (trial["target_calls_per_token"], trial["predicted_seconds_per_token"]))
+    assert fastest in on_front
+    assert fewest in on_front
 
 
 def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path,
@@ -212,7 +213,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
 
 
 def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: dict[str, Any] = {"strategies": ["vanilla_sd", "spide"], "trials": 14}
+    settings: dict[str, Any] = {"strategies": ["vanilla_sd", "spide"], "trials": 20}
     whole = run(pair, trace, Clock({}), **settings).evidence["trials"]
     done: list[str] = []
 
@@ -227,7 +228,7 @@ def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp
         with pytest.raises(KeyboardInterrupt):
             run(pair, trace, Clock({}), study=tmp_path / "study.db", **settings)
     resumed = run(pair, trace, Clock({}), study=tmp_path / "study.db", **settings).evidence["trials"]
-    assert len(resumed) == len(whole)
+    assert len(resumed) == len(whole) == 20
     assert {key(t["parameters"]) for t in resumed if t["strategy"] == "vanilla_sd"} == {
         key(t["parameters"]) for t in whole if t["strategy"] == "vanilla_sd"}
 
