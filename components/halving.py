@@ -68,7 +68,7 @@ def halve(evaluate: Evaluate, configs: Sequence[Config], prompts: Sequence[Promp
         seed: of the bootstrap.
         fit: constraints, asked behind every rung; who breaks one leaves.
     """
-    always = [PLAIN] + [champion for _ in [0] if champion is not None and champion != PLAIN]
+    always = [PLAIN] if champion is None or champion == PLAIN else [PLAIN, champion]
     survivors = [config for config in configs if config not in always]
     so_far: dict[str, Measured] = {}
     rungs: list[Rung] = []

@@ -12,6 +12,7 @@ from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts import Prompt
+    from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.trace import TraceSet
 
 PARENTS = ("acceptance_table", "hardware_profile", "verifier", "correction_memory", "acceptance_head")
@@ -52,10 +53,15 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
         return tuned
     made_of = provenance(pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
                          parents=station.parents(*PARENTS))
-    space.save(DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
-    station.report("tuning", {"strategy": tuned.strategy, "parameters": tuned.parameters, **tuned.evidence})
+    save_choice(station, DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
     rungs.unlink(missing_ok=True)
     return tuned
+
+
+def save_choice(station: Station, config: DecodingConfig) -> None:
+    """Put a choice into the workspace, with its evidence as JSON."""
+    station.workspace.save(config)
+    station.report("tuning", {"strategy": config.strategy, "parameters": config.parameters, **config.evidence})
 
 
 def champion_config(station: Station) -> tuple[str, dict[str, Any]] | None:
@@ -94,5 +100,5 @@ def choose_plain(station: Station, reason: str) -> dict[str, Any]:
     tuned = DecodingConfig.load(station.workspace.artifacts / "decoding_config", fingerprint=station.pair.fingerprint)
     old = tuned.provenance
     made_of = provenance(station.pair, trace_digest=old.trace_digest, device_class=old.device_class, parents=old.parents)
-    station.workspace.save(DecodingConfig("autoregressive", {}, {**tuned.evidence, "reason": reason}, made_of))
+    save_choice(station, DecodingConfig("autoregressive", {}, {**tuned.evidence, "reason": reason}, made_of))
     return {"strategy": "autoregressive", "parameters": {}, "reason": reason}
