@@ -114,13 +114,13 @@ def test_three_percent_in_noise_lose_to_plain_decoding(pair: LoadedPair, trace: 
 
 def test_a_clear_winner_wins_over_a_clear_second(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 1.3, "spide": 1.6}, noise=0.05)
-    tuned = run(pair, trace, clock)
+    tuned = run(pair, trace, clock, strategies=["vanilla_sd", "spide", "prompt_lookup"])
     assert tuned.strategy == "spide"
     assert tuned.evidence["measured"][0]["strategy"] == "autoregressive"
     assert "times as fast as autoregressive" in tuned.evidence["reason"]
     assert (tuned.strategy, tuned.parameters) in clock.asked
     confirmed = {figure["strategy"] for figure in tuned.evidence["measured"] if figure["confirmed"]}
-    assert confirmed == {"autoregressive", "spide", "vanilla_sd"} or confirmed == {"autoregressive", "spide"}
+    assert confirmed == {"autoregressive", "spide"}, "serial and parallel are the two fastest here"
 
 
 def test_the_shortlist_is_the_predicted_best_of_each_strategy(pair: LoadedPair, trace: TraceSet) -> None:
@@ -209,7 +209,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     assert replays_of(study=study, kit=other)[1] != []  # so is that of another table
     later = Kit({**KIT.artifacts, "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40}))},
                 deterministic=True)
-    assert replays_of(study=study, kit=later) == (first, [])  # but not that of the same table, made by another commit
+    assert replays_of(study=study, kit=later) == (longer, [])  # but not that of the same table, made by another commit
 
 
 def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,13 +271,13 @@ def test_quality_binds(pair: LoadedPair, trace: TraceSet) -> None:
     assert (loose.strategy, loose.parameters["num_speculative_tokens"]) == ("csd", 6)
     tight = Constraints(lossless_only=False, max_quality_loss=0.05)
     assert run(pair, trace, clock, constraints=tight, quality=by_calls({4: 0.5, 6: 0.1, 8: 0.11}), **settings).strategy == "vanilla_sd"
-    forbidden = run(pair, trace, Calls({"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}))
+    forbidden = run(pair, trace, Calls({"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}), measure_top=9)
     assert forbidden.strategy == "vanilla_sd"
     assert forbidden.evidence["left_out"]["csd"].startswith("it is lossy")
 
 
 def test_rouge_binds_where_there_are_references(pair: LoadedPair, trace: TraceSet) -> None:
-    settings: dict[str, Any] = {"strategies": ["csd", "vanilla_sd"], "explore": 30, "constraints": LOSSY}
+    settings: dict[str, Any] = {"strategies": ["csd", "vanilla_sd"], "explore": 30, "measure_top": 60, "constraints": LOSSY}
     speeds = {"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}
     rouge = {16: 30.0, 4: 27.9, 6: 28.0, 8: 20.0}
     chosen = run(pair, trace, Calls(speeds), quality=by_calls({}, rouge), **settings)
@@ -288,19 +288,24 @@ def test_rouge_binds_where_there_are_references(pair: LoadedPair, trace: TraceSe
 
 
 def test_cost_binds(pair: LoadedPair, trace: TraceSet) -> None:
-    clock = Clock({"autoregressive": 1.0, "vanilla_sd": 1.5, "prompt_lookup": 3.0})
+    """In these texts n-grams are found often: prompt_lookup asks the target less than any vanilla SD does."""
+    clock = Clock({"autoregressive": 1.0, "vanilla_sd": 3.0, "prompt_lookup": 1.5})
     settings: dict[str, Any] = {"strategies": ["vanilla_sd", "prompt_lookup"], "trials": 60}
     free = run(pair, trace, clock, **settings)
-    assert free.strategy == "prompt_lookup"
-    calls = {t["strategy"]: t["target_calls_per_token"] for t in sorted(
-        free.evidence["trials"], key=lambda t: -t["predicted_seconds_per_token"])}  # of each the fastest
-    ratio = calls["prompt_lookup"] / calls["vanilla_sd"]
-    chosen = next(f for f in free.evidence["confirmation"]["figures"] if f["strategy"] == "prompt_lookup")
-    assert chosen["cost_ratio"] == pytest.approx(ratio, rel=0.2)
-    assert ratio > 1.02, "n-grams find little in these texts, so the target is asked more often"
-    bound = run(pair, trace, clock, constraints=Constraints(max_cost_ratio=1.01), **settings)
-    assert bound.strategy == "vanilla_sd"
-    assert all(f["cost_ratio"] <= 1.01 for f in bound.evidence["confirmation"]["figures"][1:])
+    assert free.strategy == "vanilla_sd"
+    trials = free.evidence["trials"]
+    vanilla = [t for t in trials if t["strategy"] == "vanilla_sd"]
+    base = min(vanilla, key=lambda t: t["predicted_seconds_per_token"])["target_calls_per_token"]
+    least = min(t["target_calls_per_token"] for t in vanilla)
+    fewer = min(t["target_calls_per_token"] for t in trials if t["strategy"] == "prompt_lookup")
+    assert fewer < least
+    limit = (fewer + least) / 2 / base
+    bound = run(pair, trace, clock, constraints=Constraints(max_cost_ratio=limit), **settings)
+    assert bound.strategy == "prompt_lookup"
+    for figure in bound.evidence["confirmation"]["figures"][1:]:
+        trial = next(t for t in trials if (t["strategy"], t["parameters"]) == (figure["strategy"], figure["parameters"]))
+        assert figure["cost_ratio"] == pytest.approx(trial["target_calls_per_token"] / base)
+        assert figure["cost_ratio"] <= limit
     none = run(pair, trace, Clock({"autoregressive": 1.0}), constraints=Constraints(max_cost_ratio=0.01), **settings)
     assert none.strategy == "autoregressive"
     assert "keeps to the constraints" in none.evidence["reason"]
