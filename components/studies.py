@@ -89,7 +89,7 @@ class Studies:
                 finally:
                     storage.remove_session()
                     storage.engine.dispose()
-            except (sqlite3.Error, RuntimeError, ValueError, *database_errors()) as error:
+            except unreadable() as error:
                 raise DraftwellError(f"{file} is no study file of Draftwell's: name another with --study, or move it away") from error
         return {study.study_name: study.user_attrs.get(DESCRIPTION, {}) for study in found}
 
@@ -104,10 +104,11 @@ def import_optuna() -> Any:
     return optuna
 
 
-def database_errors() -> tuple[type[Exception], ...]:
+def unreadable() -> tuple[type[Exception], ...]:
+    """What is raised where a file is no SQLite, is broken, is another program's, or is of an Optuna that this one cannot read."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    return (SQLAlchemyError,)
+    return sqlite3.Error, SQLAlchemyError, RuntimeError, ValueError
 
 
 @contextmanager
