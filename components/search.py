@@ -1,21 +1,27 @@
-"""Searching by replay: Optuna proposes configurations of lossless strategies, a trace says how fast each would be."""
+"""Searching: Optuna proposes configurations, and for each of them three values are to be small.
+
+Those of lossless strategies come from replay over a trace; what cannot be replayed is measured briefly. The values are seconds
+per emitted token, target calls per emitted token, and divergence: the share of emitted tokens that are not the target's argmax
+behind the same prefix, over the same share of plain decoding, which at temperature 0 is the mean total variation between what was
+written and what the target would have written there. It is 0 where a strategy is lossless: that is proved, not measured.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.replay import Texts, replay
-from components.search_space import Space, defaults, grid, space_of, suggest
+from components.search_space import MEASURED, Space, combinations, completed, key, plain, space_of, start, suggest
+from components.studies import Studies, digest_of_json, import_optuna
+from serving.runtime.artifacts.base import Artifact, sha256_file
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.models.trace_model import RolloutExhausted
 from serving.runtime.strategies import Kit, find_strategy
-from serving.runtime.types import DraftwellError
 
 Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
@@ -27,38 +33,52 @@ TRIAL = "trial"
 
 @dataclass(frozen=True)
 class Trial:
-    """A replayed configuration.
+    """A configuration and its three values.
 
     Args:
-        exact: False where a draft ran on behind the trace's rollouts, so that the prediction is an estimate.
+        predicted_seconds_per_token: by replay, by an estimate, or by a first short measurement: see `source`.
+        exact: False where a draft ran on behind the trace's rollouts, so that a prediction is an estimate.
+        target_calls_per_token: None of an estimate.
+        divergence: as in the module's first lines, 0..1; None of an estimate.
+        source: replayed, measured or estimated.
     """
 
     strategy: str
     parameters: dict[str, Any]
     predicted_seconds_per_token: float
     exact: bool
+    target_calls_per_token: float | None = None
+    divergence: float | None = None
+    source: str = "estimated"
+
+    @property
+    def values(self) -> tuple[float, float, float]:
+        """The objectives, in the order of `studies.OBJECTIVES`."""
+        assert self.target_calls_per_token is not None
+        assert self.divergence is not None
+        return self.predicted_seconds_per_token, self.target_calls_per_token, self.divergence
 
 
 @dataclass(frozen=True)
 class Search:
-    """Replays over one trace, guided by Optuna, a study for each strategy."""
+    """A search over one trace and kit, with a study for each strategy."""
 
     texts: Texts
     kit: Kit
     profile: HardwareProfile
     max_tokens: int
     overlap: bool
-    seed: int
-    file: Path | None
-    digest: str
+    studies: Studies
+    trace_digest: str
 
     def run(self, names: Sequence[str], trials: int, log: Log | None, progress: Progress | None) -> list[Trial]:
         """At most `trials` replays, shared among the strategies; what a small space leaves over goes to the others."""
-        spaces = sorted(((name, space_of(name, self.texts.rollout)) for name in names), key=lambda item: len(grid(item[1])))
-        done: list[Trial] = []
-        for i, (name, space) in enumerate(spaces):
-            share = max(1, (trials - len(done)) // (len(spaces) - i))
-            for trial in self.search(name, space, share):
+        sizes = {name: len(combinations(name, space_of(name, self.texts.rollout))) for name in names}
+        names, done = sorted(names, key=sizes.__getitem__), list[Trial]()
+        for i, name in enumerate(names):
+            share = max(1, (trials - len(done)) // (len(names) - i))
+            space = space_of(name, self.texts.rollout)
+            for trial in self.search(name, space, share, self.predict):
                 done.append(trial)
                 if log:
                     log(f"predicted_seconds_per_token/{name}", trial.predicted_seconds_per_token, len(done))
@@ -66,35 +86,39 @@ class Search:
                     progress(len(done), trials, name)
         return done
 
-    def search(self, name: str, space: Space, trials: int) -> list[Trial]:
-        """The whole grid where the trials suffice for it, else what a seeded sampler proposes behind the defaults."""
-        try:
-            import optuna
-        except ImportError as error:
-            raise DraftwellError("tuning needs the package optuna: pip install 'draftwell[pipeline]'") from error
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(storage=f"sqlite:///{self.file}" if self.file else None, load_if_exists=True,
-                                    study_name=self.study_name(name, space), direction="minimize",
-                                    sampler=optuna.samplers.TPESampler(seed=self.seed))
-        everything = grid(space)
+    def search(self, name: str, space: Space, trials: int, value: Callable[[str, dict[str, Any]], Trial], *,
+               first: Sequence[dict[str, Any]] = (), subject: Mapping[str, Any] | None = None) -> list[Trial]:
+        """The whole space where the trials suffice for it, else what a seeded sampler proposes behind the first ones.
+
+        Args:
+            value: makes a trial of a strategy and its parameters.
+            first: configs that are tried before the sampler is asked; none takes the defaults.
+            subject: what values depend on besides what `describe` names.
+        """
+        state = import_optuna().trial.TrialState
+        study = self.studies.open(name, self.describe(name, space, subject))
+        allowed = {key(parameters): parameters for parameters in [*combinations(name, space), *first]}
         if not study.trials:
-            for parameters in everything if len(everything) <= trials else [defaults(name, space)]:
-                study.enqueue_trial(parameters)
-        known = [Trial(**old.user_attrs[TRIAL]) for old in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])]
+            for parameters in list(allowed.values()) if len(allowed) <= trials else first or [start(name, space)]:
+                study.enqueue_trial({parameter: parameters[parameter] for parameter in space})
+        known = [Trial(**old.user_attrs[TRIAL]) for old in study.get_trials(states=[state.COMPLETE])]
         found = {key(trial.parameters): trial for trial in known}
-        untried = [parameters for parameters in everything if key(parameters) not in found]
-        random.Random(self.seed).shuffle(untried)
-        while len(found) < min(trials, len(everything)):
+        untried = [parameters for parameters in allowed.values() if key(parameters) not in found]
+        random.Random(self.studies.seed).shuffle(untried)
+        while len(found) < min(trials, len(allowed)):
             asked = study.ask()
-            parameters = suggest(asked, space)
-            if key(parameters) in found:  # samplers repeat themselves in small spaces: try something new next
+            parameters = completed(name, suggest(asked, space))
+            if key(parameters) in allowed and key(parameters) not in found:
+                found[key(parameters)] = value(name, parameters)
+            else:  # samplers repeat themselves, and a strategy's own rules forbid some combinations: try something new next
                 untried = [other for other in untried if key(other) not in found]
-                study.enqueue_trial(untried[0])
-            else:
-                found[key(parameters)] = self.predict(name, parameters)
-            trial = found[key(parameters)]
+                study.enqueue_trial({parameter: untried[0][parameter] for parameter in space})
+            trial = found.get(key(parameters))
+            if trial is None:
+                study.tell(asked, state=state.FAIL)
+                continue
             asked.set_user_attr(TRIAL, vars(trial))
-            study.tell(asked, trial.predicted_seconds_per_token)
+            study.tell(asked, trial.values)
         return list(found.values())
 
     def predict(self, name: str, parameters: dict[str, Any]) -> Trial:
@@ -106,19 +130,44 @@ class Search:
                 break
             except RolloutExhausted:
                 continue
-        return Trial(name, parameters, result.predicted_seconds_per_token, result.exact)
+        return Trial(name, parameters, result.predicted_seconds_per_token, result.exact, result.stats.calls_per_token, 0.0, "replayed")
 
-    def study_name(self, name: str, space: Space) -> str:
-        """A study is continued only if everything that its values depend on is the same."""
-        tables = {kind: vars(artifact) for kind, artifact in sorted(self.kit.artifacts.items())
-                  if kind in find_strategy(name).artifacts}
-        body = json.dumps([str(space), self.digest, self.max_tokens, self.overlap, self.profile.t_draft, self.profile.t_rest,
-                           self.profile.t_verify, self.profile.split, self.kit.deterministic, str(tables)])
-        return f"{name}-{hashlib.sha256(body.encode()).hexdigest()[:16]}"
+    def explore(self, name: str, count: int, measure: Callable[[str, dict[str, Any]], Trial], first: Sequence[dict[str, Any]],
+                subject: Mapping[str, Any]) -> list[Trial]:
+        """`count` configs of a strategy that no replay can predict, each measured.
+
+        Args:
+            first: configs to begin with, all of which are measured; none takes the defaults.
+            subject: what is measured on.
+        """
+        return self.search(name, MEASURED[name], max(count, len(first)), measure, first=first, subject=subject)
+
+    def describe(self, name: str, space: Space, subject: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """All that a trial's values depend on: a study is continued only if every word is the same."""
+        kinds = [kind for kind in find_strategy(name).artifacts if kind in self.kit.artifacts]
+        artifacts = {kind: artifact_digest(self.kit.artifacts[kind]) for kind in kinds}
+        return {"space": plain(space), "trace": self.trace_digest, "budget": self.max_tokens, "overlap": self.overlap,
+                "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},
+                "deterministic": self.kit.deterministic, **(subject or {})}
 
 
-def key(parameters: Mapping[str, Any]) -> str:
-    return json.dumps(dict(parameters), sort_keys=True)
+def artifact_digest(artifact: Artifact) -> str:
+    """Digest of an artifact's kind, schema and files, as `base.digest_of` makes it of a folder; the provenance is left out."""
+    known = getattr(artifact, "digest", None)
+    if known is not None:
+        return str(known)
+    with tempfile.TemporaryDirectory() as place:
+        artifact.write_files(Path(place))
+        files = {path.name: sha256_file(path) for path in sorted(Path(place).iterdir())}
+    return digest_of_json([artifact.kind, artifact.schema_version, files])
+
+
+def fastest_vanilla(search: Search, trials: Sequence[Trial]) -> Trial:
+    """Vanilla SD at its fastest gamma by replay, the measure of every cost ratio (METHODS, "Measures")."""
+    tried = {key(trial.parameters): trial for trial in trials if trial.strategy == "vanilla_sd"}
+    space = combinations("vanilla_sd", space_of("vanilla_sd", search.texts.rollout))
+    return min((tried.get(key(parameters)) or search.predict("vanilla_sd", parameters) for parameters in space),
+               key=lambda trial: trial.predicted_seconds_per_token)
 
 
 def shortlist(trials: Sequence[Trial], count: int) -> list[Trial]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ REPLAYED: dict[str, Space] = {
     "adaedl": {"threshold": (0.5, 0.4, 0.6, 0.7, 0.8), "max_draft": (8, 4, 16)},
     "hf_dynamic": {"threshold": Span(0.2, 0.8, 0.1), "max_draft": (8, 20), "heuristic": (False, True)},
     "spide": {"tau": Span(0.1, 0.95, 0.05), "parallel": (False, True), "max_draft": (4, 8, 16, 32)},
-    "pearl": {"num_speculative_tokens": Span(1, 8)},
+    "pearl": {"num_speculative_tokens": (None, *range(1, 9))},
     "prompt_lookup": {"max_matching_ngram_size": Span(1, 4), "prompt_lookup_num_tokens": (3, 5, 10, 16)},
 }
 """Lossless strategies, which a trace predicts exactly."""
@@ -78,6 +79,8 @@ def space_of(strategy: str, rollout: int) -> Space:
     gamma = space.get("num_speculative_tokens")
     if isinstance(gamma, Span):
         space["num_speculative_tokens"] = Span(gamma.low, min(gamma.high, rollout), gamma.step)
+    elif gamma is not None:  # None among its values: as many as the profile says, which the space cannot bound
+        space["num_speculative_tokens"] = tuple(value for value in gamma if value is None or value <= rollout)
     return space
 
 
@@ -94,24 +97,43 @@ def grid(space: Space) -> list[dict[str, Any]]:
     return [dict(zip(space, combination, strict=True)) for combination in itertools.product(*map(values_of, space.values()))]
 
 
-def combinations(strategy: str) -> list[dict[str, Any]]:
-    """Every config in a strategy's space that its own rules allow; a draft length that follows from another is filled in."""
+def combinations(strategy: str, space: Space | None = None) -> list[dict[str, Any]]:
+    """Every config in a strategy's space that its own rules allow, once, with what follows filled in (see `completed`).
+
+    Args:
+        space: a part of it; None takes all.
+    """
     from pydantic import ValidationError
 
-    allowed = []
-    for point in grid((REPLAYED | MEASURED)[strategy]):
+    allowed = {}
+    for point in grid((REPLAYED | MEASURED)[strategy] if space is None else space):
         parameters = completed(strategy, point)
         with contextlib.suppress(ValidationError):
             find_strategy(strategy).Config.model_validate(parameters)
-            allowed.append(parameters)
-    return allowed
+            allowed[key(parameters)] = parameters
+    return list(allowed.values())
 
 
 def completed(strategy: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters with those that are not searched but follow: PyramidSD's l_D is about half of l_Q."""
-    if "num_draft_tokens" not in find_strategy(strategy).Config.model_fields:
-        return parameters
-    return parameters | {"num_draft_tokens": max(1, parameters["num_speculative_tokens"] // 2)}
+    """Parameters with those that are not searched but follow, and with those that have no effect at their default.
+
+    PyramidSD's l_D is about half of l_Q; a serial SPIDE has no continuation for `overlap_tau` to end.
+    """
+    if "num_draft_tokens" in find_strategy(strategy).Config.model_fields:
+        return parameters | {"num_draft_tokens": max(1, parameters["num_speculative_tokens"] // 2)}
+    if strategy == "spide" and not parameters.get("parallel", True):
+        return parameters | {"overlap_tau": 0.0}
+    return parameters
+
+
+def key(parameters: Mapping[str, Any]) -> str:
+    """Parameters as text, whatever their order."""
+    return json.dumps(dict(parameters), sort_keys=True)
+
+
+def plain(space: Space) -> dict[str, list[Any]]:
+    """A space as JSON."""
+    return {name: list(values_of(values)) for name, values in space.items()}
 
 
 def suggest(trial: Trial, space: Space) -> dict[str, Any]:
@@ -141,9 +163,6 @@ def defaults(strategy: str, space: Space) -> dict[str, Any]:
     return chosen
 
 
-def some_of(strategy: str, count: int, seed: int) -> list[dict[str, Any]]:
-    """At most `count` configs of a measured strategy: its defaults, then others at random."""
-    first = completed(strategy, defaults(strategy, MEASURED[strategy]))
-    others = [parameters for parameters in combinations(strategy) if parameters != first]
-    random.Random(seed).shuffle(others)
-    return [first, *others][:count]
+def start(strategy: str, space: Space) -> dict[str, Any]:
+    """The config that a search begins with: the defaults, with what follows filled in."""
+    return completed(strategy, defaults(strategy, space))

@@ -1,24 +1,30 @@
 """Tuning: which strategy, with which parameters, for this pair, this machine and these prompts.
 
-Replay over a trace predicts many configurations without a model; the best of each strategy, and plain decoding, are then
-measured in turn on the same prompts. A configuration is chosen only if it is surely faster than plain decoding.
+Replay over a trace predicts many configurations without a model, and those that no replay can predict are tried briefly; the
+best of both are measured by successive halving beside plain decoding and the champion. A configuration is chosen only if it keeps
+to the constraints and is surely faster than plain decoding in a measurement that had no part in selecting it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
+from components.candidates import Explorer, choose_strategies, unfit_champion
+from components.constraints import Constraints, Judge
+from components.contest import Config, Evaluate, QualityOf, label_of
+from components.evaluation import prompts_digest
+from components.evidence import artifacts_of, describe, evidence_of
+from components.halving import PLAIN, halve, named
+from components.ledger import Ledger
+from components.machine import describe_machine
 from components.prompts import Prompt
-from components.pyramid_model import predict_pyramids
 from components.replay import read_texts
-from components.search import Log, Progress, Search, Trial, shortlist
-from components.search_space import MEASURED, REPLAYED, some_of
-from components.statistics import paired_bootstrap_ratio
+from components.search import Log, Progress, Search, Trial, fastest_vanilla, shortlist
+from components.search_space import MEASURED, REPLAYED
+from components.studies import Studies
 from serving.runtime.artifacts.base import ArtifactError
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
@@ -26,99 +32,98 @@ from serving.runtime.strategies import Kit, find_strategy
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
-REFERENCE = "autoregressive"
-MEASURED_CONFIGS = 3
-
-Config = tuple[str, dict[str, Any]]
-"""A strategy's name and parameters."""
-
-
-class Measured(Protocol):
-    """What was measured of one config: for every prompt, in order, seconds of the whole request and tokens emitted."""
-
-    @property
-    def seconds(self) -> Sequence[float]: ...
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-
-Evaluate = Callable[[Sequence[Config], Sequence[Prompt]], Sequence[Measured]]
-"""Measures configs on prompts, interleaved, and returns one `Measured` for each config in order."""
-Quality = Callable[[Config], float]
-"""Share of a config's emitted tokens, 0..1, that are the target's argmax on the same prefix."""
-
 
 @dataclass(frozen=True)
 class Tuned:
-    """The choice, and what it rests on as plain JSON."""
+    """The choice, and what it rests on as plain JSON (see `evidence`)."""
 
     strategy: str
     parameters: dict[str, Any]
     evidence: dict[str, Any]
 
 
-def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit, profile: HardwareProfile, *,
-         evaluate: Evaluate, quality: Quality | None = None, strategies: Sequence[str] | None = None, trials: int = 60,
-         measure_top: int = 3, max_tokens: int = 64, lossless_only: bool = True, quality_floor: float = 0.9, seed: int = 0,
-         overlap: bool = True, study: Path | None = None, log: Log | None = None, progress: Progress | None = None) -> Tuned:
+def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit, profile: HardwareProfile, *, evaluate: Evaluate,
+         quality: QualityOf | None = None, strategies: Sequence[str] | None = None, constraints: Constraints | None = None,
+         champion: Config | None = None, trials: int = 60, explore: int = 5, measure_top: int = 5, max_tokens: int = 64, seed: int = 0,
+         overlap: bool = True, study: Path | None = None, named_study: bool = False, rungs: Path | None = None, log: Log | None = None,
+         progress: Progress | None = None) -> Tuned:
     """Choose a strategy and its parameters.
 
     Args:
         trace: of this pair, at temperature 0.
-        prompts: what the shortlist is measured on; others than the trace's show what the choice is worth on new ones.
+        prompts: what is measured on; others than the trace's show what the choice is worth on new ones.
         kit: artifacts; a strategy that lacks one is left out, and the evidence says so.
-        evaluate: measures the shortlist.
-        quality: needed for lossy strategies.
+        evaluate: measures (`contest.Contest`).
+        quality: judges outputs (`contest.Reader`); needed for lossy strategies.
         strategies: names to choose among, None takes all that are allowed and possible.
+        constraints: None takes the defaults: lossless strategies only.
+        champion: what is served now; measured beside the others throughout, and chosen if it is still the best.
         trials: replays in all.
-        measure_top: replayed configurations that are measured beside plain decoding.
+        explore: configs of each strategy that no replay can predict, measured on 2 prompts × 24 tokens.
+        measure_top: replayed configs that enter the halving; of the explored ones half as many do, rounded up.
         max_tokens: length of text that is predicted; at most the trace's own counts.
-        lossless_only: leave lossy strategies out; otherwise they need `quality` >= `quality_floor`.
         overlap: whether forwards that a strategy overlaps run at once.
         study: SQLite file of trials, so that a run that was cut short goes on; None keeps them in memory.
+        named_study: the user chose that file, so a search of another kind in it is refused.
+        rungs: JSON file of what was measured, for the same purpose; whoever keeps the result removes it.
         log: called with ("predicted_seconds_per_token/<strategy>", value, trial).
     Raises:
-        DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit strategy.
+        DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit strategy, a study of another search, a
+            measurement that is no number.
     """
     if not prompts:
         raise DraftwellError("there are no prompts to measure on: name a file that holds some")
-    if min(trials, measure_top) < 1:
-        raise DraftwellError(f"trials and measure_top must be at least 1, not {trials} and {measure_top}")
+    if min(trials, explore, measure_top) < 1:
+        raise DraftwellError(f"trials, explore and measure_top must be at least 1, not {trials}, {explore} and {measure_top}")
+    constraints = constraints or Constraints()
+    if constraints.max_cost_ratio is not None and "draft" not in pair.models:
+        raise DraftwellError("a cost ratio is against vanilla SD, which needs a draft model: leave --max-cost-ratio out")
     trace = check_trace(pair, trace, profile)
-    names, left_out = choose_strategies(pair, kit, strategies, lossless_only, quality)
+    names, left_out = choose_strategies(pair, kit, strategies, constraints.lossless_only, quality)
+    if champion is not None and (why := unfit_champion(pair, kit, champion, quality)):
+        left_out["champion"], champion = why, None
     texts, digest = read_texts(trace), trace.digest()
-    budget = min(max_tokens, texts.max_tokens)
-    search = Search(texts, kit, profile, budget, overlap, seed, study, digest)
-    done = search.run([name for name in names if name in REPLAYED], trials, log, progress)
-    candidates: list[Config] = [(trial.strategy, trial.parameters) for trial in shortlist(done, measure_top)]
-    qualities: list[dict[str, Any]] = []
-    estimates = predict_pyramids(pair, names, prompts, profile)
-    for config in to_measure(names, estimates, seed):
-        if find_strategy(config[0]).lossless:
-            candidates.append(config)
-            continue
-        share = quality(config) if quality else math.nan
-        qualities.append(named(config) | {"quality": share if math.isfinite(share) else None})
-        if share >= quality_floor:
-            candidates.append(config)
-    measured = measure_all(evaluate, candidates, prompts)
-    figures = compare(measured, seed)
-    (strategy, parameters), reason = choose(figures)
-    evidence = {
+    studies = Studies(study, seed, named=named_study)
+    search = Search(texts, kit, profile, min(max_tokens, texts.max_tokens), overlap, studies, digest)
+    evaluate = Ledger(evaluate, rungs, {"fingerprint": pair.fingerprint, "device_class": profile.provenance.device_class,
+                                        "artifacts": artifacts_of(kit), "max_tokens": max_tokens, "padded_to": pair.padded_to})
+    explorer = Explorer(pair, search, evaluate, quality, prompts, profile)
+    try:
+        studies.check({name: explorer.describe(name) for name in names})
+        replayed = search.run([name for name in names if name in REPLAYED], trials, log, progress)
+        explored, estimates = explorer.run([name for name in names if name in MEASURED], explore)
+    finally:
+        studies.close()
+    vanilla = fastest_vanilla(search, replayed) if "draft" in pair.models else None
+    plain = search.predict(*PLAIN)
+    judge = Judge(constraints, quality, vanilla.target_calls_per_token if vanilla else None,
+                  {label_of((t.strategy, t.parameters)): float(t.target_calls_per_token or 0) for t in replayed})
+    tried = [*replayed, *explored]
+    allowed = [trial for trial in tried if constraints.objection(figures_of(trial, judge)) is None]
+    best = [*shortlist([t for t in allowed if t.source == "replayed"], measure_top),
+            *shortlist([t for t in allowed if t.source == "measured"], (measure_top + 1) // 2)]
+    halved = halve(evaluate, [(trial.strategy, trial.parameters) for trial in best], prompts, champion=champion, seed=seed,
+                   fit=judge.objection)
+    confirmed = [figure | judge.figures(config, prompts, result, halved.confirmed[0][1])
+                 for figure, (config, result) in zip(halved.confirmation, halved.confirmed, strict=True)]
+    for figure in confirmed:
+        figure["objection"] = constraints.objection(figure)
+    (strategy, parameters), reason = choose(confirmed, halved.tail, len(tried), len(allowed))
+    evidence = evidence_of(tried, halved, confirmed, [plain, *([vanilla] if vanilla else []), *estimates]) | {
         "choice": {"strategy": strategy, "parameters": parameters}, "reason": reason,
-        "measured": [figure | {"predicted_seconds_per_token": predicted([*done, *estimates], figure)} for figure in figures],
-        "quality": qualities, "quality_floor": None if lossless_only else quality_floor, "left_out": left_out,
-        "trials": [vars(trial) for trial in done], "trace_digest": digest, "fingerprint": pair.fingerprint,
-        "device_class": profile.provenance.device_class, "prompts": len(prompts), "max_tokens": budget, "seed": seed}
+        "champion": named(champion) if champion is not None else None,
+        "constraints": vars(constraints), "left_out": left_out,
+        "trace_digest": digest, "artifacts": artifacts_of(kit), "fingerprint": pair.fingerprint, "padded_to": pair.padded_to,
+        "device_class": profile.provenance.device_class, "machine": describe_machine(pair), "prompts": len(prompts),
+        "prompts_digest": prompts_digest(prompts), "max_tokens": search.max_tokens, "seed": seed}
     return Tuned(strategy, parameters, evidence)
 
 
-def to_measure(names: Sequence[str], estimates: Sequence[Trial], seed: int) -> list[Config]:
-    """Configs that no replay can predict: those of an estimate where there is one, else the defaults and some at random."""
-    estimated = {trial.strategy for trial in estimates}
-    others = [(name, p) for name in names if name in MEASURED and name not in estimated for p in some_of(name, MEASURED_CONFIGS, seed)]
-    return [*others, *((trial.strategy, trial.parameters) for trial in estimates)]
+def figures_of(trial: Trial, judge: Judge) -> dict[str, Any]:
+    """What constraints ask of a trial; ROUGE-L is asked of longer texts only."""
+    calls = trial.target_calls_per_token
+    return {"lossless": find_strategy(trial.strategy).lossless, "quality_loss": trial.divergence or 0.0, "rouge_l_lost": None,
+            "cost_ratio": calls / judge.vanilla_calls if judge.vanilla_calls and calls is not None else None}
 
 
 def check_trace(pair: LoadedPair, trace: TraceSet, profile: HardwareProfile) -> TraceSet:
@@ -132,88 +137,29 @@ def check_trace(pair: LoadedPair, trace: TraceSet, profile: HardwareProfile) -> 
     return bound
 
 
-def choose_strategies(pair: LoadedPair, kit: Kit, wanted: Sequence[str] | None, lossless_only: bool,
-                      quality: Quality | None) -> tuple[list[str], dict[str, str]]:
-    """Names to try, and why the others are left out. A name that the user gave and that is unfit is an error."""
-    names, left_out = [], {}
-    for name in wanted if wanted is not None else [*REPLAYED, *MEASURED]:
-        if name == REFERENCE:
-            continue  # always measured
-        problem = unfit(pair, kit, name, lossless_only, quality)
-        if problem is None:
-            names.append(name)
-        elif wanted is not None:
-            raise DraftwellError(f"strategy {name} cannot be tuned here: {problem}")
-        else:
-            left_out[name] = problem
-    return names, left_out
-
-
-def unfit(pair: LoadedPair, kit: Kit, name: str, lossless_only: bool, quality: Quality | None) -> str | None:
-    """Why a strategy cannot be tuned, or None."""
-    cls = find_strategy(name)
-    if name not in REPLAYED and name not in MEASURED:
-        return f"it has no search space, choose from {', '.join([*REPLAYED, *MEASURED])}"
-    if not cls.lossless and lossless_only:
-        return "it is lossy, and only lossless strategies are allowed"
-    if not cls.lossless and quality is None:
-        return "it is lossy, and nothing measures its quality"
-    lacking = [role for role in cls.roles if role not in pair.models] + [a for a in cls.artifacts if a not in kit.artifacts]
-    return f"it needs {lacking[0]}, which is not at hand" if lacking else None
-
-
-def measure_all(evaluate: Evaluate, candidates: Sequence[Config], prompts: Sequence[Prompt]) -> list[tuple[Config, Measured]]:
-    """The measurements of plain decoding and of every candidate, in this order."""
-    configs: list[Config] = [(REFERENCE, {}), *candidates]
-    results = evaluate(configs, prompts)
-    if len(results) != len(configs) or any(len(r.seconds) != len(prompts) for r in results):
-        raise DraftwellError(f"the measurement gave {len(results)} results for {len(configs)} configurations: measure them all")
-    return list(zip(configs, results, strict=True))
-
-
-def compare(measured: Sequence[tuple[Config, Measured]], seed: int) -> list[dict[str, Any]]:
-    """Figures of every config against the first, which is plain decoding, as plain JSON."""
-    figures = []
-    base = measured[0][1]
-    for config, result in measured:
-        ratio, low, high = paired_bootstrap_ratio(base.seconds, base.tokens, result.seconds, result.tokens, seed=seed)
-        paces = [s / n for s, n in zip(result.seconds, result.tokens, strict=True)]
-        figures.append(named(config) | {
-            "median_seconds_per_token": median(paces), "seconds_per_token": sum(result.seconds) / sum(result.tokens),
-            "speedup": ratio, "speedup_low": low, "speedup_high": high})
-    return figures
-
-
-def choose(figures: Sequence[Mapping[str, Any]]) -> tuple[Config, str]:
-    """The fastest config whose speedup's lower bound is at least 1, else plain decoding; and why, in a sentence.
+def choose(figures: Sequence[Mapping[str, Any]], tail: float, tried: int, allowed: int) -> tuple[Config, str]:
+    """The fastest config that is allowed and whose speedup's lower bound is at least 1, else plain decoding; and why, in a sentence.
 
     Args:
-        figures: of `compare`; the first is plain decoding's.
+        figures: of the confirmation; the first is plain decoding's. `objection` says which constraint a config breaks.
+        tail: of their intervals.
+        tried, allowed: how many configs were predicted or explored, and how many of these keep to the constraints.
     """
     others = sorted(figures[1:], key=lambda figure: -figure["speedup"])
-    sure = [figure for figure in others if figure["speedup_low"] >= 1.0]
+    fitting = [figure for figure in others if figure["objection"] is None]
+    sure = [figure for figure in fitting if figure["speedup_low"] >= 1.0]
+    plain = PLAIN[0]
     if sure:
         best = sure[0]
         return (best["strategy"], dict(best["parameters"])), (
-            f"{describe(best)} is {best['speedup']:.2f} times as fast as {REFERENCE} (at least {best['speedup_low']:.2f} times, "
-            "one-sided 95 %)")
-    if not others:
-        return (REFERENCE, {}), f"{REFERENCE}, because there was nothing to compare it with"
-    best = others[0]
-    return (REFERENCE, {}), (f"{REFERENCE}, because nothing is surely faster: the best, {describe(best)}, measured "
-                             f"{best['speedup']:.2f} times its speed with a lower bound of {best['speedup_low']:.2f}")
-
-
-def named(config: Config) -> dict[str, Any]:
-    return {"strategy": config[0], "parameters": config[1]}
-
-
-def describe(figure: Mapping[str, Any]) -> str:
-    settings = ", ".join(f"{name}={value}" for name, value in figure["parameters"].items())
-    return f"{figure['strategy']}({settings})" if settings else str(figure["strategy"])
-
-
-def predicted(trials: Sequence[Trial], figure: Mapping[str, Any]) -> float | None:
-    """What replay said about a measured config."""
-    match = [t for t in trials if (t.strategy, t.parameters) == (figure["strategy"], figure["parameters"])]
-    return match[0].predicted_seconds_per_token if match else None
+            f"{describe(best)} is {best['speedup']:.2f} times as fast as {plain} (at least {best['speedup_low']:.2f} times, one-sided "
+            f"{100 * (1 - tail):.1f} %)")
+    if fitting:
+        best = fitting[0]
+        return PLAIN, (f"{plain}, because nothing is surely faster: the best, {describe(best)}, measured {best['speedup']:.2f} times its "
+                       f"speed with a lower bound of {best['speedup_low']:.2f}")
+    if others:
+        return PLAIN, f"{plain}, because nothing keeps to the constraints: {describe(others[0])} does not, {others[0]['objection']}"
+    if tried and not allowed:
+        return PLAIN, f"{plain}, because none of {tried} configurations keeps to the constraints"
+    return PLAIN, f"{plain}, because there was nothing to compare it with"

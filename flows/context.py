@@ -17,24 +17,28 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str, dtype: str | None, device: str, slots: int, max_context: int | None, any_strategy: bool, say: Say,
+def _loaded(name: str, dtype: str | None, device: str, slots: int, max_context: int | None, any_strategy: bool,
+            pad_target: float | None, say: Say,
             *places: Path) -> Station:
     workspace = Workspace(name, dtype, say)
     from serving.runtime.strategies import STRATEGIES
 
     strategies = STRATEGIES if any_strategy else ()
-    return Station(workspace, workspace.load(slots=slots, device=device, max_context=max_context, strategies=strategies))
+    return Station(workspace, workspace.load(slots=slots, device=device, max_context=max_context, pad_target=pad_target,
+                                             strategies=strategies))
 
 
 def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, max_context: int | None = None,
-                 say: Say = announce, bar: Bar | None = None, any_strategy: bool = True) -> Station:
+                 say: Say = announce, bar: Bar | None = None, any_strategy: bool = True,
+                 pad_target: float | None = None) -> Station:
     """A pair's workspace with its models; the last one loaded is kept.
 
     Args:
         max_context: positions of a slot; None takes the models' own limit, at most 4096.
         any_strategy: also what only some strategies need, such as the draft in ONNX Runtime: for tuning and profiles.
+        pad_target: as in `load_pair`.
     """
-    station = _loaded(name, dtype, device, slots, max_context, any_strategy, say, draftwell_home().absolute(), Path.cwd())
+    station = _loaded(name, dtype, device, slots, max_context, any_strategy, pad_target, say, draftwell_home().absolute(), Path.cwd())
     return Station(station.workspace, station.pair, bar)
 
 

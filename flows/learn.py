@@ -47,7 +47,8 @@ def tune_task(settings: PipelineSettings) -> dict[str, Any]:
     """Choose strategy and parameters; returns the choice and why."""
     station = station_of(settings)
     tuned = tuning.tune(station, stations.open_trace(station), prompts_of(settings)["tune"], max_tokens=settings.tune_tokens,
-                        trials=settings.trials, lossless_only=settings.lossless_only, quality_floor=settings.quality_floor)
+                        trials=settings.trials, lossless_only=settings.lossless_only, max_quality_loss=settings.max_quality_loss,
+                        max_cost_ratio=settings.max_cost_ratio)
     return {"strategy": tuned.strategy, "parameters": tuned.parameters, "reason": tuned.evidence.get("reason", "")}
 
 

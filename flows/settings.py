@@ -24,6 +24,9 @@ class PipelineSettings(BaseModel):
     bench_prompts: int = Field(16, ge=2, description="prompts of the final comparison, disjoint from the others where there are enough")
     bench_tokens: int = Field(40, ge=8, description="tokens per prompt of the final comparison")
     lossless_only: bool = Field(True, description="choose among lossless strategies only")
-    quality_floor: float = Field(0.9, ge=0, le=1, description="smallest share of the target's own argmax tokens of a lossy choice")
+    max_quality_loss: float = Field(0.1, ge=0, le=1, description="by how much, as a part of plain decoding's, a lossy choice's share of "
+                                    "tokens that are the target's argmax may be lower")
+    max_cost_ratio: float | None = Field(None, gt=0, description="target calls per token of the choice, at most, over those of vanilla "
+                                         "speculative decoding at its fastest gamma; None sets no limit")
     device: str = Field("cpu", pattern="^(cpu|cuda)$")
     threads: int | None = Field(None, ge=1, description="CPU threads; None takes all cores")

@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.stations import Station
+from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts import Prompt
     from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.trace import TraceSet
 
+PARENTS = ("acceptance_table", "hardware_profile", "verifier", "correction_memory", "acceptance_head")
+
 
 def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 64, trials: int = 60,
-         lossless_only: bool = True, quality_floor: float = 0.9) -> Any:
-    """Choose strategy and parameters by replay and measurement; the choice and its evidence go into the workspace."""
-    from components.evaluation import config_quality
-    from components.measuring import measure
+         lossless_only: bool = True, max_quality_loss: float = 0.1, max_cost_ratio: float | None = None, study: Path | None = None,
+         keep: bool = True) -> Any:
+    """Choose strategy and parameters by replay and measurement; the choice and its evidence go into the workspace.
+
+    A run that was killed goes on where it stopped when it is started again.
+
+    Args:
+        max_quality_loss, max_cost_ratio: as in `components.constraints.Constraints`.
+        study: SQLite file of trials; None takes the workspace's, which may hold other searches too.
+        keep: False saves nothing but a `study` that was named: for a padded target, whose times nobody is served with.
+    """
+    from components.constraints import Constraints
+    from components.contest import Contest, Reader
     from components.provenance import provenance
     from components.tuning import tune as run
     from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import STRATEGIES
 
-    kit = station.workspace.kit(station.pair, STRATEGIES)
-
-    def evaluate(configs: Sequence[tuple[str, dict[str, Any]]], rows: Sequence[Prompt]) -> Any:
-        return list(measure(station.pair, kit, configs, rows, max_tokens=max_tokens, progress=station.bar).values())
-
-    def quality(config: tuple[str, dict[str, Any]]) -> float:
-        return config_quality(station.pair, kit, config, prompts, max_tokens=max_tokens)
-
-    profile: Any = kit.artifacts["hardware_profile"]
-    tuned = run(station.pair, traces, prompts, kit, profile, trials=trials, max_tokens=max_tokens, lossless_only=lossless_only,
-                quality_floor=quality_floor, evaluate=evaluate, quality=None if lossless_only else quality)
-    made_of = provenance(station.pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
-                         parents=station.parents("acceptance_table", "hardware_profile", "verifier", "correction_memory",
-                                                 "acceptance_head"))
+    space, pair = station.workspace, station.pair
+    constraints = Constraints(lossless_only, max_quality_loss, max_cost_ratio)
+    kit = space.kit(pair, STRATEGIES)
+    profile: Any = kit.artifacts.get("hardware_profile")
+    if profile is None:
+        raise DraftwellError(f"pair {space.spec.name} has no draft model, so there is nothing to tune")
+    folder = space.root / "tuning"
+    rungs = folder / "rungs.json" if keep else None
+    tuned = run(pair, traces, prompts, kit, profile, trials=trials, max_tokens=max_tokens, constraints=constraints,
+                evaluate=Contest(pair, kit, max_tokens=max_tokens, progress=station.bar), quality=Reader(pair),
+                champion=champion_config(station), study=study or (folder / "study.db" if keep else None),
+                named_study=study is not None, rungs=rungs)
+    if rungs is None:
+        return tuned
+    made_of = provenance(pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
+                         parents=station.parents(*PARENTS))
     save_choice(station, DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
+    rungs.unlink(missing_ok=True)
     return tuned
 
 
@@ -49,6 +66,34 @@ def save_choice(station: Station, config: DecodingConfig) -> None:
     station.workspace.save(config)
     station.report("tuning", {"pair": station.workspace.spec.name, **choice, "config_digest": config.digest, **config.evidence})
     write_tuning_report({**config.evidence, "choice": choice}, station.workspace.reports, pair=station.workspace.spec.name)
+
+
+def champion_config(station: Station) -> tuple[str, dict[str, Any]] | None:
+    """Strategy and parameters that the pair's champion serves on this device; None without one, or where no registry is to be had.
+
+    A registry that does not exist is not made for this question.
+    """
+    from registry.connection import SQLITE, default_uri
+
+    uri = default_uri()
+    if uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).is_file():
+        return None
+    from registry.releases import find_release
+    from registry.store import Store
+    from serving.runtime.artifacts.decoding_config import DecodingConfig
+
+    name, device = station.workspace.spec.name, station.pair.device.partition(":")[0]
+    try:
+        store = Store()
+        if "champion" not in store.get_aliases("release", f"{name}.{device}"):
+            return None
+        pinned = store.resolve("decoding_config", name, find_release(store, name, device, "champion").pins["decoding_config"])
+        with tempfile.TemporaryDirectory() as place:
+            config = DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
+    except DraftwellError as error:
+        station.workspace.say(f"tuning without the champion beside: {error}")
+        return None
+    return config.strategy, dict(config.parameters)
 
 
 def choose_plain(station: Station, reason: str) -> dict[str, Any]:

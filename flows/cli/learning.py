@@ -24,13 +24,14 @@ Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Also regi
 
 @contextmanager
 def station(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None, *,
-            any_strategy: bool = False, slots: int = 4, max_context: int | None = None) -> Iterator[Station]:
-    """A loaded pair with a progress bar; the last three as in `open_station`."""
+            any_strategy: bool = False, slots: int = 4, max_context: int | None = None,
+            pad_target: float | None = None) -> Iterator[Station]:
+    """A loaded pair with a progress bar; the last four as in `open_station`."""
     from flows.context import open_station
 
     set_threads(threads)
     opened = open_station(pair, dtype, device=pick_device(device), say=say, any_strategy=any_strategy, slots=slots,
-                          max_context=max_context)
+                          max_context=max_context, pad_target=pad_target)
     with progress(title) as bar:
         yield type(opened)(opened.workspace, opened.pair, bar)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.cli.learning import Publish, Traces, publish_kinds, read, station
-from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Pair, Prompts, Threads
+from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, PadTarget, Pair, Prompts, Threads, check_output, say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -18,20 +19,34 @@ def add_to(app: typer.Typer) -> None:
 def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None, limit: Limit = 12, max_tokens: MaxTokens = 64,
          trials: Annotated[int, typer.Option("--trials", min=1, help="Configurations tried by replay.")] = 60,
          lossless_only: Annotated[bool, typer.Option("--lossless-only/--allow-lossy", help="Choose among lossless ones only.")] = True,
-         quality_floor: Annotated[float, typer.Option(
-             "--quality-floor", min=0, max=1, help="Smallest share of the target's own argmax tokens of a lossy choice.")] = 0.9,
-         publish: Publish = True, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
+         max_quality_loss: Annotated[float, typer.Option(
+             "--max-quality-loss", min=0, max=1,
+             help="Of a lossy choice: share of the target's own argmax tokens that it may lose against plain decoding.")] = 0.1,
+         max_cost_ratio: Annotated[float | None, typer.Option(
+             "--max-cost-ratio", min=0.01,
+             help="Target calls per token, at most, over those of vanilla SD at its fastest gamma; no limit if left out.")] = None,
+         study: Annotated[Path | None, typer.Option(
+             "--study", help="SQLite file of trials, to go on with or to make; the workspace's if left out.")] = None,
+         pad_target: PadTarget = None, publish: Publish = True, dtype: DtypeOption = None, device: DeviceOption = None,
+         threads: Threads = None) -> None:
     """Choose strategy and parameters: many by replay, a few by measurement, never slower than autoregressive.
 
-    Example: draftwell tune --pair default --trials 60
+    A run that was stopped goes on where it was. With --pad-target nothing is saved or registered.
+
+    Example: draftwell tune --pair default --trials 60 --allow-lossy --max-quality-loss 0.05
     """
     from flows import stations, tuning
 
     rows = read(prompts, limit)
-    with station("tune", pair, dtype, device, threads, any_strategy=True) as opened:
+    if study is not None:
+        check_output(study)
+    with station("tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target) as opened:
         tuned = tuning.tune(opened, stations.open_trace(opened, traces), rows, max_tokens=max_tokens, trials=trials,
-                            lossless_only=lossless_only, quality_floor=quality_floor)
-    if publish:
+                            lossless_only=lossless_only, max_quality_loss=max_quality_loss, max_cost_ratio=max_cost_ratio,
+                            study=study, keep=pad_target is None)
+    if publish and pad_target is None:
         publish_kinds(opened, "decoding_config")
     typer.echo(f"chosen: {tuned.strategy} {tuned.parameters}")
     typer.echo(str(tuned.evidence.get("reason", "")))
+    if pad_target is not None:
+        say("the target was padded, so the choice was neither saved nor registered")

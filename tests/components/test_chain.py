@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from components.acceptance_head_training import train_acceptance_head
 from components.calibration import build_acceptance_table, correction_memory_from_trace
 from components.collection import collect
-from components.measuring import measure
+from components.constraints import Constraints
+from components.contest import Contest, Quality
 from components.profiling import profile
 from components.prompts import demo_prompts
 from components.provenance import provenance
@@ -29,12 +29,9 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     times = profile(pair, origin, repeats=1, context=16)
     kit = Kit({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
                "correction_memory": correction_memory_from_trace(trace, origin)}, pair.special_tokens)
-
-    def evaluate(configs: Any, chosen: Any) -> Any:
-        return list(measure(pair, kit, configs, chosen, max_tokens=8, warmup=False).values())
-
-    tuned = tune(pair, trace, prompts[:3], kit, times, evaluate=evaluate, quality=lambda config: 1.0, trials=9, max_tokens=8,
-                 lossless_only=False)
+    tuned = tune(pair, trace, prompts[:3], kit, times, evaluate=Contest(pair, kit, max_tokens=8),
+                 quality=lambda prompts, measured: Quality(1.0), trials=9, max_tokens=8, explore=1, measure_top=20,
+                 constraints=Constraints(lossless_only=False))
     assert {figure["strategy"] for figure in tuned.evidence["measured"]} >= {"autoregressive", "sprinter", "csd", "specdec_pp"}
     assert all("qualifier" in why for why in tuned.evidence["left_out"].values())
     build_strategy(tuned.strategy, tuned.parameters, kit)

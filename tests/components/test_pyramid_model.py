@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from components.candidates import starting_points
 from components.prompts import Prompt
 from components.pyramid_model import (
     Agreement,
@@ -18,8 +19,7 @@ from components.pyramid_model import (
     stage_throughput,
     time_qualifier,
 )
-from components.search_space import PYRAMID_LENGTHS, combinations, some_of
-from components.tuning import to_measure
+from components.search_space import MEASURED, PYRAMID_LENGTHS, combinations, start
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.models.table_model import TableModel
@@ -122,16 +122,16 @@ def test_the_grid_has_ordered_thresholds_and_half_lengths():
     assert len(points) == 10 * 10  # ten lengths, ten pairs tau_Q <= tau_T
     assert all(p["tau_qualifier"] <= p["tau_target"] for p in points)
     assert {(p["num_speculative_tokens"], p["num_draft_tokens"]) for p in points} >= {(1, 1), (2, 1), (10, 5), (25, 12)}
-    first, *_ = some_of("pyramid_fuzzy", 3, seed=0)
-    assert first == {"num_speculative_tokens": 10, "tau_target": 0.3, "tau_qualifier": 0.2, "num_draft_tokens": 5}
+    assert start("pyramid_fuzzy", MEASURED["pyramid_fuzzy"]) == {
+        "num_speculative_tokens": 10, "tau_target": 0.3, "tau_qualifier": 0.2, "num_draft_tokens": 5}
 
 
-def test_the_tuner_measures_what_is_predicted(pair: LoadedPair):
+def test_the_tuner_begins_with_what_is_predicted(pair: LoadedPair):
     assert predict_pyramids(pair, ["vanilla_sd", "csd"], PROMPTS, PROFILE) == []
     names = ["vanilla_sd", "csd", "pyramid_assisted"]
     estimates = predict_pyramids(pair, names, PROMPTS, PROFILE)
-    configs = to_measure(names, estimates, seed=0)
-    assert [name for name, _ in configs] == ["csd"] * 3 + ["pyramid_assisted"] * 4
-    for name, parameters in configs:
-        build_strategy(name, parameters)
+    first = starting_points(estimates)
+    assert {name: len(configs) for name, configs in first.items()} == {"pyramid_assisted": 4}
+    for parameters in first["pyramid_assisted"]:
+        build_strategy("pyramid_assisted", parameters)
     assert min(time_qualifier(pair, PROFILE).t_verify.values()) > 0

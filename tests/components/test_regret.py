@@ -1,0 +1,75 @@
+"""The regret study on a tiny pair: what counts as the grid's best, which way the ratio goes, and what is reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components import regret as module
+from components.collection import collect
+from components.contest import Config, Measured
+from components.prompts import Prompt
+from components.regret import GRID, compare_again, fastest, regret, sum_of
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.artifacts.correction_memory import CorrectionMemory
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.strategies import Kit, build_strategy
+from tests.components.scripted import Clock, gamma
+from tests.components.tiny import table_pair
+
+PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes"])]
+ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
+
+
+def test_the_grid_is_valid_and_about_thirty() -> None:
+    assert 28 <= len(GRID) <= 32
+    assert {name for name, _ in GRID} == set(module.STRATEGIES)
+    for name, parameters in GRID:
+        build_strategy(name, parameters)
+
+
+def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
+    pair = table_pair()
+    profile = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
+    kit = Kit({"acceptance_table": AcceptanceTable.empty(ORIGIN), "correction_memory": CorrectionMemory.empty(ORIGIN),
+               "hardware_profile": profile}, pair.special_tokens)
+    trace = collect(pair, PROMPTS, tmp_path, max_tokens=12, rollout=8, batch=3)
+    grid: list[Config] = [("vanilla_sd", {"num_speculative_tokens": 2}), ("svip", {"threshold": 0.3, "max_draft": 8})]
+    report = regret(pair, trace, PROMPTS, kit, profile, configs=grid, max_tokens=8, trials=8, repeats=1)
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert [figure["strategy"] for figure in report["grid"]] == ["autoregressive", "vanilla_sd", "svip"]
+    assert report["best"] in [{"strategy": f["strategy"], "parameters": f["parameters"]} for f in report["grid"]]
+    assert report["regret_low"] <= report["regret"] <= report["regret_high"]
+    assert report["time_share"] == pytest.approx(report["tune_seconds"] / report["grid_seconds"])
+    assert {t["strategy"] for t in report["evidence"]["trials"]} <= set(module.STRATEGIES)
+    assert report["evidence"]["constraints"]["max_quality_loss"] == 0.1
+
+
+def test_the_best_keeps_to_the_constraints() -> None:
+    figures = [{"strategy": "autoregressive", "parameters": {}, "seconds_per_token": 0.2, "objection": None},
+               {"strategy": "csd", "parameters": {"tau": 0.01}, "seconds_per_token": 0.05, "objection": "it loses too much"},
+               {"strategy": "svip", "parameters": {}, "seconds_per_token": 0.1, "objection": None}]
+    assert fastest(figures) == ("svip", {})
+
+
+def test_a_slower_choice_has_a_positive_regret(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(lambda config: {2: 1.0, 5: 1.25}[gamma(config)])
+    monkeypatch.setattr(module, "Contest", lambda *args, **more: clock)
+    slow, quick = (("vanilla_sd", {"num_speculative_tokens": g}) for g in (2, 5))
+    nothing: Any = None
+    ratio, low, high = compare_again(nothing, nothing, slow, quick, PROMPTS, 8, 2, 0, None)
+    assert (ratio, low, high) == pytest.approx((1.25, 1.25, 1.25))
+    assert len(clock.calls) == 2
+    assert all(fresh for _, _, fresh in clock.calls)
+    assert compare_again(nothing, nothing, quick, slow, PROMPTS, 8, 2, 0, None)[0] == pytest.approx(0.8)
+    assert compare_again(nothing, nothing, quick, quick, PROMPTS, 8, 2, 0, None) == (1.0, 1.0, 1.0)
+    assert len(clock.calls) == 4, "a config is not compared with itself"
+
+
+def test_passes_add_up_prompt_by_prompt() -> None:
+    both = sum_of([Measured([1.0, 2.0], [[1], [2, 3]], [1, 2]), Measured([3.0, 4.0], [[1], [2, 3]], [1, 2])])
+    assert both == Measured([4.0, 6.0], [[1, 1], [2, 3, 2, 3]], [2, 4])
