@@ -206,7 +206,7 @@ def build_distilled(draft: DistilledDraft, target: Any, device: str | None = Non
     missing, unexpected = module.load_state_dict(draft.state, strict=False)
     if unexpected or set(missing) - lent_names(module):
         raise DraftwellError(f"the distilled draft does not fit its own config ({[*unexpected, *missing][:2]} …): distil it again")
-    return module.to(place, target.dtype).eval()
+    return module.to(place).eval()  # weights have the target's dtype already; rotary frequencies stay float32, as the target's are
 
 
 def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
