@@ -75,6 +75,7 @@ def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, s
     file = draftwell_home() / "pairs" / f"{name}.yaml"
     out = wanted.out or draftwell_home() / "pairs" / name / "draft"
     check_name(name, source, file)
+    chosen = None if wanted.prompts is None else split(wanted.prompts)
     spec = PairSpec(name=name, description=f"{wanted.target} with a draft distilled from it",
                     licence=known.licence if known else "that of the target", target=source, chat=known.chat if known else True,
                     dtype=wanted.dtype, draft=ModelSource(artifact=written(out, file.parent)))  # type: ignore[arg-type]  # checked by pydantic
@@ -84,7 +85,7 @@ def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, s
 
     recipe = recipe_of(wanted, config)
     pair = load_target(files, spec, wanted, config, say)
-    artifact, report = run(material(pair, files, wanted, say), recipe, work_of(wanted, name), name=name, data=words(wanted),
+    artifact, report = run(material(pair, files, wanted, chosen, say), recipe, work_of(wanted, name), name=name, data=words(wanted),
                            folder=f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}", log=log, say=say)
     artifact.save(out)
     write_pair(spec, file)
@@ -191,10 +192,12 @@ def load_target(files: PairFiles, spec: PairSpec, wanted: Wanted, config: Any, s
                      max_context=min(longest, LONGEST_PROMPT + wanted.max_tokens), chat=spec.chat, keep_modules=True)
 
 
-def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, say: Say) -> Source:
+def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[list[str], list[Prompt]] | None, say: Say) -> Source:
     """Prompts to learn on and prompts that stay untouched, as ids.
 
-    Without prompts of a user's the target invents what it is asked, and the shipped demo prompts stay untouched.
+    Args:
+        chosen: both, of a user's prompts; where there are none, the target invents what it is asked, and the shipped demo
+            prompts stay untouched.
     """
     from components.distillation.distil import LONGEST_PROMPT, Source
     from components.distillation.writers import writer_of
@@ -203,10 +206,7 @@ def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, say: Say) -> So
 
     donor, writer = weights_digest(files.target), writer_of(pair, AT_ONCE[wanted.device])
     room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
-    if wanted.prompts is None:
-        learnt, untouched = invented(pair, writer, wanted, donor, say), demo_prompts(UNTOUCHED)
-    else:
-        learnt, untouched = split(wanted.prompts)
+    learnt, untouched = chosen or (invented(pair, writer, wanted, donor, say), demo_prompts(UNTOUCHED))
     rows = [ids for text in learnt if 0 < len(ids := pair.encode_prompt(text)) <= room]
     if len(rows) < len(learnt):
         say(f"{len(learnt) - len(rows)} prompts of more than {room} tokens are left out")

@@ -273,6 +273,38 @@ def test_distilling_from_prompts_to_an_artifact(tmp_path):
     assert digest_of(tmp_path / "again") == digest_of(tmp_path / "saved") == digest_of(tmp_path / "candidate")
 
 
+def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
+    """On a tiny target: a draft, and a qualifier grown out of it, with their provenance."""
+    import json
+
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from components.distillation import default_pair
+    from tests.serving.served_pair import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+                         max_position_embeddings=256, initializer_range=0.3, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
+                         eos_token_id=tokenizer.eos_token_id)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "instructions.json").write_text(json.dumps([f"say the number {n}" for n in range(8)]))
+    monkeypatch.setattr(default_pair, "LAYERS", {"draft": (0, 3), "qualifier": (0, 1, 2, 3)})
+    monkeypatch.setattr(default_pair, "MIDDLE", (1, 2))
+    monkeypatch.setattr(default_pair, "MIDDLE_AT", 1)
+    common = {"target": tmp_path / "target", "data": tmp_path, "work": tmp_path / "work", "minutes": 0.005}
+    default_pair.main(**common, out=tmp_path / "draft")
+    default_pair.main(**common, out=tmp_path / "qualifier", role="qualifier", start=tmp_path / "draft")
+    draft, qualifier = DistilledDraft.load(tmp_path / "draft"), DistilledDraft.load(tmp_path / "qualifier")
+    assert (draft.config["num_hidden_layers"], qualifier.config["num_hidden_layers"]) == (2, 4)
+    assert draft.provenance.parameters["started_from"] == "the target's layers"
+    assert str(draft.provenance.parameters["output_tokens"]) in str(qualifier.provenance.parameters["started_from"])
+    assert qualifier.provenance.parameters["layers"] == "0,1,2,3"
+    assert draft.donor == qualifier.donor
+
+
 def test_no_prompt_that_fits(tmp_path):
     with pytest.raises(DraftwellError, match="no prompt fits"):
         distil(replace(tiny_source("qwen2"), prompts=[]), STEADY, tmp_path, name="tiny", data="a test", say=quiet)
