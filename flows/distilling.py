@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 UNTOUCHED = 24
 """Prompts that agreement is measured on, at most."""
+SHARD = 64
+"""Prompts of a shard of the corpus: what a killed run writes again, at most."""
 AT_ONCE = {"cpu": 16, "cuda": 64}
 """Requests in one batch of the engine, by device."""
 
@@ -211,7 +213,7 @@ def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[l
     if len(rows) < len(learnt):
         say(f"{len(learnt) - len(rows)} prompts of more than {room} tokens are left out")
     kept = [(p.task or "", ids) for p in untouched if 0 < len(ids := pair.encode_prompt(p.prompt)) <= room]
-    return Source(pair, donor, writer, rows, kept, wanted.max_tokens)
+    return Source(pair, donor, writer, rows, kept, wanted.max_tokens, SHARD)
 
 
 def split(prompts: Sequence[Prompt]) -> tuple[list[str], list[Prompt]]:

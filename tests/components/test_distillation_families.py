@@ -120,7 +120,7 @@ def test_drafting_over_slots_loses_nothing(learnt: SimpleNamespace) -> None:
         plain = engine.generate(ids, pair.sampling(max_tokens=24), build_strategy("autoregressive"))
         drafted = engine.generate(ids, pair.sampling(max_tokens=24), build_strategy("vanilla_sd", {"num_speculative_tokens": 4}))
         assert drafted.output == plain.output
-        accepted += drafted.stats.accepted
+        accepted += drafted.session.stats.accepted
     assert accepted > 0
 
 
