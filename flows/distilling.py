@@ -194,7 +194,7 @@ def load_target(files: PairFiles, spec: PairSpec, wanted: Wanted, config: Any, s
                      max_context=min(longest, LONGEST_PROMPT + wanted.max_tokens), chat=spec.chat, keep_modules=True)
 
 
-def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[list[str], list[Prompt]] | None, say: Say) -> Source:
+def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[list[Prompt], list[Prompt]] | None, say: Say) -> Source:
     """Prompts to learn on and prompts that stay untouched, as ids.
 
     Args:
@@ -209,31 +209,32 @@ def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[l
     donor, writer = weights_digest(files.target), writer_of(pair, AT_ONCE[wanted.device])
     room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
     learnt, untouched = chosen or (invented(pair, writer, wanted, donor, say), demo_prompts(UNTOUCHED))
-    rows = [ids for text in learnt if 0 < len(ids := pair.encode_prompt(text)) <= room]
+    rows = [ids for p in learnt if 0 < len(ids := pair.encode_prompt(p.prompt)) <= room]
     if len(rows) < len(learnt):
         say(f"{len(learnt) - len(rows)} prompts of more than {room} tokens are left out")
     kept = [(p.task or "", ids) for p in untouched if 0 < len(ids := pair.encode_prompt(p.prompt)) <= room]
     return Source(pair, donor, writer, rows, kept, wanted.max_tokens, SHARD)
 
 
-def split(prompts: Sequence[Prompt]) -> tuple[list[str], list[Prompt]]:
-    """Texts to learn on, and about a tenth of the prompts, evenly spread, that no training sees. Only first turns are asked."""
+def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts to learn on, and about a tenth of them, evenly spread, that no training sees. Only first turns are asked."""
     if len(prompts) < 3:
         raise DraftwellError(f"{len(prompts)} prompts are too few to learn on two and measure on one: give more")
     count = min(UNTOUCHED, max(1, len(prompts) // 10))
     chosen = {round(i * (len(prompts) - 1) / max(1, count - 1)) for i in range(count)}
     untouched = [prompts[i] for i in sorted(chosen)]
     asked = {p.prompt for p in untouched}  # a prompt that stands twice in a file is not learnt either
-    return [p.prompt for p in prompts if p.prompt not in asked], untouched
+    return [p for p in prompts if p.prompt not in asked], untouched
 
 
-def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say) -> list[str]:
+def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say) -> list[Prompt]:
     """Instructions by the target itself, shuffled; kept in the work folder."""
     import hashlib
     import json
     import random
 
     from components.distillation.instructions import invent
+    from components.prompts import Prompt
     from serving.runtime.artifacts.base import write_atomically
 
     key = hashlib.sha256(json.dumps([donor, writer.identity, wanted.invented, pair.chat]).encode()).hexdigest()[:24]
@@ -243,7 +244,7 @@ def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say
         made = invent(writer, pair.tokenizer, wanted.invented, chat=pair.chat)
         random.Random(7).shuffle(made)
         write_atomically(path, json.dumps(made).encode())
-    return list(json.loads(path.read_text()))
+    return [Prompt(f"invented/{i}", None, [text]) for i, text in enumerate(json.loads(path.read_text()))]
 
 
 def work_of(wanted: Wanted, name: str) -> Path:

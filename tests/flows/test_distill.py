@@ -113,3 +113,15 @@ def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
     done = run("distill", "--target", pair_file.parent / "target", "--prompts", prompts, "--no-publish")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "2 prompts are too few" in done.stderr
+
+
+def test_what_is_measured_is_not_learnt() -> None:
+    """A prompt that stands twice in a file cannot be on both sides."""
+    from components.prompts import Prompt
+    from flows.distilling import split
+
+    learnt, untouched = split([Prompt(str(i), None, [f"text {i % 45}"]) for i in range(60)])
+    assert len(untouched) == 6
+    assert [int(p.id) for p in untouched] == [0, 12, 24, 35, 47, 59], "evenly spread over the file"
+    assert not {p.prompt for p in learnt} & {p.prompt for p in untouched}
+    assert {p.prompt for p in learnt} | {p.prompt for p in untouched} == {f"text {i}" for i in range(45)}
