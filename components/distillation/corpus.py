@@ -1,23 +1,25 @@
-"""The target's own text as training data: generated in shards, read back in batches.
+"""The target's own text as training data: written in shards, read back in batches.
 
 A shard is one safetensors file: `ids` (all sequences, one behind the other), `prompt` and `total` (lengths) and `hidden`,
-the target's normalised last states. With tied embeddings `hidden @ head.T` gives the target's logits again, so that
-training needs neither the target nor its vocabulary-wide logits on disk.
+the target's normalised last states. The head makes the target's logits out of them again, so that training needs neither
+the target nor its vocabulary-wide logits on disk. A shard's name is a digest of all that it is made of: what is finished is
+found again, and nothing of other prompts, settings or another target can slip in.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from components.distillation.lean import LeanLlama, generate_batch
+from components.distillation.writers import Writer
 
 
 @dataclass
@@ -29,25 +31,32 @@ class Conversation:
     hidden: Tensor
 
 
-def generate_corpus(model: LeanLlama, prompts: Sequence[list[int]], folder: Path, *, new_tokens: int = 160, eos: int,
-                    batch: int = 128, chunk: int = 10, log: Callable[[str], None] = print) -> None:
-    """Write the target's greedy continuations of `prompts`, shard by shard; finished shards are kept on a rerun.
+def write_corpus(writer: Writer, prompts: Sequence[list[int]], folder: Path, *, donor: str, new_tokens: int = 128,
+                 batch: int = 128, chunk: int = 10, say: Callable[[str], None] = print) -> list[Path]:
+    """Write the target's greedy continuations of `prompts`, shard by shard, and return the shards in order.
 
     Batches hold prompts of similar length, sorted within chunks of `chunk` batches, so that any number of finished
-    shards is already a mixed corpus.
+    shards is already a mixed corpus. Finished shards are kept on a rerun.
+
+    Args:
+        donor: sha256 of the target's weights.
+        batch: prompts of a shard.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    size = batch * chunk
+    size, shards = batch * chunk, []
     for start in range(0, len(prompts), size):
         ordered = sorted(prompts[start : start + size], key=len)
-        for at in range(0, len(ordered), batch):
-            path = folder / f"shard-{start:06d}-{at:05d}.safetensors"
-            if path.exists():
-                continue
-            rows = ordered[at : at + batch]
-            results = generate_batch(model, rows, new_tokens, eos)
+        shards += [ordered[at : at + batch] for at in range(0, len(ordered), batch)]
+    paths = []
+    for number, rows in enumerate(shards, 1):
+        made_of = json.dumps([donor, writer.identity, new_tokens, rows])
+        path = folder / f"shard-{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.safetensors"
+        if not path.exists():
+            results = writer.greedy(rows, new_tokens)
             save_shard(path, [(p, out) for p, (out, _) in zip(rows, results, strict=True)], [hidden for _, hidden in results])
-            log(f"{path.name}: {sum(len(out) for out, _ in results)} tokens")
+            say(f"shard {number} of {len(shards)}: {sum(len(out) for out, _ in results)} tokens by the target")
+        paths.append(path)
+    return paths
 
 
 def save_shard(path: Path, rows: Sequence[tuple[list[int], list[int]]], states: Sequence[Tensor]) -> None:
@@ -65,12 +74,12 @@ def save_shard(path: Path, rows: Sequence[tuple[list[int], list[int]]], states: 
     os.replace(partial, path)
 
 
-def read_corpus(folder: Path) -> list[Conversation]:
-    """All sequences of all shards, in order."""
+def read_corpus(shards: Iterable[Path]) -> list[Conversation]:
+    """All sequences of these shards, in order."""
     from safetensors.torch import load_file
 
     sequences = []
-    for path in sorted(folder.glob("shard-*.safetensors")):
+    for path in shards:
         shard = load_file(path)
         at = states = 0
         for prompt, total in zip(shard["prompt"].tolist(), shard["total"].tolist(), strict=True):

@@ -1,36 +1,49 @@
-"""From a training checkpoint to a shipped draft, and how well it agrees with its target."""
+"""From a trained module to a shipped draft, and how well it agrees with its target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from components.decoding import decode_all, room
+from components.distillation.family import NOT_OF_THE_DRAFT
 from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.distilled_draft import DistilledDraft
-from serving.runtime.pair import LoadedPair
+from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.runtime.pair import LoadedPair, build_distilled, over_slots
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Forward, Sampling
 
 
 def to_artifact(draft: Any, head_tokens: Tensor, donor: str, provenance: Provenance) -> DistilledDraft:
-    """The trained layers and final norm of a draft module as an artifact; embeddings stay with the donor.
+    """What was trained of a draft module, and positions it was not, as an artifact; embeddings stay with the donor.
 
     Args:
         head_tokens: `[head]` ids that the head covers, ascending.
         donor: sha256 of the target's weights.
     """
-    lent = {"model.embed_tokens.weight", "lm_head.weight"}
-    state = {name: t.detach().float().clone() for name, t in draft.state_dict().items() if name not in lent}
-    skipped = {"_name_or_path", "_model_name_or_path", "architectures", "transformers_version", "dtype"}
-    config = {k: v for k, v in draft.config.to_dict().items() if k not in skipped}
+    lent = lent_names(draft)
+    state = {name: t.detach().float().cpu().clone() for name, t in draft.state_dict().items() if name not in lent}
+    config = {key: value for key, value in draft.config.to_dict().items() if key not in NOT_OF_THE_DRAFT}
     return DistilledDraft(state, config, head_tokens, donor, provenance)
 
 
+def with_draft(target: LoadedPair, draft: DistilledDraft, *, slots: int, max_context: int) -> LoadedPair:
+    """A pair of a loaded target and an artifact as it will run: embeddings borrowed, weights rounded.
+
+    Args:
+        target: loaded with `keep_modules`.
+    """
+    module = build_distilled(draft, target.modules["target"])
+    model = over_slots(module, slots=slots, max_context=max_context, head_tokens=draft.head_tokens,
+                       vocab_size=target.models["target"].vocab_size, int8=True)
+    return replace(target, models={**target.models, "draft": model}, modules={**target.modules, "draft": module})
+
+
 def agreement(pair: LoadedPair, prompts: Sequence[tuple[str, list[int]]], *, max_tokens: int = 128,
-              progress: Callable[[str], None] | None = None) -> dict[str, Any]:
+              progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """Top-1 agreement of draft and target on the target's own greedy outputs.
 
     Args:
@@ -39,13 +52,12 @@ def agreement(pair: LoadedPair, prompts: Sequence[tuple[str, list[int]]], *, max
         `agreement` (share of output positions whose argmax is the target's token, over all positions), `positions`,
         `tasks` (task → share) and `mean_run` (mean number of consecutive agreeing positions from a random position).
     """
-    engine = pair.engine()
+    engine, sampling = pair.engine(), pair.sampling(max_tokens=max_tokens)
+    outputs = decode_all(engine, [(ids, sampling) for _, ids in prompts], [build_strategy("autoregressive")] * len(prompts),
+                         room(engine, len(prompts)), lambda done: progress(done, len(prompts)))
     hits: dict[str, list[list[bool]]] = {}
-    for i, (task, ids) in enumerate(prompts):
-        output = engine.generate(ids, pair.sampling(max_tokens=max_tokens), build_strategy("autoregressive")).output
+    for (task, ids), output in zip(prompts, outputs, strict=True):
         hits.setdefault(task, []).append(agreeing(pair, ids, output))
-        if progress:
-            progress(f"{i + 1}/{len(prompts)} prompts")
     flat = [run for runs in hits.values() for run in runs]
     count = sum(map(len, flat))
     return {
@@ -75,10 +87,3 @@ def _run_lengths(hits: list[bool]) -> int:
         run = run + 1 if hit else 0
         total += run
     return total
-
-
-def load_checkpoint(draft: Any, folder: Any) -> dict[str, float]:
-    """Weights of a training checkpoint into a draft module; returns the training progress."""
-    from components.distillation.training import restore
-
-    return restore(draft, torch.optim.AdamW(draft.parameters(), lr=0.0), folder)

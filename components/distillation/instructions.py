@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
+
+from components.distillation.writers import Writer
 
 OPENINGS = (
     ["", "", "", "", "", "", "What", "What is the", "Who", "Who was the", "When did", "When was", "Where is", "Where did",
@@ -26,6 +29,8 @@ OPENINGS = (
     + [f"Translate this from {w} to English:" for w in ("German", "French", "Spanish")]
 )
 
+INVENTED_TOKENS = 56
+"""Length of an invented instruction behind its opening, at most."""
 PASSAGE = (
     "Summarize: {p}",
     "Summarize the following passage in two sentences.\n\n{p}",
@@ -79,3 +84,31 @@ def from_rows(rows: dict[str, list[dict]], shares: dict[str, int], rng: random.R
         for row in rng.sample(rows[name], min(count, len(rows[name]))):
             made.append(row.get("question") if name.startswith("commonsense") and rng.random() < 0.7 else row["prompt"])
     return [m for m in made if m]
+
+
+def invent(writer: Writer, tokenizer: Any, count: int, *, chat: bool = True, seed: int = 3) -> list[str]:
+    """Instructions that the target writes itself behind the start of a user's turn, sampled at temperature .9.
+
+    A target without a chat template is given the bare start: it writes beginnings of texts.
+
+    Args:
+        count: how many are tried; those that come out shorter than nine characters, or twice, are left out.
+    """
+    starts = sorted((OPENINGS[i % len(OPENINGS)] for i in range(count)), key=len)
+    head = user_turn(tokenizer, "")[0] if chat and tokenizer.chat_template else ""
+    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    made = []
+    for at in range(0, count, 256):
+        batch = starts[at : at + 256]
+        rows = [tokenizer(head + start, add_special_tokens=not head)["input_ids"] or [first] for start in batch]
+        for start, out in zip(batch, writer.sampled(rows, INVENTED_TOKENS, 0.9, seed + at), strict=True):
+            made.append((start + tokenizer.decode(out, skip_special_tokens=True)).strip())
+    return [text for text in dict.fromkeys(made) if len(text) > 8]
+
+
+def user_turn(tokenizer: Any, text: str) -> tuple[str, str]:
+    """The chat template around a user's text: (everything up to and with it, everything behind it)."""
+    mark = "\x00"
+    turn = [{"role": "user", "content": mark}]
+    before, after = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False).split(mark)
+    return before + text, after

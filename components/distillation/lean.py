@@ -14,6 +14,8 @@ from torch import Tensor
 
 LIKELIEST = 64
 """Sampled tokens come from this many of the likeliest."""
+LONGEST = 4096
+"""Tokens of prompt and output at most."""
 
 
 def rope_tables(theta: float, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
@@ -55,7 +57,7 @@ class LeanLlama:
                 (get(f"{p}input_layernorm.weight"), qkv, get(f"{p}self_attn.o_proj.weight"),
                  get(f"{p}post_attention_layernorm.weight"), gate_up, get(f"{p}mlp.down_proj.weight"))
             )
-        self.cos, self.sin = (t.to(dtype) for t in rope_tables(config.rope_parameters["rope_theta"], self.head_dim, 4096))
+        self.cos, self.sin = (t.to(dtype) for t in rope_tables(config.rope_parameters["rope_theta"], self.head_dim, LONGEST))
         self.cache: list[tuple[Tensor, Tensor]] = []
 
     def start(self, batch: int, length: int) -> None:
@@ -95,13 +97,13 @@ class LeanLlama:
 
 
 @torch.inference_mode()
-def generate_batch(model: LeanLlama, prompts: list[list[int]], new_tokens: int, eos: int, temperature: float = 0.0,
+def generate_batch(model: LeanLlama, prompts: list[list[int]], new_tokens: int, stops: frozenset[int], temperature: float = 0.0,
                    generator: torch.Generator | None = None) -> list[tuple[list[int], Tensor]]:
     """Continue every prompt by up to `new_tokens` tokens.
 
     Returns:
-        for each prompt its output tokens (EOS included where it came) and the normalised hidden states that predict
-        tokens 1.. of prompt + output, `[prompt + output - 1, hidden]`.
+        for each prompt its output tokens (with the one of `stops` that ended it, where one came) and the normalised hidden
+        states that predict tokens 1.. of prompt + output, `[prompt + output - 1, hidden]`.
     """
     batch, width = len(prompts), max(map(len, prompts))
     ids = torch.zeros(batch, width, dtype=torch.long)
@@ -111,7 +113,7 @@ def generate_batch(model: LeanLlama, prompts: list[list[int]], new_tokens: int, 
         real[row, width - len(p) :] = True
     offset = torch.tensor([width - len(p) for p in prompts])
     model.start(batch, width + new_tokens)
-    columns = torch.arange(width)
+    columns, ends = torch.arange(width), torch.tensor(sorted(stops), dtype=torch.long)
     visible = real[:, None, :width] & (columns[None, :, None] >= columns[None, None, :])
     visible = visible | torch.eye(width, dtype=torch.bool)[None]  # padding reads itself: no empty softmax row
     states = [model.forward(ids, 0, (columns[None] - offset[:, None]).clamp(min=0), visible)]
@@ -126,7 +128,7 @@ def generate_batch(model: LeanLlama, prompts: list[list[int]], new_tokens: int, 
             drawn = torch.multinomial((best.values / temperature).softmax(-1), 1, generator=generator)
             token = best.indices.gather(1, drawn).squeeze(1)
         tokens.append(token)
-        done |= token == eos
+        done |= torch.isin(token, ends)
         if bool(done.all()) or step == new_tokens - 1:
             break
         at = width + step
@@ -135,8 +137,8 @@ def generate_batch(model: LeanLlama, prompts: list[list[int]], new_tokens: int, 
     result = []
     for row, p in enumerate(prompts):
         out = text[row].tolist()
-        if eos in out:
-            out = out[: out.index(eos) + 1]
+        end = next((i for i, token in enumerate(out) if token in stops), len(out) - 1)
+        out = out[: end + 1]
         first = width - len(p)
         result.append((out, hidden[row, first : first + len(p) + len(out) - 1].clone()))
     return result

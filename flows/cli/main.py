@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from flows.cli import bench, collect, decode, demo, lineage, release, train, tune
+from flows.cli import bench, collect, decode, demo, distill, lineage, release, train, tune
 from serving.runtime.types import DraftwellError
 
 
@@ -37,7 +37,7 @@ app = typer.Typer(
     help="Find, train, prove and ship the fastest safe way to run speculative decoding.\n\n"
          "Example: draftwell generate --pair default --strategy vanilla_sd --prompt 'Why is the sky blue?'",
 )
-for group in (decode, bench, collect, train, tune, release, lineage, demo):
+for group in (decode, bench, distill, collect, train, tune, release, lineage, demo):
     group.add_to(app)
 
 

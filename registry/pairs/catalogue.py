@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from registry.strict import Strict, read_yaml
+from serving.runtime.artifacts.base import write_atomically
 from serving.runtime.pair_files import draftwell_home
 from serving.runtime.types import DraftwellError, Role
 
@@ -85,6 +86,14 @@ def read_pair(path: Path) -> PairSpec:
     spec = read_yaml(path, PairSpec)
     spec._folder = path.absolute().parent
     return spec
+
+
+def write_pair(spec: PairSpec, path: Path) -> None:
+    """Write a pair's YAML file, atomically; what is as it is by default is left out."""
+    import yaml
+
+    body = spec.model_dump(mode="json", exclude_defaults=True)
+    write_atomically(path, yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=140).encode())
 
 
 def list_pairs() -> list[PairSpec]:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from serving.runtime.artifacts.base import MANIFEST
-from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.runtime.device import core_ids
 from serving.runtime.engine import Engine
 from serving.runtime.failures import room_for
@@ -203,7 +203,7 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 
 def build_distilled(draft: DistilledDraft, target: Any, device: str | None = None) -> Any:
-    """A module with the draft's layers and the target's own embedding tensor; a copy of it, if on another `device`."""
+    """A module with the draft's layers and the target's own embeddings; a copy of them, if on another `device`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = dict(draft.config)
@@ -217,9 +217,9 @@ def build_distilled(draft: DistilledDraft, target: Any, device: str | None = Non
     module.base_model.set_input_embeddings(lent[0])
     module.set_output_embeddings(lent[1])
     missing, unexpected = module.load_state_dict(draft.state, strict=False)
-    if unexpected or set(missing) - {"model.embed_tokens.weight", "lm_head.weight"}:
+    if unexpected or set(missing) - lent_names(module):
         raise DraftwellError(f"the distilled draft does not fit its own config ({[*unexpected, *missing][:2]} …): distil it again")
-    return module.to(place, target.dtype).eval()
+    return module.to(place).eval()  # weights have the target's dtype already; rotary frequencies stay float32, as the target's are
 
 
 def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:

@@ -17,7 +17,7 @@ from tests.flows.tiny_files import snapshot
 from tests.registry.making import release, table
 
 COMMANDS = ("pairs", "strategies", "generate", "bench", "serve", "collect", "train", "calibrate", "tune", "gate", "promote", "deploy", "ui",
-            "lineage", "demo", "doctor")
+            "lineage", "demo", "doctor", "distill")
 HEAVY = ("torch", "transformers", "mlflow", "prefect")
 HELP = f"""
 import json, sys

@@ -1,0 +1,175 @@
+"""A shallower model out of a deeper one, for any decoder of transformers.
+
+Where a model keeps its layers is found by structure, not by name: the one `ModuleList` with as many modules as the
+configuration has layers. Everything else (embeddings, positions, final norm, head) is copied as it is. Tried with Llama,
+Qwen2, Qwen3, Gemma, Gemma2, Gemma3 (text), GPT-NeoX and GPT-2 (tests/components/test_distillation_families.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from serving.runtime.artifacts.distilled_draft import lent_names
+from serving.runtime.models.module_model import logit_scaling
+from serving.runtime.types import DraftwellError
+
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
+"""Settings that hold a value for each layer. By name: a list of end-of-text ids may be as long as the model is deep."""
+NOT_OF_THE_DRAFT = frozenset({"_name_or_path", "_model_name_or_path", "architectures", "transformers_version", "dtype"})
+"""Settings that describe the target's files and not its function."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where a causal language model keeps its layers.
+
+    Args:
+        prefix: what the names of their weights begin with, such as `model.layers.`.
+        count: how many there are.
+    """
+
+    prefix: str
+    count: int
+
+    @classmethod
+    def of(cls, module: Any) -> Family:
+        """The family of a module.
+
+        Raises:
+            DraftwellError: it has no such list, or several, or reads more than text.
+        """
+        config = module.config
+        if config.get_text_config() is not config:
+            raise DraftwellError(f"{config.model_type} models read more than text: name a text-only target")
+        count = config.num_hidden_layers
+        found = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and len(child) == count
+                 and not any(part.isdigit() for part in name.split("."))]  # those inside a layer are its experts
+        if len(found) != 1:
+            raise DraftwellError(f"{config.model_type} models keep their layers in a way that is not known here: choose another target")
+        return cls(f"{found[0]}.", count)
+
+
+def default_layers(count: int) -> tuple[int, ...]:
+    """The first two and the last two layers; of a target with four or fewer, the first and the last.
+
+    >>> default_layers(30), default_layers(4), default_layers(2)
+    ((0, 1, 28, 29), (0, 3), (0,))
+    """
+    if count < 2:
+        raise DraftwellError("the target has one layer: no shallower draft can be made of it")
+    if count == 2:
+        return (0,)
+    return (0, count - 1) if count <= 4 else (0, 1, count - 2, count - 1)
+
+
+def check_layers(layers: Sequence[int], count: int) -> tuple[int, ...]:
+    """Layers that a target with `count` layers has, ascending, or one line that says what is wrong with them."""
+    words = ",".join(map(str, layers))
+    if not layers or list(layers) != sorted(set(layers)):
+        raise DraftwellError(f"--layers {words or '(none)'}: name each layer once, in ascending order, such as 0,1,{count - 2},{count - 1}")
+    if layers[0] < 0 or layers[-1] >= count:
+        raise DraftwellError(f"--layers {words}: the target has {count} layers, numbered 0 to {count - 1}")
+    return tuple(layers)
+
+
+def draft_config(module: Any, layers: Sequence[int]) -> Any:
+    """The target's configuration with these layers only; the windows and kinds of the kept layers stay theirs."""
+    from transformers import AutoConfig
+
+    config = module.config
+    settings = {key: value for key, value in config.to_dict().items() if key not in NOT_OF_THE_DRAFT}
+    count = config.num_hidden_layers
+    settings[config.attribute_map.get("num_hidden_layers", "num_hidden_layers")] = len(layers)
+    for name in PER_LAYER:
+        values = settings.get(name)
+        if isinstance(values, (list, tuple)) and len(values) == count:
+            settings[name] = [values[layer] for layer in layers]
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
+
+
+def keep_layers(module: Any, layers: Sequence[int]) -> Any:
+    """A float32 copy of a few of a module's layers on the module's device, in evaluation mode: drafting knows no dropout.
+
+    Trainable are the layers and the final norm. Embeddings of tokens (the target's, lent to the draft) and of positions
+    are frozen.
+
+    Args:
+        layers: numbers of the target's layers, in the order that the draft runs them.
+    Raises:
+        DraftwellError: an architecture whose layers are not alike, or depend on their number.
+    """
+    from transformers import AutoModelForCausalLM
+
+    family = Family.of(module)
+    if getattr(module.config, "scale_attn_by_inverse_layer_idx", False):
+        raise DraftwellError(f"this {module.config.model_type} scales attention by a layer's number, which a draft would change: "
+                             "choose another target")
+    draft: Any = AutoModelForCausalLM.from_config(draft_config(module, layers), dtype=torch.float32)
+    donor = module.state_dict()
+    try:
+        draft.load_state_dict({name: donor[source_of(name, family.prefix, layers)] for name in draft.state_dict()})
+    except (KeyError, RuntimeError) as error:
+        raise DraftwellError(f"the layers of this {module.config.model_type} are not alike, so that a few of them make no model: "
+                             "choose another target") from error
+    draft.to(module.device).eval()
+    lent = lent_names(draft)
+    tables = {id(child.weight) for child in draft.modules() if isinstance(child, nn.Embedding)}
+    for name, parameter in draft.named_parameters(remove_duplicate=False):
+        parameter.requires_grad_(name not in lent and id(parameter) not in tables)
+    return draft
+
+
+def source_of(name: str, prefix: str, layers: Sequence[int]) -> str:
+    """What a weight of the draft is called in the target.
+
+    >>> source_of("model.layers.1.mlp.up_proj.weight", "model.layers.", (0, 29))
+    'model.layers.29.mlp.up_proj.weight'
+    """
+    if not name.startswith(prefix):
+        return name
+    number, _, rest = name.removeprefix(prefix).partition(".")
+    return f"{prefix}{layers[int(number)]}.{rest}"
+
+
+@dataclass(frozen=True)
+class Head:
+    """From normalised hidden states to the logits of some tokens, as the target computes them.
+
+    Args:
+        ids: `[head]` tokens that are covered, ascending.
+        weight: `[head, hidden]` their rows of the output embedding.
+        bias: `[head]`, or None.
+        scale: what the architecture does to its logits (Cohere multiplies, Granite divides), or None.
+        softcap: Gemma2's bound of the logits, or None.
+    """
+
+    ids: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: Callable[[Tensor], Tensor] | None = None
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, module: Any, ids: Tensor) -> Head:
+        """The head of a module over `ids`, in bfloat16 on the module's device."""
+        output = module.get_output_embeddings()
+        chosen = ids.to(output.weight.device)
+        bias = getattr(output, "bias", None)
+        return cls(ids, output.weight.detach()[chosen].bfloat16(), None if bias is None else bias.detach()[chosen].bfloat16(),
+                   logit_scaling(module.config), getattr(module.config, "final_logit_softcapping", None))
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """`[n, hidden]` → `[n, head]` float32."""
+        logits = F.linear(states, self.weight, self.bias)
+        if self.scale is not None:
+            logits = self.scale(logits)
+        logits = logits.float()
+        if self.softcap:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits

@@ -1,0 +1,258 @@
+"""The station that makes a draft for a target that has none: from a hub id or a folder to a pair that every other command takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from registry.pairs import NAME, ModelSource, PairSpec, fetch, find_pair, list_pairs, write_pair
+from serving.runtime.pair_files import PairFiles, draftwell_home
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from components.distillation.distil import Source
+    from components.distillation.training import Log, Recipe
+    from components.prompts import Prompt
+    from serving.runtime.pair import LoadedPair
+
+Say = Callable[[str], None]
+UNTOUCHED = 24
+"""Prompts that agreement is measured on, at most."""
+SHARD = 64
+"""Prompts of a shard of the corpus: what a killed run writes again, at most."""
+AT_ONCE = {"cpu": 16, "cuda": 64}
+"""Requests in one batch of the engine, by device."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asked for.
+
+    Args:
+        target: a hub id, a folder, or a pair, whose target is then meant.
+        layers: numbers of the layers to keep; None takes the first two and the last two.
+        prompts: what the target is asked; None lets it invent `invented` instructions.
+        name: name of the new pair; None makes one of the target's.
+        work: folder of what is unfinished; None takes `$DRAFTWELL_HOME/distill/<name>`.
+        out: folder of the draft; None takes `$DRAFTWELL_HOME/pairs/<name>/draft`.
+    """
+
+    target: str
+    layers: tuple[int, ...] | None = None
+    prompts: Sequence[Prompt] | None = None
+    invented: int = 2000
+    head_tokens: int = 8192
+    loss: str = "kl"
+    minutes: float = 60.0
+    tokens: int | None = None
+    max_tokens: int = 128
+    name: str | None = None
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    work: Path | None = None
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What came of it: the pair's file, the draft's folder, and the report of `components.distillation.distil`."""
+
+    pair: PairSpec
+    file: Path
+    folder: Path
+    report: dict[str, Any]
+
+
+def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, step: None) -> Distilled:
+    """Make a draft, put it into its folder, and describe the pair of both in `$DRAFTWELL_HOME/pairs/<name>.yaml`.
+
+    Everything that a user can get wrong is refused before models are loaded; an earlier draft is replaced only by a
+    finished one.
+    """
+    source, known = find_target(wanted.target)
+    name = wanted.name or name_of(wanted.target)
+    file = draftwell_home() / "pairs" / f"{name}.yaml"
+    out = wanted.out or draftwell_home() / "pairs" / name / "draft"
+    check_name(name, source, file)
+    chosen = None if wanted.prompts is None else split(wanted.prompts)
+    spec = PairSpec(name=name, description=f"{wanted.target} with a draft distilled from it",
+                    licence=known.licence if known else "that of the target", target=source, chat=known.chat if known else True,
+                    dtype=wanted.dtype, draft=ModelSource(artifact=written(out, file.parent)))  # type: ignore[arg-type]  # checked by pydantic
+    files = fetch(spec.model_copy(update={"draft": None}), progress=say)
+    config = read_config(files.target)
+    from components.distillation.distil import distil as run
+
+    recipe = recipe_of(wanted, config)
+    pair = load_target(files, spec, wanted, config, say)
+    artifact, report = run(material(pair, files, wanted, chosen, say), recipe, work_of(wanted, name), name=name, data=words(wanted),
+                           folder=f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}", log=log, say=say)
+    artifact.save(out)
+    write_pair(spec, file)
+    return Distilled(spec, file, out, report)
+
+
+def keep_report(made: Distilled) -> Path:
+    """Write the report into the pair's workspace."""
+    import json
+
+    from flows.workspace import Workspace
+    from serving.runtime.artifacts.base import write_atomically
+
+    path = Workspace(str(made.file)).reports / "distilled_draft.json"
+    write_atomically(path, (json.dumps(made.report, indent=2) + "\n").encode())
+    return path
+
+
+def find_target(target: str) -> tuple[ModelSource, PairSpec | None]:
+    """Where a target comes from, and the pair that it was taken from, if it was."""
+    folder = Path(target).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise DraftwellError(f"--target {target} holds no model (no config.json): name a model folder of transformers")
+        return ModelSource(path=str(folder.absolute())), None
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", target) and not target.endswith((".yaml", ".yml")):
+        return ModelSource(hub=target, revision="main"), None
+    if "/" in target and not target.endswith((".yaml", ".yml")):
+        raise DraftwellError(f"--target {target}: there is no such folder, and a hub id is ORG/NAME")
+    try:
+        spec = find_pair(target)
+    except DraftwellError as error:
+        raise DraftwellError(f"--target {target} is no folder, no hub id (ORG/NAME) and no pair: {error}") from error
+    if spec.target.path is None:
+        return spec.target, spec
+    return ModelSource(path=str((spec.folder / Path(spec.target.path).expanduser()).absolute())), spec
+
+
+def name_of(target: str) -> str:
+    """A name for the pair of a target and its draft.
+
+    >>> name_of("Qwen/Qwen3-1.7B"), name_of("models/My Model/")
+    ('qwen3-1.7b-distilled', 'my-model-distilled')
+    """
+    last = Path(target).expanduser().absolute().name.removesuffix(".yaml").lower()
+    return re.sub(r"[^a-z0-9._-]+", "-", last).strip("-._") + "-distilled"
+
+
+def check_name(name: str, source: ModelSource, file: Path) -> None:
+    """Refuse a name that something else has; the pair of an earlier distillation of the same target is replaced."""
+    if not re.fullmatch(NAME, name):
+        raise DraftwellError(f"{name!r} cannot name a pair: choose --name of lower case letters, digits, dots, dashes, underscores")
+    owners = [spec for spec in list_pairs() if name in (spec.name, *spec.aliases)]
+    if not owners and not file.exists():
+        return
+    ours = [spec for spec in owners if (spec.name, spec.folder, spec.target) == (name, file.parent, source)
+            and spec.draft is not None and spec.draft.artifact is not None]
+    if not ours or not file.is_file():
+        raise DraftwellError(f"there is a pair named {name} already, with another target or draft: choose another --name")
+
+
+def written(out: Path, base: Path) -> str:
+    """How the pair's file names the draft's folder: from there on where it lies below it, so that both can be moved."""
+    whole = out.expanduser().absolute()
+    return str(whole.relative_to(base)) if whole.is_relative_to(base) else str(whole)
+
+
+def read_config(folder: Path) -> Any:
+    """A target's configuration, which is read before its weights."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again") from error
+    if config.get_text_config() is not config:
+        raise DraftwellError(f"{config.model_type} models read more than text: name a text-only target")
+    return config
+
+
+def recipe_of(wanted: Wanted, config: Any) -> Recipe:
+    """The recipe for a target of this configuration."""
+    from components.distillation.family import check_layers, default_layers
+    from components.distillation.training import Recipe
+
+    count = config.num_hidden_layers
+    layers = default_layers(count) if wanted.layers is None else check_layers(wanted.layers, count)
+    return Recipe(layers, wanted.head_tokens, wanted.loss, wanted.minutes, wanted.tokens)  # type: ignore[arg-type]  # the CLI's enum
+
+
+def load_target(files: PairFiles, spec: PairSpec, wanted: Wanted, config: Any, say: Say) -> LoadedPair:
+    """The target alone, with as many slots as its device fills."""
+    from transformers.utils import logging
+
+    from components.distillation.distil import LONGEST_PROMPT
+    from serving.runtime.pair import load_pair
+
+    longest = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT + wanted.max_tokens
+    if longest <= wanted.max_tokens:
+        raise DraftwellError(f"--max-tokens {wanted.max_tokens} leaves no room for a prompt in the target's {longest} positions: lower it")
+    logging.disable_progress_bar()
+    say(f"loading {wanted.target} in {wanted.dtype}")
+    return load_pair(PairFiles(spec.name, files.target), dtype=spec.dtype, device=wanted.device, slots=AT_ONCE[wanted.device],
+                     max_context=min(longest, LONGEST_PROMPT + wanted.max_tokens), chat=spec.chat, keep_modules=True)
+
+
+def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[list[Prompt], list[Prompt]] | None, say: Say) -> Source:
+    """Prompts to learn on and prompts that stay untouched, as ids.
+
+    Args:
+        chosen: both, of a user's prompts; where there are none, the target invents what it is asked, and the shipped demo
+            prompts stay untouched.
+    """
+    from components.distillation.distil import LONGEST_PROMPT, Source
+    from components.distillation.writers import writer_of
+    from components.prompts import demo_prompts
+    from serving.runtime.pair_files import weights_digest
+
+    donor, writer = weights_digest(files.target), writer_of(pair, AT_ONCE[wanted.device])
+    room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
+    learnt, untouched = chosen or (invented(pair, writer, wanted, donor, say), demo_prompts(UNTOUCHED))
+    rows = [ids for p in learnt if 0 < len(ids := pair.encode_prompt(p.prompt)) <= room]
+    if len(rows) < len(learnt):
+        say(f"{len(learnt) - len(rows)} prompts of more than {room} tokens are left out")
+    kept = [(p.task or "", ids) for p in untouched if 0 < len(ids := pair.encode_prompt(p.prompt)) <= room]
+    return Source(pair, donor, writer, rows, kept, wanted.max_tokens, SHARD)
+
+
+def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts to learn on, and about a tenth of them, evenly spread, that no training sees. Only first turns are asked."""
+    if len(prompts) < 3:
+        raise DraftwellError(f"{len(prompts)} prompts are too few to learn on two and measure on one: give more")
+    count = min(UNTOUCHED, max(1, len(prompts) // 10))
+    chosen = {round(i * (len(prompts) - 1) / max(1, count - 1)) for i in range(count)}
+    untouched = [prompts[i] for i in sorted(chosen)]
+    asked = {p.prompt for p in untouched}  # a prompt that stands twice in a file is not learnt either
+    return [p for p in prompts if p.prompt not in asked], untouched
+
+
+def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say) -> list[Prompt]:
+    """Instructions by the target itself, shuffled; kept in the work folder."""
+    import hashlib
+    import json
+    import random
+
+    from components.distillation.instructions import invent
+    from components.prompts import Prompt
+    from serving.runtime.artifacts.base import write_atomically
+
+    key = hashlib.sha256(json.dumps([donor, writer.identity, wanted.invented, pair.chat]).encode()).hexdigest()[:24]
+    path = work_of(wanted, pair.name) / f"instructions-{key}.json"
+    if not path.is_file():
+        say(f"the target invents {wanted.invented} instructions")
+        made = invent(writer, pair.tokenizer, wanted.invented, chat=pair.chat)
+        random.Random(7).shuffle(made)
+        write_atomically(path, json.dumps(made).encode())
+    return [Prompt(f"invented/{i}", None, [text]) for i, text in enumerate(json.loads(path.read_text()))]
+
+
+def work_of(wanted: Wanted, name: str) -> Path:
+    """Folder of shards, instructions and checkpoints."""
+    return wanted.work or draftwell_home() / "distill" / name
+
+
+def words(wanted: Wanted) -> str:
+    """What the draft was trained on, for its provenance."""
+    asked = "instructions it invented" if wanted.prompts is None else f"{len(wanted.prompts)} prompts of the user's"
+    return f"the target's own greedy outputs on {asked}"
