@@ -15,7 +15,7 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 PROMPTS = REPO / "components" / "data" / "demo_prompts.jsonl"
 TASKS = ["setup", "demo", "test", "test-all", "lint", "bench", "bench-gpu", "gate", "deploy", "serve", "ui", "clean"]
-LARGEST_FILE = 20_000_000  # bytes
+LARGEST_FILE = 40_000_000  # bytes: what the largest shipped model, a qualifier, may take
 MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root)/")
 
 
