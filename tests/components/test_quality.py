@@ -146,7 +146,8 @@ def test_a_difference_is_paired_and_turns_round_with_its_sides() -> None:
 def test_the_bench_says_how_far_lossy_strategies_leave_the_target() -> None:
     prompts = [Prompt(f"p{i}", "letters", [text], fields={"answer_key": "A", "choices": ["d", "e"]})
                for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
-    report = bench(table_pair(), [("vanilla_sd", {}), ("csd", {"use_memory": False, "tau": 1e-6})], prompts, table_kit(vocab=VOCAB), max_tokens=24)
+    configs = [("vanilla_sd", {}), ("csd", {"use_memory": False, "tau": 1e-6})]
+    report = bench(table_pair(), configs, prompts, table_kit(vocab=VOCAB), max_tokens=24)
     csd, exact = report["strategies"]["csd"], report["strategies"]["vanilla_sd"]
     assert csd["target_argmax_share"] < 1
     assert csd["kl"] > 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,8 @@ CHOICES = ["bank", "library", "department store", "store", "new york", "twice", 
     ("The answer is (B).", "B"), ("The answer is B", "B"), ("Not (A). The answer is: (C) department store", "C"), ("Answer: D", "D"),
     ("First I thought the answer is A. But the answer is B.", "B"), ("I would say (E), new york.", "E"), ("It is a library.", "B"),
     ("A library would be best.", "B"), ("At a Department Store!", "C"), ("in a store", "D"), ("The answer is the bank.", "A"),
-    ("maybe (A), maybe (B)", None), ("twice", None), ("a bank or a library", None), ("bankers", None), ("A building", None), ("", None), ("H", None)])
+    ("maybe (A), maybe (B)", None), ("twice", None),
+    ("a bank or a library", None), ("bankers", None), ("A building", None), ("", None), ("H", None)])
 def test_the_letter_of_an_answer(text: str, letter: str | None) -> None:
     assert choice_said(text, CHOICES) == letter
 
@@ -153,6 +156,13 @@ def test_code_is_cut_out_of_words() -> None:
 # The public sets. Solutions are the sets' own; a broken one differs by the least that must be seen.
 
 
+def passing(prompts: list[Prompt], answers: list[str]) -> list[str]:
+    """Ids of the prompts whose answers pass, several checked at once."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        right = pool.map(lambda prompt, answer: checker_for(prompt)(prompt, answer), prompts, answers)  # type: ignore[misc]
+        return [prompt.id for prompt, passed in zip(prompts, right, strict=True) if passed]
+
+
 def prompts_of(name: str) -> list[Prompt]:
     assert DATA is not None
     return read_prompts(DATA / name)
@@ -195,9 +205,9 @@ def test_every_solution_of_humaneval_passes_and_an_empty_one_does_not() -> None:
     assert len(prompts) == 164
     solutions = [prompt.fields["canonical_solution"] for prompt in prompts]
     whole = [f"```python\n{prompt.prompt}{solution}```" for prompt, solution in zip(prompts, solutions, strict=True)]
-    assert [p.id for p, answer in zip(prompts, solutions, strict=True) if not passes_unit_test(p, answer)] == []
-    assert [p.id for p, answer in zip(prompts, whole, strict=True) if not passes_unit_test(p, answer)] == []
-    assert [p.id for p in prompts if passes_unit_test(p, "    return None\n")] == []
+    assert passing(prompts, solutions) == [prompt.id for prompt in prompts]
+    assert passing(prompts, whole) == [prompt.id for prompt in prompts]
+    assert passing(prompts, ["    return None\n"] * len(prompts)) == []
 
 
 @runs_code
@@ -206,9 +216,9 @@ def test_every_solution_of_humaneval_passes_and_an_empty_one_does_not() -> None:
 def test_every_solution_of_mbpp_passes_and_a_function_of_nothing_does_not() -> None:
     prompts = [p for p in prompts_of("eval/mbpp_test.jsonl") if p.reference]
     assert len(prompts) == 500
-    assert [p.id for p in prompts if not passes_assertions(p, str(p.reference))] == []
-    assert [p.id for p in prompts if not passes_assertions(p, f"Here:\n```python\n{p.reference}\n```\n")] == []
+    assert passing(prompts, [str(prompt.reference) for prompt in prompts]) == [prompt.id for prompt in prompts]
     empty = "\n\nclass Nothing:\n    def __eq__(self, other): return False\n    def __bool__(self): return False\n"
-    for prompt in prompts:
-        name = prompt.fields["test_list"][0].replace("(", " ").split()[1]
-        assert not passes_assertions(prompt, f"```python\n{prompt.reference}{empty}\ndef {name}(*_): return Nothing()\n```"), prompt.id
+    names = [prompt.fields["test_list"][0].replace("(", " ").split()[1] for prompt in prompts]
+    broken = [f"```python\n{prompt.reference}{empty}\ndef {name}(*_): return Nothing()\n```"
+              for prompt, name in zip(prompts, names, strict=True)]
+    assert passing(prompts, broken) == []
