@@ -49,7 +49,7 @@ REPLAYED: dict[str, Space] = {
     "draft_verify": {"threshold": (0.8, 0.3, 0.5, 0.7, 0.9), "max_draft": (4, 8, 16)},
     "adaedl": {"threshold": (0.5, 0.4, 0.6, 0.7, 0.8), "max_draft": (8, 4, 16)},
     "hf_dynamic": {"threshold": Span(0.2, 0.8, 0.1), "max_draft": (8, 20), "heuristic": (False, True)},
-    "spide": {"tau": Span(0.1, 0.95, 0.05), "parallel": (False, True), "max_draft": (4, 8, 16, 32)},
+    "spide": {"tau": Span(0.1, 0.95, 0.05), "parallel": (False, True), "max_draft": (4, 8, 16, 32), "overlap_tau": (0.0, 0.05, 0.2)},
     "pearl": {"num_speculative_tokens": (None, *range(1, 9))},
     "prompt_lookup": {"max_matching_ngram_size": Span(1, 4), "prompt_lookup_num_tokens": (3, 5, 10, 16)},
 }

@@ -178,7 +178,8 @@ def test_a_cut_run_resumes_as_it_was_planned_and_ends_with_the_same_digest(pair:
     assert resumed.shard(0).stat().st_mtime_ns == written
     assert (resumed.digest(), resumed.header.batch) == (whole.digest(), 2)
     assert is_complete(cut)
-    assert sorted(path.name for path in cut.iterdir()) == [".lock", "plan.json", "shard-00000.parquet", "shard-00001.parquet"]
+    assert sorted(path.name for path in cut.iterdir()) == [
+        ".lock", "digest.json", "plan.json", "shard-00000.parquet", "shard-00001.parquet"]
 
 
 def test_a_resumed_run_needs_the_room_that_it_began_with(pair: LoadedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

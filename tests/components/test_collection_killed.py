@@ -47,7 +47,8 @@ def check_end(folder: Path, digest: str) -> None:
     """Whole, the same, and nothing half-written beside it."""
     assert collect(folder).digest() == digest
     assert is_complete(folder)
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", "plan.json", *(f"shard-{i:05d}.parquet" for i in range(SHARDS))]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock", "digest.json", "plan.json", *(f"shard-{i:05d}.parquet" for i in range(SHARDS))]
 
 
 def test_killed_while_a_shard_gets_its_name_then_while_a_model_computes(tmp_path: Path, digest: str) -> None:
