@@ -33,8 +33,7 @@ from serving.runtime.trace import TraceSet
 GRID: list[Config] = [
     *(("vanilla_sd", point) for point in grid({"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)})),
     *(("svip", point) for point in grid({"threshold": (0.15, 0.3, 0.45, 0.6), "max_draft": (8, 40)})),
-    *(("spide", point) for point in grid({"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,),
-                                          "overlap_tau": (0.0,)})),
+    *(("spide", point) for point in grid({"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)})),
     *(("csd", point) for point in grid({"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)})),
 ]
 """What a user without a tuner would measure."""

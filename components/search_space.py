@@ -121,7 +121,7 @@ def completed(strategy: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """
     if "num_draft_tokens" in find_strategy(strategy).Config.model_fields:
         return parameters | {"num_draft_tokens": max(1, parameters["num_speculative_tokens"] // 2)}
-    if strategy == "spide" and not parameters.get("parallel", True):
+    if "overlap_tau" in parameters and not parameters["parallel"]:
         return parameters | {"overlap_tau": 0.0}
     return parameters
 
