@@ -130,7 +130,7 @@ def choice_said(text: str, choices: Sequence[str]) -> str | None:
     left, named = text.lower(), []
     for words, name in sorted(zip(choices, letters, strict=True), key=lambda choice: -len(choice[0])):  # river bank before bank
         within = rf"(?<!\w){re.escape(words.lower())}(?!\w)"
-        if re.search(within, left):
+        if choices.count(words) == 1 and re.search(within, left):
             named.append(name)
             left = re.sub(within, " ", left)
     return named[0] if len(named) == 1 else None
