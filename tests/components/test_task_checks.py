@@ -215,7 +215,7 @@ def test_every_solution_of_humaneval_passes_and_an_empty_one_does_not() -> None:
 @pytest.mark.slow
 def test_every_solution_of_mbpp_passes_and_a_function_of_nothing_does_not() -> None:
     prompts = [p for p in prompts_of("eval/mbpp_test.jsonl") if p.reference]
-    assert len(prompts) > 100
+    assert len(prompts) == 500
     assert passing(prompts, [str(prompt.reference) for prompt in prompts]) == [prompt.id for prompt in prompts]
     empty = "\n\nclass Nothing:\n    def __eq__(self, other): return False\n    def __bool__(self): return False\n"
     names = [prompt.fields["test_list"][0].replace("(", " ").split()[1] for prompt in prompts]
