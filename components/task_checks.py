@@ -128,10 +128,10 @@ def choice_said(text: str, choices: Sequence[str]) -> str | None:
     if bracketed:
         return min(bracketed) if len(bracketed) == 1 else None
     left, named = text.lower(), []
-    for words in sorted({choice.lower() for choice in choices}, key=len, reverse=True):  # river bank before bank
-        within = rf"(?<!\w){re.escape(words)}(?!\w)"
-        if re.search(within, left):
-            named += [name for name, choice in zip(letters, choices, strict=True) if choice.lower() == words]
+    for words, name in sorted(zip(choices, letters, strict=True), key=lambda choice: -len(choice[0])):  # river bank before bank
+        within = rf"(?<!\w){re.escape(words.lower())}(?!\w)"
+        if choices.count(words) == 1 and re.search(within, left):
+            named.append(name)
             left = re.sub(within, " ", left)
     return named[0] if len(named) == 1 else None
 
