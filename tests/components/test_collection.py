@@ -142,7 +142,8 @@ def test_a_cut_run_resumes_and_ends_with_the_same_digest(pair: LoadedPair, tmp_p
     assert seen == [4]
     assert resumed.shard(0).stat().st_mtime_ns == written
     assert resumed.digest() == whole.digest()
-    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["plan.json", "shard-00000.parquet", "shard-00001.parquet"]
+    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == [
+        "digest.json", "plan.json", "shard-00000.parquet", "shard-00001.parquet"]
 
 
 def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: TraceSet) -> None:
