@@ -18,7 +18,7 @@ from serving.runtime.artifacts.base import Provenance
 from serving.runtime.models.trace_model import TracedText
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
-from serving.runtime.types import DraftwellError, Forward, Model, Output
+from serving.runtime.types import DraftwellError, Forward, Model
 
 if TYPE_CHECKING:
     from components.replay import Texts
@@ -59,7 +59,7 @@ def scores(model: Model, text: TracedText, head: AcceptanceHead) -> list[list[fl
         branch = branches(model, slot, text.ids, range(text.prompt_length, text.prompt_length + count), depth)
         for element in range(depth - 1):
             said = branch.step([rollout[element] for rollout in text.tokens])
-            states.append(said.hidden if isinstance(said, Output) else said[1])
+            states.append(said.hidden)
     finally:
         model.close(slot)
     return torch.stack([predictions(head, state) for state in states], 1).tolist()
