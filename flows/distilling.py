@@ -80,7 +80,7 @@ def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, s
     chosen = None if wanted.prompts is None else split(wanted.prompts)
     spec = PairSpec(name=name, description=f"{wanted.target} with a draft distilled from it",
                     licence=known.licence if known else "that of the target", target=source, chat=known.chat if known else True,
-                    dtype=wanted.dtype, draft=ModelSource(artifact=written(out, file.parent)))  # checked by pydantic
+                    dtype=wanted.dtype, draft=ModelSource(artifact=written(out, file.parent)))
     files = fetch(spec.model_copy(update={"draft": None}), progress=say)
     config = read_config(files.target)
     from components.distillation.distil import distil as run
