@@ -6,6 +6,7 @@ through the library's own cache (`unbatched_model`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ SCALED_LOGITS: dict[str, tuple[str, Callable[[Tensor, float], Tensor]]] = {
 """Model type → what its configuration calls the factor behind the head, and what is done with it."""
 
 
-class ModuleModel:
+class ModuleModel(ABC):
     """A `PreTrainedModel` with an LM head, over slots that a subclass lays out.
 
     Args:
@@ -100,9 +101,9 @@ class ModuleModel:
             torch.cuda.synchronize(self.device)  # the engine reads the clock next
         return [self.output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
 
+    @abstractmethod
     def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed]) -> Tensor:
         """Normalised last hidden states `[total, hidden]` of packed tokens `ids` at `positions`, both `[total]`."""
-        raise NotImplementedError
 
     def output(self, compact: Tensor, states: Tensor) -> Output:
         """`compact_logits` and states of some positions, as what a forward returns."""
