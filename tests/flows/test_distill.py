@@ -125,3 +125,23 @@ def test_what_is_measured_is_not_learnt() -> None:
     assert [int(p.id) for p in untouched] == [0, 12, 24, 35, 47, 59], "evenly spread over the file"
     assert not {p.prompt for p in learnt} & {p.prompt for p in untouched}
     assert {p.prompt for p in learnt} | {p.prompt for p in untouched} == {f"text {i}" for i in range(45)}
+
+
+def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target is asked with the system message, and the same turn behind another one is another prompt."""
+    from components.prompts import Prompt, ids_of
+    from flows import distilling
+    from tests.components.tiny import table_pair
+
+    system = {"role": "system", "content": "be brief"}
+    told = [Prompt(f"told{i}", None, [text], messages=(system,)) for i, text in enumerate(["abc", "hello", "zebra"])]
+    bare = [Prompt(f"bare{i}", None, prompt.turns) for i, prompt in enumerate(told)]
+    learnt, untouched = distilling.split([*told, *bare])
+    assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
+    monkeypatch.setattr("serving.runtime.pair_files.weights_digest", lambda folder: "d" * 64)
+    monkeypatch.setattr("components.distillation.writers.writer_of", lambda pair, batch: None)
+    pair, files = table_pair(), distilling.PairFiles("tiny", tmp_path)
+    source = distilling.material(pair, files, distilling.Wanted("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
+    assert source.prompts == [ids_of(pair, prompt) for prompt in learnt]
+    assert [ids for _, ids in source.untouched] == [ids_of(pair, told[0])]
+    assert len(source.untouched[0][1]) > len(pair.encode_prompt("abc"))
