@@ -35,6 +35,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None,
 
     Example: draftwell tune --pair default --trials 60 --allow-lossy --max-quality-loss 0.05
     """
+    from components.tuning_evidence import rollout_words
     from flows import stations, tuning
 
     rows = read(prompts, limit)
@@ -48,5 +49,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None,
         publish_kinds(opened, "decoding_config")
     typer.echo(f"chosen: {tuned.strategy} {tuned.parameters}")
     typer.echo(str(tuned.evidence.get("reason", "")))
+    if words := rollout_words(tuned.evidence):
+        say(words)
     if pad_target is not None:
         say("the target was padded, so the choice was neither saved nor registered")
