@@ -35,6 +35,9 @@ from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
 SPECDEC_PP = "specdec_pp"
+FEWEST_PROMPTS = 8
+"""Of a confirmation, for a choice over plain decoding. A bootstrap knows no slower prompt than those it has: of n prompts on which
+chance decides, all n say "faster" once in 2ⁿ times, and then so does every resample."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,8 @@ def check_trace(pair: LoadedPair, trace: TraceSet, profile: HardwareProfile) -> 
 def choose(figures: Sequence[Mapping[str, Any]], tail: float, tried: int, allowed: int) -> tuple[Config, str]:
     """The fastest config that is allowed and whose speedup's lower bound is at least 1, else plain decoding; and why, in a sentence.
 
+    Fewer prompts than `FEWEST_PROMPTS` choose nothing.
+
     Args:
         figures: of the confirmation; the first is plain decoding's. `objection` says which constraint a config breaks.
         tail: of their intervals.
@@ -160,6 +165,9 @@ def choose(figures: Sequence[Mapping[str, Any]], tail: float, tried: int, allowe
     fitting = [figure for figure in others if figure["objection"] is None]
     sure = [figure for figure in fitting if figure["speedup_low"] >= 1.0]
     plain = PLAIN[0]
+    if fitting and figures[0]["prompts"] < FEWEST_PROMPTS:
+        return PLAIN, (f"{plain}, because {figures[0]['prompts']} prompts are too few to choose anything else: measure on at least "
+                       f"{FEWEST_PROMPTS}; the best there, {describe(fitting[0])}, was {fitting[0]['speedup']:.2f} times as fast")
     if sure:
         best = sure[0]
         return (best["strategy"], dict(best["parameters"])), (

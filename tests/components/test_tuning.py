@@ -30,7 +30,7 @@ from components.search_space import (
     space_of,
     start,
 )
-from components.tuning import tune
+from components.tuning import FEWEST_PROMPTS, tune
 from components.tuning_evidence import rollout_words
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
@@ -178,6 +178,23 @@ def test_three_percent_in_noise_lose_to_plain_decoding(pair: LoadedPair, trace: 
     assert best["speedup_low"] < 1
     assert (tuned.strategy, tuned.parameters) == ("autoregressive", {})
     assert "nothing is surely faster" in tuned.evidence["reason"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+def test_few_prompts_choose_nothing(pair: LoadedPair, trace: TraceSet, count: int) -> None:
+    """However clear it looks: on two prompts chance says "faster" twice in a quarter of all cases."""
+    clock = Clock({"autoregressive": 1.0, "vanilla_sd": 5.0})
+    few = tune(pair, trace, PROMPTS[:count], KIT, PROFILE, evaluate=clock, strategies=["vanilla_sd"], max_tokens=16, trials=4)
+    assert (few.strategy, few.parameters) == ("autoregressive", {})
+    assert few.evidence["reason"].startswith(f"autoregressive, because {count} prompts are too few to choose anything else: measure on at "
+                                             "least 8; the best there, vanilla_sd(")
+    assert "5.00 times as fast" in few.evidence["reason"]
+    assert "\n" not in few.evidence["reason"]
+
+
+def test_the_smallest_number_of_prompts_chooses(pair: LoadedPair, trace: TraceSet) -> None:
+    assert len(PROMPTS) == FEWEST_PROMPTS
+    assert run(pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.05}), strategies=["vanilla_sd"]).strategy == "vanilla_sd"
 
 
 def test_a_clear_winner_wins_over_a_clear_second(pair: LoadedPair, trace: TraceSet) -> None:
