@@ -108,6 +108,35 @@ def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -
     assert snapshot(place) == {}
 
 
+def test_prompts_of_any_source(run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table with a column of the user's own, and a spool of served traffic, as `collect` takes them."""
+    from flows import distilling
+
+    asked: list[distilling.Wanted] = []
+    monkeypatch.setattr(distilling, "distil", lambda wanted, say: asked.append(wanted) or 1 / 0)
+    (place / "t.csv").write_text("saying,story\nx,the inn\ny,the man\n")
+    (place / "spool").mkdir()
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "an inn"}]
+    (place / "spool" / "day.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    for source in ((place / "t.csv", "--column", "story"), (place / "spool",)):
+        done = run("distill", "--target", pair_file.parent / "target", "--no-publish", "--prompts", *source)
+        assert isinstance(done.exception, ZeroDivisionError), (done.output, done.exception)
+    table, spool = (wanted.prompts for wanted in asked)
+    assert table is not None
+    assert [p.prompt for p in table] == ["the inn", "the man"]
+    assert spool is not None
+    assert [(p.prompt, p.messages) for p in spool] == [("an inn", (talk[0],))]
+
+
+@pytest.mark.parametrize("command", [("distill", "--target"), ("tune", "--pair"), ("calibrate", "--pair")])
+def test_a_column_that_a_table_lacks_is_refused_first(run: Any, place: Path, pair_file: Path, command: tuple[str, str]) -> None:
+    (place / "t.csv").write_text("saying,story\nx,the inn\n")
+    done = run(*command, pair_file, "--no-publish", "--prompts", place / "t.csv", "--column", "tale")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "no column tale" in done.stderr
+    assert list(snapshot(place)) == ["t.csv"]
+
+
 def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
     prompts = write_prompts(place / "two.jsonl", 2)
     done = run("distill", "--target", pair_file.parent / "target", "--prompts", prompts, "--no-publish")
