@@ -114,7 +114,7 @@ def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provena
     Args:
         temperature: .6 in the paper; at 0 a correction is the target's argmax.
         gamma: draft tokens a round, 6 in the paper.
-        batch: requests at once, at most the pair's slots. The counts do not depend on it.
+        batch: requests at once, as far as the pair has slots. But for near-ties the counts do not depend on it.
     Raises:
         DraftwellError: no prompts, a pair without draft, a prompt that is too long.
     """
