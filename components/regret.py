@@ -1,6 +1,6 @@
 """The regret of a tuning: how much faster the best of a full measured grid is than what the tuner chose, and what each took.
 
-    python -m components.regret --target FOLDER --draft FOLDER --artifacts FOLDER --traces FOLDER --pad-target 1.1e9
+    python -m components.regret --target FOLDER --draft FOLDER [--qualifier FOLDER] --artifacts FOLDER --traces FOLDER --pad-target 1.1e9
 
 Tuner and grid see the same prompts. The best of a grid is the best by luck too, so it and the choice are measured afresh, in turn.
 """
@@ -8,6 +8,7 @@ Tuner and grid see the same prompts. The best of a grid is the best by luck too,
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -29,6 +30,7 @@ from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
 from serving.runtime.trace import TraceSet
+from serving.runtime.types import DraftwellError
 
 GRID: list[Config] = [
     *(("vanilla_sd", point) for point in grid({"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)})),
@@ -124,6 +126,8 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
          draft: Annotated[Path, typer.Option(help="Folder of the draft.")],
          artifacts: Annotated[Path, typer.Option(help="Folder with acceptance_table and correction_memory.")],
          traces: Annotated[Path, typer.Option(help="Folder of a trace of this pair.")],
+         qualifier: Annotated[Path | None, typer.Option(
+             help="Folder of the qualifier, where the pair has one: artifacts and traces are bound to all of its models.")] = None,
          out: Annotated[Path, typer.Option(help="JSON file of the report.")] = Path("regret.json"),
          prompts: Annotated[Path | None, typer.Option(help="JSONL of prompts; the shipped ones if left out.")] = None,
          limit: Annotated[int, typer.Option(min=1, help="Use the first N prompts; fewer than 8 choose plain decoding.")] = 8,
@@ -146,7 +150,8 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
 
     rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
     with using_threads(threads):
-        pair = load_pair(PairFiles(target.name, target, draft), dtype=dtype, pad_target=pad_target)  # type: ignore[arg-type]
+        files = PairFiles(target.name, target, draft, qualifier)
+        pair = load_pair(files, dtype=dtype, pad_target=pad_target, qualifier=False)  # type: ignore[arg-type]
         tables: Any = {cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
                        for cls in (AcceptanceTable, CorrectionMemory)}
         made = profile(pair, provenance(pair, device_class=device_class(pair.device)))
@@ -159,4 +164,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except DraftwellError as mistake:
+        sys.exit(f"Error: {mistake}")

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from components import regret as module
 from components.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
@@ -21,6 +23,7 @@ from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.types import DraftwellError
 from tests.components.scripted import Clock, gamma
 from tests.components.tiny import table_pair
 
@@ -52,6 +55,24 @@ def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
     assert {t["strategy"] for t in report["evidence"]["trials"]} <= set(module.STRATEGIES)
     assert len([t for t in report["evidence"]["trials"] if t["source"] == "measured"]) == module.EXPLORE
     assert report["evidence"]["constraints"]["max_quality_loss"] == 0.1
+
+
+def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its traces and artifacts are bound to the qualifier too: without it all of them would be refused."""
+    loaded: list[Any] = []
+
+    def load_pair(files: Any, **settings: Any) -> None:
+        loaded.append((files.roles(), settings))
+        raise DraftwellError("far enough")
+
+    monkeypatch.setattr("serving.runtime.pair.load_pair", load_pair)
+    folders = [word for role in ("target", "draft", "qualifier") for word in (f"--{role}", str(tmp_path / role))]
+    app = typer.Typer()
+    app.command()(module.main)
+    done = CliRunner().invoke(app, [*folders, "--artifacts", str(tmp_path), "--traces", str(tmp_path), "--pad-target", "1e9"])
+    assert str(done.exception) == "far enough", done.output
+    assert loaded == [({role: tmp_path / role for role in ("target", "draft", "qualifier")},
+                       {"dtype": "bfloat16", "pad_target": 1e9, "qualifier": False})]
 
 
 def test_the_summary_is_in_percent() -> None:
