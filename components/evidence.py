@@ -65,11 +65,6 @@ def prediction_error(trials: Sequence[Trial], figures: Sequence[Mapping[str, Any
     return {"median": median(abs(row["error"]) for row in rows) if rows else None, "configs": rows}
 
 
-def describe(figure: Mapping[str, Any]) -> str:
-    settings = ", ".join(f"{name}={value}" for name, value in figure["parameters"].items())
-    return f"{figure['strategy']}({settings})" if settings else str(figure["strategy"])
-
-
 def predicted(trials: Sequence[Trial], figure: Mapping[str, Any]) -> float | None:
     """What was said about a measured config before."""
     match = [t for t in trials if (t.strategy, t.parameters) == (figure["strategy"], figure["parameters"])]

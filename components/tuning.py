@@ -16,7 +16,7 @@ from components.candidates import Explorer, choose_strategies, unfit_champion
 from components.constraints import Constraints, Judge
 from components.contest import Config, Evaluate, QualityOf, label_of
 from components.evaluation import prompts_digest
-from components.evidence import artifacts_of, describe, evidence_of, rollouts_of
+from components.evidence import artifacts_of, evidence_of, rollouts_of
 from components.halving import PLAIN, halve, named
 from components.head_scores import score_rollouts
 from components.ledger import Ledger
@@ -26,6 +26,7 @@ from components.replay import Texts, read_texts
 from components.search import Log, Progress, Search, Trial, fastest_vanilla, shortlist
 from components.search_space import MEASURED, REPLAYED
 from components.studies import Studies
+from components.tuning_evidence import words
 from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.base import ArtifactError
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
@@ -167,18 +168,18 @@ def choose(figures: Sequence[Mapping[str, Any]], tail: float, tried: int, allowe
     plain = PLAIN[0]
     if fitting and figures[0]["prompts"] < FEWEST_PROMPTS:
         return PLAIN, (f"{plain}, because {figures[0]['prompts']} prompts are too few to choose anything else: measure on at least "
-                       f"{FEWEST_PROMPTS}; the best there, {describe(fitting[0])}, was {fitting[0]['speedup']:.2f} times as fast")
+                       f"{FEWEST_PROMPTS}; the best there, {words(fitting[0])}, was {fitting[0]['speedup']:.2f} times as fast")
     if sure:
         best = sure[0]
         return (best["strategy"], dict(best["parameters"])), (
-            f"{describe(best)} is {best['speedup']:.2f} times as fast as {plain} (at least {best['speedup_low']:.2f} times, one-sided "
+            f"{words(best)} is {best['speedup']:.2f} times as fast as {plain} (at least {best['speedup_low']:.2f} times, one-sided "
             f"{100 * (1 - tail):.1f} %)")
     if fitting:
         best = fitting[0]
-        return PLAIN, (f"{plain}, because nothing is surely faster: the best, {describe(best)}, measured {best['speedup']:.2f} times its "
+        return PLAIN, (f"{plain}, because nothing is surely faster: the best, {words(best)}, measured {best['speedup']:.2f} times its "
                        f"speed with a lower bound of {best['speedup_low']:.2f}")
     if others:
-        return PLAIN, f"{plain}, because nothing keeps to the constraints: {describe(others[0])} does not, {others[0]['objection']}"
+        return PLAIN, f"{plain}, because nothing keeps to the constraints: {words(others[0])} does not, {others[0]['objection']}"
     if tried and not allowed:
         return PLAIN, f"{plain}, because none of {tried} configurations keeps to the constraints"
     return PLAIN, f"{plain}, because there was nothing to compare it with"
