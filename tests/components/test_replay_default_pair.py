@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from components.collection import collect
 from components.head_scores import score_rollouts
@@ -32,12 +31,11 @@ from components.replay_sampled import read_sampled, replay_expected
 from components.search_space import REPLAYED, replayable
 from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.device import usable_cores
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.trace import TRACE_VERSION, TraceSet
 from serving.runtime.types import Sampling
-from tests.components.default_pair import default_pair, kit_of
+from tests.components.default_pair import default_pair, kit_of, two_threads
 from tests.components.replaying import counters, rounds_of
 
 pytestmark = pytest.mark.slow
@@ -63,12 +61,9 @@ IDS = [f"{name}-{'-'.join(map(str, parameters.values()))}" for name, parameters 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_threads() -> Iterator[None]:
-    """For real models, unlike the other tests'."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(before, min(2, usable_cores())))
-    yield
-    torch.set_num_threads(before)
+def threads() -> Iterator[None]:
+    with two_threads():
+        yield
 
 
 @functools.cache
