@@ -132,7 +132,7 @@ def test_thousands_of_trials_stay_readable_and_small() -> None:
 
 def test_replays_that_are_estimates_are_told_with_the_mend() -> None:
     short = LOSSLESS | {"rollouts": {"length": 16, "beyond": {"pearl": 2, "vanilla_sd": 1}, "inexact": 3, "replayed": 10}}
-    assert ("3 of 10 replays are estimates: drafts ran on behind the rollouts of 16 tokens. Not tried, as too long for rollouts of 16 tokens: "
-            "2 of pearl, 1 of vanilla_sd. A longer `collect --rollout` mends that.") in page_of(short).text
+    assert ("3 of 10 replays are estimates: drafts ran on behind the rollouts of 16 tokens. Not tried, as too long for rollouts of 16 "
+            "tokens: 2 of pearl, 1 of vanilla_sd. A longer `collect --rollout` mends that.") in page_of(short).text
     enough = LOSSLESS | {"rollouts": {"length": 16, "beyond": {}, "inexact": 0, "replayed": 10}}
     assert "collect --rollout" not in page_of(enough).text
