@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from components.decoding import Request, decode_all
 from components.machine import describe_machine
 from components.measuring import WARMUP_TOKENS, Config, Progress, core_plan, labels_of
-from components.prompts import Prompt, several_turns
+from components.prompts import Prompt, ids_of, several_turns
 from components.quality import difference
 from components.tables import first_turns, rich_table
 from serving.runtime.engine import Engine
@@ -47,7 +47,7 @@ def batch_throughput(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prom
         raise DraftwellError(f"{len(prompts)} prompts cannot show {concurrency} requests at once: ask for two or more, "
                              "and give as many prompts")
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature)
-    requests: list[Request] = [(pair.encode_prompt(prompt.prompt), replace(base, seed=seed + i)) for i, prompt in enumerate(prompts)]
+    requests: list[Request] = [(ids_of(pair, prompt), replace(base, seed=seed + i)) for i, prompt in enumerate(prompts)]
     kit = replace(kit, deterministic=True)
     names = [core_plan(name) for name, _ in configs]
     strategies = [build_strategy(name, dict(parameters), kit) for (name, _), (_, parameters) in zip(names, configs, strict=True)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from components.decoding import decode_all, room
-from components.prompts import Prompt
+from components.prompts import Prompt, ids_of
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.artifacts.acceptance_table import EDGES, AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
@@ -114,7 +114,7 @@ def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provena
     Args:
         temperature: .6 in the paper; at 0 a correction is the target's argmax.
         gamma: draft tokens a round, 6 in the paper.
-        batch: requests at once, at most the pair's slots. The counts do not depend on it.
+        batch: requests at once, as far as the pair has slots. But for near-ties the counts do not depend on it.
     Raises:
         DraftwellError: no prompts, a pair without draft, a prompt that is too long.
     """
@@ -123,7 +123,7 @@ def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provena
     config = VanillaSD.Config(num_speculative_tokens=gamma)
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     recorders = [RecordingSD(config, Kit()) for _ in prompts]
-    requests = [(pair.encode_prompt(prompt.prompt), replace(base, seed=seed + i)) for i, prompt in enumerate(prompts)]
+    requests = [(ids_of(pair, prompt), replace(base, seed=seed + i)) for i, prompt in enumerate(prompts)]
     engine = pair.engine()
     decode_all(engine, requests, recorders, room(engine, batch),
                (lambda done: progress(done, len(requests), "correction memory")) if progress else None)

@@ -13,7 +13,7 @@ from components.halving import PLAIN
 from components.prompts import Prompt
 from components.pyramid_model import predict_pyramids
 from components.search import Search, Trial
-from components.search_space import MEASURED, REPLAYED, space_of
+from components.search_space import MEASURED, REPLAYED
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy, find_strategy
@@ -89,9 +89,7 @@ class Explorer:
 
     def describe(self, name: str) -> dict[str, Any]:
         """The description of a strategy's study, replayed or explored."""
-        if name in REPLAYED:
-            return self.search.describe(name, space_of(name, self.search.texts.rollout))
-        return self.search.describe(name, MEASURED[name], self.subject)
+        return self.search.describe(name, None if name in REPLAYED else self.subject)
 
     def run(self, names: Sequence[str], count: int) -> tuple[list[Trial], list[Trial]]:
         """The trials of all strategies, and the estimates that some of them began with."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from components.measuring import WARMUP_TOKENS, Generation, Progress, StrategyContender, naming, rotated
 from components.profiling import synchronise
-from components.prompts import Prompt
+from components.prompts import Prompt, ids_of
 from components.quality import argmax_matches
 from components.rouge import mean_rouge_l
 from components.search_space import key
@@ -94,7 +94,7 @@ class Contest:
     def __call__(self, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
                  fresh: bool = False) -> list[Measured]:
         base = self.pair.sampling(max_tokens=max_tokens or self.max_tokens)
-        encoded = [self.pair.encode_prompt(prompt.prompt) for prompt in prompts]
+        encoded = [ids_of(self.pair, prompt) for prompt in prompts]
         contenders = [self._contender(config, encoded[0], fresh) for config in configs]
         runs: dict[str, list[Generation]] = {contender.label: [] for contender in contenders}
         done, total = 0, len(prompts) * len(contenders)
@@ -131,7 +131,7 @@ class Reader:
 
     def __init__(self, pair: LoadedPair):
         self.pair = pair
-        self._matches: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._matches: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
 
     def __call__(self, prompts: Sequence[Prompt], measured: Measured) -> Quality:
         matches = sum(self._read(prompt, output) for prompt, output in zip(prompts, measured.outputs, strict=True))
@@ -139,9 +139,10 @@ class Reader:
         return Quality(matches / sum(measured.tokens), None if points is None else 100 * points)
 
     def _read(self, prompt: Prompt, output: Sequence[int]) -> int:
-        what = (prompt.prompt, tuple(output))
+        ids = ids_of(self.pair, prompt)
+        what = (tuple(ids), tuple(output))
         if what not in self._matches:
-            self._matches[what] = argmax_matches(self.pair, self.pair.encode_prompt(prompt.prompt), output)
+            self._matches[what] = argmax_matches(self.pair, ids, output)
         return self._matches[what]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from components.evaluation import prompts_digest
 from components.measuring import Config, Progress, labels_of
-from components.prompts import Prompt
+from components.prompts import Prompt, ids_of
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
@@ -48,7 +48,7 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
         outputs: list[list[int]] = []
         parts: list[Stats] = []
         for prompt in prompts:
-            job = pair.engine().generate(pair.encode_prompt(prompt.prompt), pair.sampling(max_tokens=max_tokens), strategy)
+            job = pair.engine().generate(ids_of(pair, prompt), pair.sampling(max_tokens=max_tokens), strategy)
             outputs.append(job.output)
             parts.append(job.session.stats)
             if progress:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.measuring import Measurement, StrategyContender, measure
-from components.prompts import Prompt
+from components.prompts import Prompt, ids_of
 from components.quality import difference
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
@@ -23,7 +23,7 @@ def check_against(cpu: LoadedPair, measured: Mapping[str, Measurement], prompts:
         It is passed if every prompt of every lossless strategy is identical or first differs at a near-tie.
     """
     reference = measure(cpu, Kit(), [("autoregressive", {})], prompts, max_tokens=max_tokens, warmup=False)["autoregressive"]
-    encoded = [cpu.encode_prompt(prompt.prompt) for prompt in prompts]
+    encoded = [ids_of(cpu, prompt) for prompt in prompts]
     found: dict[str, Any] = {}
     for label, m in measured.items():
         if not isinstance(m.contender, StrategyContender) or not m.contender.lossless:

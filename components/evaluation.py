@@ -14,7 +14,7 @@ from components.machine import describe_machine
 from components.measuring import Config, Log, Progress, StrategyContender, contenders_of, measure, naming
 from components.memory import peaks_over_models
 from components.peers import load_peers
-from components.prompts import Prompt, several_turns
+from components.prompts import Prompt, context_of, ids_of, several_turns
 from components.quality import argmax_matches
 from components.threads import using_threads
 from serving.runtime.pair import LoadedPair
@@ -83,7 +83,7 @@ def warm_up(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int) -> Non
     """Let models on an accelerator capture every shape that the prompts need, so that no capture falls into a measured run."""
     if not pair.device.startswith("cuda"):
         return
-    reach = max(len(pair.encode_prompt(prompt.prompt)) for prompt in prompts) + max_tokens
+    reach = max(len(ids_of(pair, prompt)) for prompt in prompts) + max_tokens
     for model in pair.models.values():
         if hasattr(model, "warm_up"):
             model.warm_up(reach=min(reach, model.max_context))
@@ -92,7 +92,7 @@ def warm_up(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int) -> Non
 def config_quality(pair: LoadedPair, kit: Kit, config: Config, prompts: Sequence[Prompt], *, max_tokens: int = 64) -> float:
     """Share of a config's emitted tokens, decoded greedily, that are the target's argmax behind the same prefix."""
     measured = next(iter(measure(pair, kit, [config], prompts, max_tokens=max_tokens, warmup=False).values()))
-    encoded = [pair.encode_prompt(prompt.prompt) for prompt in prompts]
+    encoded = [ids_of(pair, prompt) for prompt in prompts]
     matches = sum(argmax_matches(pair, ids, run.tokens) for ids, run in zip(encoded, measured.typical, strict=True))
     return matches / sum(measured.tokens)
 
@@ -124,9 +124,9 @@ def memory_peaks(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts:
         progress(0, len(configs), "memory")
     if not prompts:
         return {}
-    longest = max(prompts, key=lambda prompt: len(pair.encode_prompt(prompt.prompt)))
+    longest = max(prompts, key=lambda prompt: len(ids_of(pair, prompt)))
     with naming(longest):
-        return peaks_over_models(pair, contenders_of(pair, kit, configs), pair.encode_prompt(longest.prompt),
+        return peaks_over_models(pair, contenders_of(pair, kit, configs), ids_of(pair, longest),
                                  pair.sampling(max_tokens=max_tokens))
 
 
@@ -136,8 +136,8 @@ def gamma_of(configs: Sequence[Config]) -> int:
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """sha256 over ids and first turns, in order."""
-    return hashlib.sha256(json.dumps([[p.id, p.prompt] for p in prompts]).encode()).hexdigest()
+    """sha256 over ids, first turns and what stands before these, in order."""
+    return hashlib.sha256(json.dumps([[p.id, *context_of(p)] for p in prompts]).encode()).hexdigest()
 
 
 def log_figures(entries: dict[str, dict[str, Any]], log: Log) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from components.contest import label_of
 from components.halving import PLAIN, Halved
 from components.pareto import front
-from components.search import Trial, artifact_digest
+from components.search import Search, Trial, artifact_digest
+from components.search_space import combinations
 from serving.runtime.strategies import Kit
 
 EVIDENCE_VERSION = 2
@@ -40,6 +41,18 @@ def evidence_of(tried: Sequence[Trial], halved: Halved, confirmed: Sequence[dict
             "measured": figures, "prediction_error": prediction_error(trials, figures)}
 
 
+def rollouts_of(search: Search, names: Sequence[str], replayed: Sequence[Trial]) -> dict[str, Any]:
+    """What the length of a trace's rollouts meant for a search, as plain JSON.
+
+    Returns:
+        `length`; `beyond`: strategy → how many of its configs were not tried, because their drafts of fixed length are longer;
+        `inexact`: replays whose drafts, ended by confidence, ran on behind a rollout, so that they are estimates; `replayed`: all.
+    """
+    beyond = {name: len(combinations(name)) - len(search.configs(name)) for name in names}
+    return {"length": search.texts.rollout, "beyond": {name: count for name, count in beyond.items() if count},
+            "inexact": sum(not trial.exact for trial in replayed), "replayed": len(replayed)}
+
+
 def prediction_error(trials: Sequence[Trial], figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How far replay was from what was measured: predicted seconds per token over measured ones, minus 1."""
     replayed = [trial for trial in trials if trial.source == "replayed"]
@@ -50,11 +63,6 @@ def prediction_error(trials: Sequence[Trial], figures: Sequence[Mapping[str, Any
             rows.append({"strategy": figure["strategy"], "parameters": figure["parameters"], "predicted": said,
                          "measured": figure["seconds_per_token"], "error": said / figure["seconds_per_token"] - 1})
     return {"median": median(abs(row["error"]) for row in rows) if rows else None, "configs": rows}
-
-
-def describe(figure: Mapping[str, Any]) -> str:
-    settings = ", ".join(f"{name}={value}" for name, value in figure["parameters"].items())
-    return f"{figure['strategy']}({settings})" if settings else str(figure["strategy"])
 
 
 def predicted(trials: Sequence[Trial], figure: Mapping[str, Any]) -> float | None:

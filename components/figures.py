@@ -9,7 +9,7 @@ from typing import Any
 
 from components.measuring import Measurement, StrategyContender
 from components.origins import origins
-from components.prompts import Prompt
+from components.prompts import Prompt, ids_of
 from components.quality import Agreement, Difference, agreement_of, difference
 from components.quality_report import Checked, checked, task_accuracy
 from components.rouge import mean_rouge_l
@@ -32,7 +32,7 @@ class Judge:
     def __init__(self, pair: LoadedPair, prompts: Sequence[Prompt], measured: dict[str, Measurement], *, temperature: float = 0.0):
         self.pair, self.prompts, self.measured = pair, prompts, measured
         self.temperature, self.greedy = temperature, temperature == 0
-        self.encoded = [pair.encode_prompt(prompt.prompt) for prompt in prompts]
+        self.encoded = [ids_of(pair, prompt) for prompt in prompts]
         self.answers = [prompt.reference for prompt in prompts]
         self.reference = measured[REFERENCE]
         vanillas = [m for m in measured.values() if strategy_of(m) == "vanilla_sd"]

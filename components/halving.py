@@ -15,7 +15,7 @@ from typing import Any
 
 from components.contest import Config, Evaluate, Measured, label_of, measure_all
 from components.prompts import Prompt
-from components.statistics import paired_bootstrap_ratio
+from components.statistics import expanded_tail, paired_bootstrap_ratio
 
 PLAIN: Config = ("autoregressive", {})
 FINALISTS = 2
@@ -119,9 +119,10 @@ def drop(rung: Rung, survivors: Sequence[Config], measured: Sequence[tuple[Confi
 
 
 def compare(measured: Sequence[tuple[Config, Measured]], *, seed: int = 0, tail: float = TAIL) -> list[dict[str, Any]]:
-    """Figures of every config against the first, which is plain decoding, as plain JSON."""
+    """Figures of every config against the first, which is plain decoding, as plain JSON; `tail` is what really lies beyond a bound."""
     figures = []
     base = measured[0][1]
+    tail = expanded_tail(tail, len(base.seconds))
     for config, result in measured:
         ratio, low, high = paired_bootstrap_ratio(base.seconds, base.tokens, result.seconds, result.tokens, tail=tail, seed=seed)
         paces = [seconds / tokens for seconds, tokens in zip(result.seconds, result.tokens, strict=True)]

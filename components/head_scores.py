@@ -50,19 +50,26 @@ def score_rollouts(pair: LoadedPair, texts: Texts, head: AcceptanceHead) -> Text
 
 
 def scores(model: Model, text: TracedText, head: AcceptanceHead) -> list[list[float]]:
-    """`[continuation][K]`: the head's prediction on the state that gave each token of each rollout."""
+    """`[continuation][K]`: the head's prediction on the state that gave each token of each rollout.
+
+    A rollout that goes on as the next position's does is not read again.
+    """
     count, depth = len(text.tokens), len(text.tokens[0])
+    own = [i for i in range(count) if i == count - 1 or text.tokens[i] != [text.output[i], *text.tokens[i + 1][:-1]]]
+    scored = torch.empty(count, depth)
     slot = model.open()
     try:
         output = model.forward([Forward("draft", slot, tuple(text.ids[:-1]), keep=count, prefill=True)])[0]
-        states = [output.hidden]
-        branch = branches(model, slot, text.ids, range(text.prompt_length, text.prompt_length + count), depth)
+        scored[:, 0] = predictions(head, output.hidden)
+        branch = branches(model, slot, text.ids, [text.prompt_length + i for i in own], depth)
         for element in range(depth - 1):
-            said = branch.step([rollout[element] for rollout in text.tokens])
-            states.append(said.hidden)
+            said = branch.step([text.tokens[i][element] for i in own])
+            scored[own, element + 1] = predictions(head, said.hidden)
     finally:
         model.close(slot)
-    return torch.stack([predictions(head, state) for state in states], 1).tolist()
+    for i in sorted(set(range(count)) - set(own), reverse=True):
+        scored[i, 1:] = scored[i + 1, :-1]
+    return scored.tolist()
 
 
 def predictions(head: AcceptanceHead, states: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contest import Config, Evaluate, Measured, measure_all
-from components.prompts import Prompt
+from components.prompts import Prompt, context_of
 from components.studies import digest_of_json
 from serving.runtime.artifacts.base import write_atomically
 
@@ -31,7 +31,7 @@ class Ledger:
 
     def __call__(self, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
                  fresh: bool = False) -> list[Measured]:
-        call = digest_of_json([configs, [[prompt.id, prompt.prompt] for prompt in prompts], max_tokens, fresh])
+        call = digest_of_json([configs, [[prompt.id, *context_of(prompt)] for prompt in prompts], max_tokens, fresh])
         if call not in self.calls:
             self.calls[call] = measure_all(self.evaluate, configs, prompts, max_tokens=max_tokens, fresh=fresh)
             self._write()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from components.profiling import synchronise
-from components.prompts import Prompt
+from components.prompts import Prompt, ids_of
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy, find_strategy
@@ -164,7 +164,7 @@ def measure(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequ
         raise DraftwellError(f"the number of runs must be at least 1, not {runs}")
     contenders: list[Contender] = [*contenders_of(pair, kit, configs), *extra]
     check_labels([contender.label for contender in contenders])
-    encoded = [pair.encode_prompt(prompt.prompt) for prompt in prompts]
+    encoded = [ids_of(pair, prompt) for prompt in prompts]
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     if warmup:
         for contender in contenders:

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from serving.runtime.pair import LoadedPair
 
 DEMO = Path(__file__).parent / "data" / "demo_prompts.jsonl"
 EXAMPLE = 'such as {"prompt": "Hello"}'
@@ -100,6 +103,16 @@ def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
     for prompt in prompts:
         tasks.setdefault(prompt.task, []).append(prompt)
     return [prompt for row in zip_longest(*tasks.values()) for prompt in row if prompt is not None]
+
+
+def ids_of(pair: LoadedPair, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt's first turn behind all that stands before it, as the pair's target is asked."""
+    return pair.encode_prompt(prompt.prompt, prompt.messages)
+
+
+def context_of(prompt: Prompt) -> list[Any]:
+    """All that a first answer depends on, as plain JSON: the first turn, and what stands before it where there is something."""
+    return [prompt.prompt, *prompt.messages]
 
 
 def several_turns(prompts: Sequence[Prompt]) -> int:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from components.profiling import filler, timed
-from components.prompts import Prompt
+from components.prompts import Prompt, ids_of
 from components.search import Trial
 from components.search_space import combinations
 from serving.runtime.acceptance.divergence import divergence
@@ -96,7 +96,7 @@ def measure_agreement(pair: LoadedPair, prompts: Sequence[Prompt], *, name: str 
     to_qualifier: list[float] = []
     matches = 0
     for prompt in prompts:
-        ids = pair.encode_prompt(prompt.prompt)
+        ids = ids_of(pair, prompt)
         job = pair.engine().generate(ids, pair.sampling(max_tokens=max_tokens), build_strategy("autoregressive"))
         target, qualifier, draft = (read(pair, role, [*ids, *job.output], len(job.output)) for role in ("target", "qualifier", "draft"))
         for i, token in enumerate(job.output):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
-from components.prompts import Prompt
+from components.prompts import Prompt, ids_of
 from components.quality import agreement_of
 from components.rouge import mean_rouge_l
 from components.sandbox import SandboxUnavailable
@@ -34,7 +34,7 @@ def quality_of(pair: LoadedPair, prompts: Sequence[Prompt], outputs: Sequence[Se
         points, of prompts with a reference; `tasks` (`task_accuracy`). A figure that cannot be had is None.
     """
     texts = [pair.decode(output) for output in outputs]
-    sums = agreement_of(pair, [pair.encode_prompt(prompt.prompt) for prompt in prompts], outputs, temperature)
+    sums = agreement_of(pair, [ids_of(pair, prompt) for prompt in prompts], outputs, temperature)
     overlap = mean_rouge_l(texts, [prompt.reference for prompt in prompts])
     before = None if reference is None else checked(prompts, [pair.decode(output) for output in reference])
     return {"argmax_share": sums.share, "kl": sums.kl, "rouge_l": None if overlap is None else 100 * overlap,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from components.replay import Texts, replay
-from components.search_space import MEASURED, Space, combinations, completed, key, plain, space_of, start, suggest
+from components.search_space import MEASURED, Space, combinations, completed, key, plain, replayable, space_of, start, suggest
 from components.studies import Studies, digest_of_json, import_optuna
 from serving.runtime.artifacts.base import Artifact, sha256_file
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
@@ -73,12 +73,11 @@ class Search:
 
     def run(self, names: Sequence[str], trials: int, log: Log | None, progress: Progress | None) -> list[Trial]:
         """At most `trials` replays, shared among the strategies; what a small space leaves over goes to the others."""
-        sizes = {name: len(combinations(name, space_of(name, self.texts.rollout))) for name in names}
+        sizes = {name: len(self.configs(name)) for name in names}
         names, done = sorted(names, key=sizes.__getitem__), list[Trial]()
         for i, name in enumerate(names):
             share = max(1, (trials - len(done)) // (len(names) - i))
-            space = space_of(name, self.texts.rollout)
-            for trial in self.search(name, space, share, self.predict):
+            for trial in self.search(name, share, self.predict):
                 done.append(trial)
                 if log:
                     log(f"predicted_seconds_per_token/{name}", trial.predicted_seconds_per_token, len(done))
@@ -86,8 +85,16 @@ class Search:
                     progress(len(done), trials, name)
         return done
 
-    def search(self, name: str, space: Space, trials: int, value: Callable[[str, dict[str, Any]], Trial], *,
-               first: Sequence[dict[str, Any]] = (), subject: Mapping[str, Any] | None = None) -> list[Trial]:
+    def space(self, name: str) -> Space:
+        """The values that a strategy's parameters may have; replayed ones are bounded by the trace's rollouts."""
+        return MEASURED[name] if name in MEASURED else space_of(name, self.texts.rollout, self.profile)
+
+    def configs(self, name: str) -> list[dict[str, Any]]:
+        """Every config of a strategy that may be tried."""
+        return combinations(name) if name in MEASURED else replayable(name, self.texts.rollout, self.profile)
+
+    def search(self, name: str, trials: int, value: Callable[[str, dict[str, Any]], Trial], *, first: Sequence[dict[str, Any]] = (),
+               subject: Mapping[str, Any] | None = None) -> list[Trial]:
         """The whole space where the trials suffice for it, else what a seeded sampler proposes behind the first ones.
 
         Args:
@@ -96,13 +103,14 @@ class Search:
             subject: what values depend on besides what `describe` names.
         """
         state = import_optuna().trial.TrialState
-        study = self.studies.open(name, self.describe(name, space, subject))
-        allowed = {key(parameters): parameters for parameters in [*combinations(name, space), *first]}
+        space = self.space(name)
+        study = self.studies.open(name, self.describe(name, subject))
+        allowed = {key(parameters): parameters for parameters in [*self.configs(name), *first]}
         if not study.trials:
             for parameters in list(allowed.values()) if len(allowed) <= trials else first or [start(name, space)]:
                 study.enqueue_trial({parameter: parameters[parameter] for parameter in space})
         known = [Trial(**old.user_attrs[TRIAL]) for old in study.get_trials(states=[state.COMPLETE])]
-        found = {key(trial.parameters): trial for trial in known}
+        found = {key(trial.parameters): trial for trial in known if key(trial.parameters) in allowed}
         untried = [parameters for parameters in allowed.values() if key(parameters) not in found]
         random.Random(self.studies.seed).shuffle(untried)
         while len(found) < min(trials, len(allowed)):
@@ -140,13 +148,13 @@ class Search:
             first: configs to begin with, all of which are measured; none takes the defaults.
             subject: what is measured on.
         """
-        return self.search(name, MEASURED[name], max(count, len(first)), measure, first=first, subject=subject)
+        return self.search(name, max(count, len(first)), measure, first=first, subject=subject)
 
-    def describe(self, name: str, space: Space, subject: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def describe(self, name: str, subject: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """All that a trial's values depend on: a study is continued only if every word is the same."""
         kinds = [kind for kind in find_strategy(name).artifacts if kind in self.kit.artifacts]
         artifacts = {kind: artifact_digest(self.kit.artifacts[kind]) for kind in kinds}
-        return {"space": plain(space), "trace": self.trace_digest, "budget": self.max_tokens, "overlap": self.overlap,
+        return {"space": plain(self.space(name)), "trace": self.trace_digest, "budget": self.max_tokens, "overlap": self.overlap,
                 "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},
                 "deterministic": self.kit.deterministic, **(subject or {})}
 
@@ -165,8 +173,7 @@ def artifact_digest(artifact: Artifact) -> str:
 def fastest_vanilla(search: Search, trials: Sequence[Trial]) -> Trial:
     """Vanilla SD at its fastest gamma by replay, the measure of every cost ratio (METHODS, "Measures")."""
     tried = {key(trial.parameters): trial for trial in trials if trial.strategy == "vanilla_sd"}
-    space = combinations("vanilla_sd", space_of("vanilla_sd", search.texts.rollout))
-    return min((tried.get(key(parameters)) or search.predict("vanilla_sd", parameters) for parameters in space),
+    return min((tried.get(key(parameters)) or search.predict("vanilla_sd", parameters) for parameters in search.configs("vanilla_sd")),
                key=lambda trial: trial.predicted_seconds_per_token)
 
 

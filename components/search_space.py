@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from serving.runtime.strategies import find_strategy
+from serving.runtime.strategies import Kit, build_strategy, find_strategy
 
 if TYPE_CHECKING:
     from optuna import Trial
+
+    from serving.runtime.artifacts.hardware_profile import HardwareProfile
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ REPLAYED: dict[str, Space] = {
     "hf_dynamic": {"threshold": Span(0.2, 0.8, 0.1), "max_draft": (8, 20), "heuristic": (False, True)},
     "spide": {"tau": Span(0.1, 0.95, 0.05), "parallel": (False, True), "max_draft": (4, 8, 16, 32), "overlap_tau": (0.0, 0.05, 0.2)},
     "pearl": {"num_speculative_tokens": (None, *range(1, 9))},
+    "specdec_pp": {"threshold": Span(0.1, 0.9, 0.1), "max_draft": (5, 10, 20)},
     "prompt_lookup": {"max_matching_ngram_size": Span(1, 4), "prompt_lookup_num_tokens": (3, 5, 10, 16)},
 }
 """Lossless strategies, which a trace predicts exactly."""
@@ -59,7 +63,6 @@ PYRAMID_LENGTHS, PYRAMID_TAUS = (1, 2, 3, 4, 5, 7, 10, 15, 20, 25), (0.2, 0.3, 0
 """The grid of PyramidSD, section 4.1; l_D is half of l_Q (see `combinations`)."""
 
 MEASURED: dict[str, Space] = {
-    "specdec_pp": {"threshold": (0.3, 0.5, 0.7), "max_draft": (10, 20)},
     "sprinter": {"tau": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)},
     "duo_decoding": {"max_sequences": (1, 8)},
     "csd": {"num_speculative_tokens": (4, 6, 8), "min_count": (3, 6, 12), "tau": (0.01, 0.05, 0.2)},
@@ -69,19 +72,48 @@ MEASURED: dict[str, Space] = {
     "pyramid_assisted": {"num_speculative_tokens": PYRAMID_LENGTHS, "tau_target": PYRAMID_TAUS},
     "pyramid_fuzzy": {"num_speculative_tokens": PYRAMID_LENGTHS, "tau_target": PYRAMID_TAUS, "tau_qualifier": PYRAMID_TAUS},
 }
-"""Lossy strategies: what they write depends on them, so they are measured. So are DuoDecoding and SpecDec++: a trace that is
-replayed holds neither several sequences nor hidden states."""
+"""Lossy strategies: what they write depends on them, so they are measured. So is DuoDecoding: a trace holds no drafts of several
+sequences."""
 
 
-def space_of(strategy: str, rollout: int) -> Space:
-    """The values of a replayed strategy; a fixed draft length is bounded by the trace's rollouts."""
-    space = dict(REPLAYED[strategy])
-    gamma = space.get("num_speculative_tokens")
-    if isinstance(gamma, Span):
-        space["num_speculative_tokens"] = Span(gamma.low, min(gamma.high, rollout), gamma.step)
-    elif gamma is not None:  # None among its values: as many as the profile says, which the space cannot bound
-        space["num_speculative_tokens"] = tuple(value for value in gamma if value is None or value <= rollout)
-    return space
+def replayable(strategy: str, rollout: int, profile: HardwareProfile) -> list[dict[str, Any]]:
+    """Every config of a replayed strategy whose drafts of fixed length lie within a trace's rollouts of this length."""
+    return [parameters for parameters in combinations(strategy) if rollout_needed(strategy, parameters, profile) <= rollout]
+
+
+def rollout_needed(strategy: str, parameters: Mapping[str, Any], profile: HardwareProfile) -> int:
+    """Length of rollout within which a draft of fixed length always lies, whatever its first wrong token; 0 where nothing is fixed.
+
+    PEARL drafts gamma tokens behind gamma − 1 that are not verified yet, hence 2·gamma − 1. So does SPIDE while the target verifies,
+    unless `overlap_tau` ends that sooner: its gamma is what fits into a verification. Drafts that confidence ends have no such
+    bound: where one runs on for too long, that replay says that it was not exact.
+    """
+    if strategy == "vanilla_sd":
+        return int(parameters["num_speculative_tokens"])
+    if strategy == "pearl":
+        pearl: Any = build_strategy(strategy, dict(parameters), Kit({profile.kind: profile}))
+        return 2 * int(pearl.gamma()) - 1
+    if strategy == "spide" and parameters["parallel"] and not parameters["overlap_tau"]:
+        longest, times = int(parameters["max_draft"]), profile.when(overlapping=True)
+        return 2 * min(longest, max(1, math.floor(times.verify_seconds(longest + 1) / times.t_draft))) - 1
+    return 0
+
+
+def space_of(strategy: str, rollout: int, profile: HardwareProfile) -> Space:
+    """The values of a replayed strategy that some `replayable` config has."""
+    configs = replayable(strategy, rollout, profile)
+    return {name: bounded(values, {config[name] for config in configs}) for name, values in REPLAYED[strategy].items()}
+
+
+def bounded(values: Span | tuple[Any, ...], allowed: set[Any]) -> Span | tuple[Any, ...]:
+    """Those of the values that are allowed: a shorter range, or some of them.
+
+    >>> bounded(Span(1, 12), {1, 2, 3}), bounded((None, 1, 2), {None, 1})
+    (Span(low=1, high=3, step=1), (None, 1))
+    """
+    if isinstance(values, Span):
+        return Span(min(allowed), max(allowed), values.step)
+    return tuple(value for value in values if value in allowed)
 
 
 def values_of(values: Span | tuple[Any, ...]) -> tuple[Any, ...]:

@@ -39,6 +39,23 @@ def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], 
     return float(_ratio(table.sum(-1))), float(low), float(high)
 
 
+def expanded_tail(tail: float, prompts: int) -> float:
+    """The tail to ask of a percentile bootstrap so that, with few prompts, no more than `tail` lies beyond its bound.
+
+    A resample of n prompts varies by sqrt((n − 1)/n) as much as prompts do, and takes their spread for known; Student's t
+    mends both: Φ(−sqrt(n/(n − 1))·t(1 − tail; n − 1)) (the expanded percentile interval, Hesterberg 2015, section 4.2).
+
+    Args:
+        tail: wanted, in (0, 0.5).
+        prompts: that are resampled; of a single one nothing can be known, and `tail` comes back as it is.
+    """
+    if prompts < 2:
+        return tail
+    from scipy.stats import norm, t
+
+    return float(norm.cdf(-((prompts / (prompts - 1)) ** 0.5) * t.ppf(1 - tail, prompts - 1)))
+
+
 def _table(*columns: Sequence[float]) -> np.ndarray:
     """`[4, prompts]` float64, checked."""
     if len({len(column) for column in columns}) != 1:

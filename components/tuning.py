@@ -16,21 +16,29 @@ from components.candidates import Explorer, choose_strategies, unfit_champion
 from components.constraints import Constraints, Judge
 from components.contest import Config, Evaluate, QualityOf, label_of
 from components.evaluation import prompts_digest
-from components.evidence import artifacts_of, describe, evidence_of
+from components.evidence import artifacts_of, evidence_of, rollouts_of
 from components.halving import PLAIN, halve, named
+from components.head_scores import score_rollouts
 from components.ledger import Ledger
 from components.machine import describe_machine
 from components.prompts import Prompt
-from components.replay import read_texts
+from components.replay import Texts, read_texts
 from components.search import Log, Progress, Search, Trial, fastest_vanilla, shortlist
 from components.search_space import MEASURED, REPLAYED
 from components.studies import Studies
+from components.tuning_evidence import words
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.base import ArtifactError
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, find_strategy
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
+
+SPECDEC_PP = "specdec_pp"
+FEWEST_PROMPTS = 8
+"""Of a confirmation, for a choice over plain decoding. A bootstrap knows no slower prompt than those it has: of n prompts on which
+chance decides, all n say "faster" once in 2ⁿ times, and then so does every resample."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
     names, left_out = choose_strategies(pair, kit, strategies, constraints.lossless_only, quality)
     if champion is not None and (why := unfit_champion(pair, kit, champion, quality)):
         left_out["champion"], champion = why, None
-    texts, digest = read_texts(trace), trace.digest()
+    texts, digest = texts_for(pair, trace, kit, names), trace.digest()
     studies = Studies(study, seed, named=named_study)
     search = Search(texts, kit, profile, min(max_tokens, texts.max_tokens), overlap, studies, digest)
     evaluate = Ledger(evaluate, rungs, {"fingerprint": pair.fingerprint, "device_class": profile.provenance.device_class,
@@ -112,11 +120,18 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
     evidence = evidence_of(tried, halved, confirmed, [plain, *([vanilla] if vanilla else []), *estimates]) | {
         "choice": {"strategy": strategy, "parameters": parameters}, "reason": reason,
         "champion": named(champion) if champion is not None else None,
-        "constraints": vars(constraints), "left_out": left_out,
+        "constraints": vars(constraints), "left_out": left_out, "rollouts": rollouts_of(search, names, replayed),
         "trace_digest": digest, "artifacts": artifacts_of(kit), "fingerprint": pair.fingerprint, "padded_to": pair.padded_to,
         "device_class": profile.provenance.device_class, "machine": describe_machine(pair), "prompts": len(prompts),
         "prompts_digest": prompts_digest(prompts), "max_tokens": search.max_tokens, "seed": seed}
     return Tuned(strategy, parameters, evidence)
+
+
+def texts_for(pair: LoadedPair, trace: TraceSet, kit: Kit, names: Sequence[str]) -> Texts:
+    """The trace's texts; with what the kit's acceptance head says along their rollouts where SpecDec++ is to be replayed."""
+    texts = read_texts(trace)
+    head: Any = kit.artifacts.get(AcceptanceHead.kind)
+    return score_rollouts(pair, texts, head) if SPECDEC_PP in names else texts
 
 
 def figures_of(trial: Trial, judge: Judge) -> dict[str, Any]:
@@ -140,6 +155,8 @@ def check_trace(pair: LoadedPair, trace: TraceSet, profile: HardwareProfile) -> 
 def choose(figures: Sequence[Mapping[str, Any]], tail: float, tried: int, allowed: int) -> tuple[Config, str]:
     """The fastest config that is allowed and whose speedup's lower bound is at least 1, else plain decoding; and why, in a sentence.
 
+    Fewer prompts than `FEWEST_PROMPTS` choose nothing.
+
     Args:
         figures: of the confirmation; the first is plain decoding's. `objection` says which constraint a config breaks.
         tail: of their intervals.
@@ -149,17 +166,20 @@ def choose(figures: Sequence[Mapping[str, Any]], tail: float, tried: int, allowe
     fitting = [figure for figure in others if figure["objection"] is None]
     sure = [figure for figure in fitting if figure["speedup_low"] >= 1.0]
     plain = PLAIN[0]
+    if fitting and figures[0]["prompts"] < FEWEST_PROMPTS:
+        return PLAIN, (f"{plain}, because {figures[0]['prompts']} prompts are too few to choose anything else: measure on at least "
+                       f"{FEWEST_PROMPTS}; the best there, {words(fitting[0])}, was {fitting[0]['speedup']:.2f} times as fast")
     if sure:
         best = sure[0]
         return (best["strategy"], dict(best["parameters"])), (
-            f"{describe(best)} is {best['speedup']:.2f} times as fast as {plain} (at least {best['speedup_low']:.2f} times, one-sided "
+            f"{words(best)} is {best['speedup']:.2f} times as fast as {plain} (at least {best['speedup_low']:.2f} times, one-sided "
             f"{100 * (1 - tail):.1f} %)")
     if fitting:
         best = fitting[0]
-        return PLAIN, (f"{plain}, because nothing is surely faster: the best, {describe(best)}, measured {best['speedup']:.2f} times its "
+        return PLAIN, (f"{plain}, because nothing is surely faster: the best, {words(best)}, measured {best['speedup']:.2f} times its "
                        f"speed with a lower bound of {best['speedup_low']:.2f}")
     if others:
-        return PLAIN, f"{plain}, because nothing keeps to the constraints: {describe(others[0])} does not, {others[0]['objection']}"
+        return PLAIN, f"{plain}, because nothing keeps to the constraints: {words(others[0])} does not, {others[0]['objection']}"
     if tried and not allowed:
         return PLAIN, f"{plain}, because none of {tried} configurations keeps to the constraints"
     return PLAIN, f"{plain}, because there was nothing to compare it with"

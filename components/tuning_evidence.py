@@ -60,6 +60,23 @@ def front_of(evidence: Entry) -> list[Entry]:
     return [trials[i] for i in evidence.get("front") or ()]
 
 
+def rollout_words(evidence: Entry) -> str:
+    """A sentence or two on what the trace's rollouts were too short for; nothing where they sufficed, or in older evidence.
+
+    >>> rollout_words({"rollouts": {"length": 16, "beyond": {"pearl": 2}, "inexact": 0, "replayed": 60}})
+    'Not tried, as too long for rollouts of 16 tokens: 2 of pearl. A longer `collect --rollout` mends that.'
+    """
+    rollouts = evidence.get("rollouts") or {}
+    said = []
+    if rollouts.get("inexact"):
+        said.append(f"{rollouts['inexact']} of {rollouts['replayed']} replays are estimates: drafts ran on behind the rollouts of "
+                    f"{rollouts['length']} tokens.")
+    if rollouts.get("beyond"):
+        those = ", ".join(f"{count} of {name}" for name, count in rollouts["beyond"].items())
+        said.append(f"Not tried, as too long for rollouts of {rollouts['length']} tokens: {those}.")
+    return " ".join([*said, "A longer `collect --rollout` mends that."]) if said else ""
+
+
 def source_of(trial: Entry) -> str:
     """Where a trial's values come from: replayed, estimated, or measured."""
     return str(trial.get("source", "replayed"))

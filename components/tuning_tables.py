@@ -16,6 +16,7 @@ from components.tuning_evidence import (
     key,
     measured_of,
     prediction_error,
+    rollout_words,
     source_of,
     trials_of,
     words,
@@ -115,7 +116,8 @@ def left_out(evidence: Entry) -> Section:
 def tried(evidence: Entry) -> Section:
     """All that was tried, the fastest first."""
     trials = sorted(trials_of(evidence), key=lambda trial: trial["predicted_seconds_per_token"])
-    note = f"The fastest {SHOWN_TRIALS} of {len(trials)}." if len(trials) > SHOWN_TRIALS else ""
+    shown = f"The fastest {SHOWN_TRIALS} of {len(trials)}." if len(trials) > SHOWN_TRIALS else ""
+    note = f"{shown} {rollout_words(evidence)}".strip()
     return Section(f"Tried ({len(trials)})", TRIAL_COLUMNS, trial_rows(trials[:SHOWN_TRIALS]), note, folded=True)
 
 

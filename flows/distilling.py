@@ -203,28 +203,30 @@ def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[l
     """
     from components.distillation.distil import LONGEST_PROMPT, Source
     from components.distillation.writers import writer_of
-    from components.prompts import demo_prompts
+    from components.prompts import demo_prompts, ids_of
     from serving.runtime.pair_files import weights_digest
 
     donor, writer = weights_digest(files.target), writer_of(pair, AT_ONCE[wanted.device])
     room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
     learnt, untouched = chosen or (invented(pair, writer, wanted, donor, say), demo_prompts(UNTOUCHED))
-    rows = [ids for p in learnt if 0 < len(ids := pair.encode_prompt(p.prompt)) <= room]
+    rows = [ids for p in learnt if 0 < len(ids := ids_of(pair, p)) <= room]
     if len(rows) < len(learnt):
         say(f"{len(learnt) - len(rows)} prompts of more than {room} tokens are left out")
-    kept = [(p.task or "", ids) for p in untouched if 0 < len(ids := pair.encode_prompt(p.prompt)) <= room]
+    kept = [(p.task or "", ids) for p in untouched if 0 < len(ids := ids_of(pair, p)) <= room]
     return Source(pair, donor, writer, rows, kept, wanted.max_tokens, SHARD)
 
 
 def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
     """Prompts to learn on, and about a tenth of them, evenly spread, that no training sees. Only first turns are asked."""
+    from components.prompts import context_of
+
     if len(prompts) < 3:
         raise DraftwellError(f"{len(prompts)} prompts are too few to learn on two and measure on one: give more")
     count = min(UNTOUCHED, max(1, len(prompts) // 10))
     chosen = {round(i * (len(prompts) - 1) / max(1, count - 1)) for i in range(count)}
     untouched = [prompts[i] for i in sorted(chosen)]
-    asked = {p.prompt for p in untouched}  # a prompt that stands twice in a file is not learnt either
-    return [p for p in prompts if p.prompt not in asked], untouched
+    asked = [context_of(p) for p in untouched]  # a prompt that stands twice in a file is not learnt either
+    return [p for p in prompts if context_of(p) not in asked], untouched
 
 
 def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say) -> list[Prompt]:

@@ -18,7 +18,7 @@ class PipelineSettings(BaseModel):
     collect_prompts: int = Field(16, ge=1, description="prompts to collect traces on")
     collect_tokens: int = Field(48, ge=8, description="tokens per collected prompt")
     calibrate_prompts: int = Field(8, ge=1, description="prompts that fill the correction memory")
-    tune_prompts: int = Field(6, ge=2, description="prompts that the shortlist is measured on")
+    tune_prompts: int = Field(8, ge=2, description="prompts that the shortlist is measured on; fewer than 8 choose plain decoding")
     tune_tokens: int = Field(40, ge=8, description="tokens per measured prompt")
     trials: int = Field(60, ge=1, description="configurations tried by replay")
     bench_prompts: int = Field(16, ge=2, description="prompts of the final comparison, disjoint from the others where there are enough")

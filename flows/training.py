@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from components.prompts import Prompt
     from serving.runtime.trace import TraceSet
 
+AT_ONCE = 8
+"""Requests that fill the correction memory together, as far as the pair has slots."""
+
 
 def train(station: Station, traces: TraceSet) -> dict[str, Any]:
     """Train a SPRINTER verifier, put it into the workspace and return its report."""
@@ -45,7 +48,7 @@ def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, 
 
     made_of = provenance(station.pair, trace_digest=traces.digest())
     table = build_acceptance_table(traces, made_of)
-    memory = build_correction_memory(station.pair, prompts, made_of, max_tokens=max_tokens, progress=station.bar)
+    memory = build_correction_memory(station.pair, prompts, made_of, max_tokens=max_tokens, batch=AT_ONCE, progress=station.bar)
     times = profile(station.pair, provenance(station.pair))
     for artifact in (table, memory, times):
         station.workspace.save(artifact)

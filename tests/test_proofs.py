@@ -1,4 +1,4 @@
-"""docs/proofs.md names tests that exist."""
+"""docs/proofs.md names tests that exist, and pages are whole."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ def test_every_test_that_a_claim_names_exists() -> None:
     missing = [f"{file}::{test}" for file, test in named
                if not (REPO / file).is_file() or f"def {test}(" not in (REPO / file).read_text(encoding="utf-8")]
     assert not missing
+
+
+def test_no_chapter_stands_twice_and_each_begins_behind_an_empty_line() -> None:
+    """What merges of two branches do to a page."""
+    for page in sorted((REPO / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        chapters = re.findall(r"^## .*$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+        assert len(set(chapters)) == len(chapters), page.name
+        assert not re.search(r"[^\n]\n## ", text), page.name

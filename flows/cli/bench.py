@@ -190,9 +190,9 @@ def read_rows(path: Path | None) -> list[Prompt]:
 
 def chosen_rows(pair: LoadedPair, rows: list[Prompt], limit: int | None, mix: bool, longest: int | None) -> list[Prompt]:
     """Those that are short enough, of every task in turn where asked for, and of these the first `limit`."""
-    from components.prompts import mixed
+    from components.prompts import ids_of, mixed
 
-    short: list[Any] = [row for row in rows if longest is None or len(pair.encode_prompt(row.prompt)) <= longest]
+    short: list[Any] = [row for row in rows if longest is None or len(ids_of(pair, row)) <= longest]
     if not short:
         raise DraftwellError(f"no prompt has at most {longest} tokens under this pair's chat template: raise --max-prompt-tokens")
     return (mixed(short) if mix else short)[:limit]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learning import Source, load, station
+from flows.cli.learning import Column, Source, Split, load, station
 from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Pair, Seed, Temperature, Threads, say
 
 
@@ -17,8 +17,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None, max_tokens: MaxTokens = 96,
-            split: Annotated[str, typer.Option("--split", help="Split of a data set.")] = "train",
-            column: Annotated[str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")] = None,
+            split: Split = "train", column: Column = None,
             turns: Annotated[int, typer.Option("--turns", min=0, help="Turns of a conversation that get texts; 0 takes all.")] = 1,
             temperature: Temperature = 0.0,
             top_p: Annotated[float, typer.Option("--top-p", min=0.001, max=1.0, help="Smallest set with this probability.")] = 1.0,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learning import Publish, read
-from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Prompts, Threads, check_folder, pick_device, say, set_threads
+from flows.cli.learning import SOURCES, Column, Publish, Split, load
+from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Threads, check_folder, pick_device, say, set_threads
 from serving.runtime.types import DraftwellError
 
 
@@ -26,7 +26,9 @@ class Loss(StrEnum):
 
 
 def distill(target: Annotated[str, typer.Option("--target", help="Hub id (ORG/NAME), model folder, or a pair, whose target is meant.")],
-            prompts: Prompts = None, limit: Limit = None,
+            prompts: Annotated[str | None, typer.Option(
+                "--prompts", help=f"{SOURCES} The target invents what it is asked if left out.")] = None,
+            limit: Limit = None, split: Split = "train", column: Column = None,
             layers: Annotated[str | None, typer.Option(
                 "--layers", help="Layers of the target to keep, such as 0,1,28,29; the first two and the last two if left out.")] = None,
             head_tokens: Annotated[int, typer.Option("--head-tokens", min=2, help="Tokens that the draft can propose.")] = 8192,
@@ -50,7 +52,7 @@ def distill(target: Annotated[str, typer.Option("--target", help="Hub id (ORG/NA
     for folder in (work, out):
         if folder is not None:
             check_folder(folder)
-    rows = read(prompts, limit) if prompts else None
+    rows = load(prompts, limit, split=split, column=column) if prompts else None
     from flows import distilling
 
     set_threads(threads)

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from components.prompts import Prompt
     from flows.stations import Station
 
-Source = Annotated[str | None, typer.Option(
-    "--prompts", help="JSONL with `prompt`, `turns` or `messages`; a folder of such files, as servers spool them; .parquet, .csv; a saved "
-                      "data set; ORG/NAME on the Hugging Face hub. The shipped demo prompts if left out.")]
+SOURCES = ("JSONL with `prompt`, `turns` or `messages`; a folder of such files, as servers spool them; .parquet, .csv; a saved data set; "
+           "ORG/NAME on the Hugging Face hub.")
+Source = Annotated[str | None, typer.Option("--prompts", help=f"{SOURCES} The shipped demo prompts if left out.")]
+Split = Annotated[str, typer.Option("--split", help="Split of a data set.")]
+Column = Annotated[str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")]
 Traces = Annotated[Path | None, typer.Option("--traces", help="Trace folder; the workspace's if left out.")]
 Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Also register what was made in MLflow.")]
 
@@ -34,13 +36,6 @@ def station(title: str, pair: str, dtype: str | None, device: str | None, thread
                           max_context=max_context, pad_target=pad_target)
     with progress(title) as bar:
         yield type(opened)(opened.workspace, opened.pair, bar)
-
-
-def read(prompts: Path | None, limit: int | None) -> list[Prompt]:
-    """Prompts of a file, or the shipped ones."""
-    from components.prompts import demo_prompts, read_prompts
-
-    return read_prompts(prompts, limit) if prompts else demo_prompts(limit)
 
 
 def load(source: str | None, limit: int | None, *, split: str = "train", column: str | None = None) -> list[Prompt]:

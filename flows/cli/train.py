@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learning import Publish, Traces, publish_kinds, read, station
-from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Prompts, Threads
+from flows.cli.learning import Column, Publish, Source, Split, Traces, load, publish_kinds, station
+from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Threads
 
 
 def add_to(app: typer.Typer) -> None:
@@ -43,15 +43,16 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
     typer.echo("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items()))
 
 
-def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None, limit: Limit = 24, publish: Publish = True,
-              dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
+def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = None, limit: Limit = 24, split: Split = "train",
+              column: Column = None, publish: Publish = True, dtype: DtypeOption = None, device: DeviceOption = None,
+              threads: Threads = None) -> None:
     """Make acceptance table, correction memory and hardware profile.
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl
     """
     from flows import stations, training
 
-    rows = read(prompts, limit)
+    rows = load(prompts, limit, split=split, column=column)
     with station("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
         report = training.calibrate(opened, stations.open_trace(opened, traces), rows)
     if publish:

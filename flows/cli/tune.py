@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learning import Publish, Traces, publish_kinds, read, station
-from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, PadTarget, Pair, Prompts, Threads, check_output, say
+from flows.cli.learning import Column, Publish, Source, Split, Traces, load, publish_kinds, station
+from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, PadTarget, Pair, Threads, check_output, say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -16,7 +16,8 @@ def add_to(app: typer.Typer) -> None:
     app.command()(tune)
 
 
-def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None, limit: Limit = 12, max_tokens: MaxTokens = 64,
+def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, limit: Limit = 12, split: Split = "train",
+         column: Column = None, max_tokens: MaxTokens = 64,
          trials: Annotated[int, typer.Option("--trials", min=1, help="Configurations tried by replay.")] = 60,
          lossless_only: Annotated[bool, typer.Option("--lossless-only/--allow-lossy", help="Choose among lossless ones only.")] = True,
          max_quality_loss: Annotated[float, typer.Option(
@@ -35,9 +36,10 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None,
 
     Example: draftwell tune --pair default --trials 60 --allow-lossy --max-quality-loss 0.05
     """
+    from components.tuning_evidence import rollout_words
     from flows import stations, tuning
 
-    rows = read(prompts, limit)
+    rows = load(prompts, limit, split=split, column=column)
     if study is not None:
         check_output(study)
     with station("tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target) as opened:
@@ -48,5 +50,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Prompts = None,
         publish_kinds(opened, "decoding_config")
     typer.echo(f"chosen: {tuned.strategy} {tuned.parameters}")
     typer.echo(str(tuned.evidence.get("reason", "")))
+    if words := rollout_words(tuned.evidence):
+        say(words)
     if pad_target is not None:
         say("the target was padded, so the choice was neither saved nor registered")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +12,24 @@ import torch
 
 from components.counting import fixed_kit
 from components.prompts import demo_prompts
+from serving.runtime.device import usable_cores
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import STRATEGIES, Kit, Strategy, build_strategy
 from tests.serving.kits import NEEDED, random_head
 
 LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
 PROMPTS, TOKENS = 20, 64
+
+
+@contextmanager
+def two_threads() -> Iterator[None]:
+    """For a real model, unlike the tiny ones of other tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(before, min(2, usable_cores())))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @functools.cache

@@ -27,12 +27,16 @@ class Rounds:
     """Every verification since the last look, request by request where they run one at a time."""
 
     def __init__(self) -> None:
-        self.seen: list[Round] = []
+        self.seen: list[tuple[Stats, Round]] = []
 
     def take(self) -> list[Round]:
         """What was seen, which is then forgotten."""
         seen, self.seen = self.seen, []
-        return seen
+        return [one for _, one in seen]
+
+    def of(self, stats: Stats) -> list[Round]:
+        """Those of one request, of several that may have run at once."""
+        return [one for whose, one in self.seen if whose is stats]
 
 
 def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Rounds:
@@ -41,7 +45,7 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Rounds:
 
     def watch(stats: Stats, draft: Draft, verdict: Verdict) -> None:
         count(stats, draft, verdict)
-        rounds.seen.append(Round(len(draft), verdict.judged, verdict.accepted, stats.target_calls, stats.draft_calls))
+        rounds.seen.append((stats, Round(len(draft), verdict.judged, verdict.accepted, stats.target_calls, stats.draft_calls)))
 
     monkeypatch.setattr(Stats, "count", watch)
     return rounds

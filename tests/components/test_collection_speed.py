@@ -12,6 +12,7 @@ from components.prompts import demo_prompts
 from components.texts import room_for_prompts, sampling_of, write_texts
 from serving.runtime.pair import LoadedPair
 from serving.runtime.trace import KINDS
+from tests.components.default_pair import two_threads
 
 BATCH, PROMPTS, TOKENS, ROLLOUT = 16, 16, 48, 16
 
@@ -32,9 +33,12 @@ def test_a_collection_is_at_least_half_as_fast_as_the_target_writes(tmp_path: Pa
     from serving.runtime.pair import load_pair
 
     pair = load_pair(fetch(find_pair("default")), dtype="bfloat16", slots=BATCH, max_context=512)
-    written_per_second(pair)  # the first forwards are slower
-    before = written_per_second(pair)
-    started = time.perf_counter()
-    traces = collect(pair, demo_prompts(PROMPTS), tmp_path, max_tokens=TOKENS, rollout=ROLLOUT, prefix_kinds=KINDS, batch=BATCH)
-    rate = traces.read(["position"]).num_rows / (time.perf_counter() - started)
-    assert rate >= 0.5 * max(before, written_per_second(pair))
+    with two_threads():
+        written_per_second(pair)  # the first forwards are slower
+        before = written_per_second(pair)
+        started = time.perf_counter()
+        traces = collect(pair, demo_prompts(PROMPTS), tmp_path, max_tokens=TOKENS, rollout=ROLLOUT, prefix_kinds=KINDS, batch=BATCH)
+        rate = traces.read(["position"]).num_rows / (time.perf_counter() - started)
+        alone = max(before, written_per_second(pair))
+    print(f"collected {rate:.0f} tokens/s, the target alone writes {alone:.0f} tokens/s at a batch of {BATCH}: {rate / alone:.2f}")
+    assert rate >= 0.5 * alone

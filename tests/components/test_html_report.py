@@ -128,3 +128,11 @@ def test_thousands_of_trials_stay_readable_and_small() -> None:
     text = tuning_html(many, [], tuning_tables(many))
     assert len(text) < 500_000
     assert f"The fastest {SHOWN_TRIALS} of 5000." in Page(text).text
+
+
+def test_replays_that_are_estimates_are_told_with_the_mend() -> None:
+    short = LOSSLESS | {"rollouts": {"length": 16, "beyond": {"pearl": 2, "vanilla_sd": 1}, "inexact": 3, "replayed": 10}}
+    assert ("3 of 10 replays are estimates: drafts ran on behind the rollouts of 16 tokens. Not tried, as too long for rollouts of 16 "
+            "tokens: 2 of pearl, 1 of vanilla_sd. A longer `collect --rollout` mends that.") in page_of(short).text
+    enough = LOSSLESS | {"rollouts": {"length": 16, "beyond": {}, "inexact": 0, "replayed": 10}}
+    assert "collect --rollout" not in page_of(enough).text

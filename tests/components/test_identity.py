@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from components.quality import difference
-from serving.runtime.device import usable_cores
 from serving.runtime.pair import LoadedPair
-from tests.components.default_pair import LOSSLESS, PROMPTS, TOKENS, default_pair, generated, strategy_of
+from tests.components.default_pair import LOSSLESS, PROMPTS, TOKENS, default_pair, generated, strategy_of, two_threads
 
 LONG = {"autoregressive", "vanilla_sd", "prompt_lookup", "spide"}
 """Strategies that decode all of the reference; the others six prompts of 48 tokens."""
@@ -19,10 +17,8 @@ BATCH, BATCH_TOKENS = 8, 24
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[LoadedPair]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(before, min(2, usable_cores())))  # a real model, unlike the other tests'
-    yield default_pair()
-    torch.set_num_threads(before)
+    with two_threads():
+        yield default_pair()
 
 
 @pytest.mark.slow

@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from components import regret as module
+from components.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
 from components.collection import collect
 from components.contest import Config, Measured
+from components.halving import PLAIN, halve
 from components.prompts import Prompt
-from components.regret import GRID, compare_again, fastest, regret, sum_of
+from components.regret import GRID, compare_again, fastest, regret, sum_of, summary
+from components.tuning import FEWEST_PROMPTS
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.types import DraftwellError
 from tests.components.scripted import Clock, gamma
 from tests.components.tiny import table_pair
 
@@ -45,8 +51,51 @@ def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
     assert report["best"] in [{"strategy": f["strategy"], "parameters": f["parameters"]} for f in report["grid"]]
     assert report["regret_low"] <= report["regret"] <= report["regret_high"]
     assert report["time_share"] == pytest.approx(report["tune_seconds"] / report["grid_seconds"])
+    assert (report["regret_percent"], report["time_percent"]) == (round(100 * report["regret"], 2), round(100 * report["time_share"], 1))
     assert {t["strategy"] for t in report["evidence"]["trials"]} <= set(module.STRATEGIES)
+    assert len([t for t in report["evidence"]["trials"] if t["source"] == "measured"]) == module.EXPLORE
     assert report["evidence"]["constraints"]["max_quality_loss"] == 0.1
+
+
+def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its traces and artifacts are bound to the qualifier too: without it all of them would be refused."""
+    loaded: list[Any] = []
+
+    def load_pair(files: Any, **settings: Any) -> None:
+        loaded.append((files.roles(), settings))
+        raise DraftwellError("far enough")
+
+    monkeypatch.setattr("serving.runtime.pair.load_pair", load_pair)
+    folders = [word for role in ("target", "draft", "qualifier") for word in (f"--{role}", str(tmp_path / role))]
+    app = typer.Typer()
+    app.command()(module.main)
+    done = CliRunner().invoke(app, [*folders, "--artifacts", str(tmp_path), "--traces", str(tmp_path), "--pad-target", "1e9"])
+    assert str(done.exception) == "far enough", done.output
+    assert loaded == [({role: tmp_path / role for role in ("target", "draft", "qualifier")},
+                       {"dtype": "bfloat16", "pad_target": 1e9, "qualifier": False})]
+
+
+def test_the_summary_is_in_percent() -> None:
+    report = {"choice": {"strategy": "svip", "parameters": {"max_draft": 8}}, "best": {"strategy": "csd", "parameters": {}},
+              "regret_percent": 1.25, "regret_low": -0.01, "regret_high": 0.031, "time_percent": 28.4, "tune_seconds": 284.4,
+              "grid_seconds": 1001.0}
+    assert summary(report).splitlines() == ["chosen: svip {'max_draft': 8}", "the grid's best: csd {}", "regret 1.25 % [-1.00, 3.10]",
+                                            "time 28.4 % of the grid's (284 of 1001 s)"]
+
+
+def test_what_the_tuner_measures_is_less_than_a_third_of_the_grid() -> None:
+    """In requested tokens, were all configs equally fast: 8 prompts × 32 tokens, and csd's trials of 2 × 24."""
+    import inspect
+
+    prompts, tokens = inspect.signature(module.main).parameters["limit"].default, 32
+    clock = Clock(lambda config: 1.0 if config == PLAIN else 1.5)
+    survivors: list[Config] = [("vanilla_sd", {"num_speculative_tokens": g}) for g in range(1, module.MEASURE_TOP + 1)]
+    survivors += [("csd", {"tau": i}) for i in range((module.MEASURE_TOP + 1) // 2)]
+    halve(clock, survivors, [Prompt(f"p{i}", None, ["text"]) for i in range(prompts)])
+    asked = tokens * sum(len(configs) * len(ids) for configs, ids, _ in clock.calls)
+    explored = EXPLORE_PROMPTS * EXPLORE_TOKENS * (module.EXPLORE + 1)
+    assert prompts >= FEWEST_PROMPTS
+    assert (asked + explored) / (tokens * prompts * (len(GRID) + 1)) < 0.25, "so that replay and warming up have room"
 
 
 def test_the_best_keeps_to_the_constraints() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -153,7 +154,7 @@ def test_scores_are_the_heads_on_the_drafts_own_states(traced: tuple[LoadedPair,
     for text in scored.texts:
         assert text.scores is not None
         assert [len(row) for row in text.scores] == [K] * len(text.output)
-        for place, element in ((0, 0), (0, 3), (len(text.output) - 1, 0), (len(text.output) - 1, K - 1)):
+        for place, element in itertools.product(range(len(text.output)), (0, 1, 3, K - 1)):
             read = [*text.ids[: text.prompt_length + place], *text.tokens[place][:element]]
             slot = draft.open()
             state = draft.forward([Forward("draft", slot, tuple(read), prefill=True)])[0].hidden

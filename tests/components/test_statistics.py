@@ -2,9 +2,10 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from components.statistics import paired_bootstrap_ratio
+from components.statistics import expanded_tail, paired_bootstrap_ratio
 from serving.runtime.types import DraftwellError
 
 
@@ -35,6 +36,28 @@ def test_bounds_are_one_sided_at_the_given_level() -> None:
     wide = paired_bootstrap_ratio(a, [8] * 20, b, [8] * 20, tail=0.01)
     assert wide[1] < narrow[1] < narrow[0] < narrow[2] < wide[2]
     assert wide == paired_bootstrap_ratio(a, [8] * 20, b, [8] * 20, tail=0.01)
+
+
+def test_an_expanded_tail_holds_with_few_prompts() -> None:
+    """Prompts vary by a normal law about no advantage: a bound of 5 % lies above the truth in 5 % of studies, not in 10 %."""
+    prompts, studies, rng = 5, 800, np.random.default_rng(3)
+    seconds = np.exp(rng.normal(0, 0.1, (2, studies, prompts)))
+
+    def share_above_one(tail: float) -> float:
+        bounds = [paired_bootstrap_ratio(one, [8] * prompts, other, [8] * prompts, tail=tail, resamples=1000)[1]
+                  for one, other in zip(*seconds.tolist(), strict=True)]
+        return sum(bound > 1 for bound in bounds) / studies
+
+    assert share_above_one(expanded_tail(0.05, prompts)) <= 0.065
+    assert share_above_one(0.05) >= 0.085
+
+
+def test_an_expanded_tail_is_narrower_and_ends_where_prompts_are_many() -> None:
+    tails = [expanded_tail(0.05, prompts) for prompts in (2, 3, 5, 8, 12, 40, 100_000)]
+    assert tails == sorted(tails)
+    assert tails[3] == pytest.approx(0.0214, abs=5e-4)
+    assert tails[-1] == pytest.approx(0.05, abs=1e-4)
+    assert expanded_tail(0.05, 1) == 0.05
 
 
 @pytest.mark.parametrize(

@@ -10,25 +10,40 @@ from typing import Any
 
 import pytest
 
-from components import search
+from components import search, tuning
 from components.collection import collect
 from components.constraints import Constraints
 from components.contest import Config, Measured, Quality
 from components.prompts import Prompt
 from components.replay import read_texts, replay
 from components.search import artifact_digest
-from components.search_space import MEASURED, REPLAYED, Span, combinations, defaults, grid, key, space_of, start
-from components.tuning import tune
+from components.search_space import (
+    MEASURED,
+    REPLAYED,
+    Span,
+    combinations,
+    defaults,
+    grid,
+    key,
+    replayable,
+    rollout_needed,
+    space_of,
+    start,
+)
+from components.tuning import FEWEST_PROMPTS, tune
+from components.tuning_evidence import rollout_words
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
+from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Kit, build_strategy
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
 from tests.components.scripted import Clock, gamma
-from tests.components.tiny import pair_of, table_pair
+from tests.components.tiny import VOCAB, pair_of, table_pair
+from tests.serving.kits import random_head
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "ok?", "1984", "q", "hm"])]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
@@ -84,14 +99,63 @@ def test_every_point_of_a_space_is_a_valid_config_that_matters(name: str) -> Non
     for values in space.values():
         assert len(values.values if isinstance(values, Span) else values) > 1
     build_strategy(name, defaults(name, space))
-    assert STRATEGIES[name].lossless == (name in REPLAYED or name in ("duo_decoding", "specdec_pp"))
+    assert STRATEGIES[name].lossless == (name in REPLAYED or name == "duo_decoding")
+
+
+def gammas_of(name: str, rollout: int) -> list[int | None]:
+    return [point["num_speculative_tokens"] for point in grid(space_of(name, rollout, PROFILE))]
 
 
 def test_rollouts_bound_the_space() -> None:
-    assert max(point["num_speculative_tokens"] for point in grid(space_of("vanilla_sd", 5))) == 5
-    assert [point["num_speculative_tokens"] for point in grid(space_of("pearl", 3))] == [None, 1, 2, 3]
+    """PEARL drafts gamma tokens behind gamma − 1 unverified ones; its own gamma is 10 under this profile."""
+    assert gammas_of("vanilla_sd", 5) == [1, 2, 3, 4, 5]
+    assert gammas_of("pearl", 3) == [1, 2]
+    assert gammas_of("pearl", 4) == [1, 2]
+    assert gammas_of("pearl", 18) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert gammas_of("pearl", 19) == [None, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert rollout_needed("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 4}, PROFILE) == 2 * 4 - 1
+    assert rollout_needed("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 32}, PROFILE) == 2 * 18 - 1, "18 at 33 tokens"
+    assert {(p["parallel"], p["overlap_tau"], p["max_draft"]) for p in replayable("spide", 8, PROFILE)} == {
+        *((False, 0.0, longest) for longest in (4, 8, 16, 32)), (True, 0.0, 4),
+        *((True, tau, longest) for tau in (0.05, 0.2) for longest in (4, 8, 16, 32))}
     assert start("csd", MEASURED["csd"]) == {"num_speculative_tokens": 6, "min_count": 6, "tau": 0.01}
     assert start("pearl", REPLAYED["pearl"]) == {"num_speculative_tokens": None}, "as many as the profile says"
+
+
+def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(pair: LoadedPair, trace: TraceSet) -> None:
+    clock = Clock({"autoregressive": 1.0})
+    evidence = run(pair, trace, clock, strategies=["vanilla_sd", "pearl", "svip"], trials=60).evidence
+    assert {t["parameters"]["num_speculative_tokens"] for t in evidence["trials"] if t["strategy"] == "pearl"} == {1, 2, 3, 4}
+    assert all(t["exact"] for t in evidence["trials"] if t["strategy"] != "svip")
+    next_one = replay(trace, "pearl", {"num_speculative_tokens": 5}, KIT, PROFILE, extend=True)
+    assert not next_one.exact, "the bound is no tighter than it must be"
+    inexact = sum(not t["exact"] for t in evidence["trials"])
+    assert inexact > 0
+    assert evidence["rollouts"] == {"length": 8, "beyond": {"vanilla_sd": 4, "pearl": 5}, "inexact": inexact,
+                                    "replayed": len(evidence["trials"])}
+    assert f"{inexact} of {len(evidence['trials'])} replays are estimates" in rollout_words(evidence)
+    assert "5 of pearl" in rollout_words(evidence)
+    serial = run(pair, trace, clock, strategies=["prompt_lookup"]).evidence
+    assert (serial["rollouts"]["beyond"], serial["rollouts"]["inexact"], rollout_words(serial)) == ({}, 0, "")
+
+
+def test_specdec_pp_is_replayed_with_the_kits_head(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit({**KIT.artifacts, "acceptance_head": random_head(VOCAB)}, deterministic=True)
+    evidence = run(pair, trace, Clock({"autoregressive": 1.0}), kit=kit, strategies=["specdec_pp"], trials=60).evidence
+    trials = evidence["trials"]
+    assert len(trials) == len(combinations("specdec_pp"))
+    assert {trial["source"] for trial in trials} == {"replayed"}
+    exact = [trial for trial in trials if trial["exact"]]
+    assert len({trial["target_calls_per_token"] for trial in exact}) > 1, "thresholds matter"
+    for trial in exact[:: len(exact) // 3]:
+        strategy = build_strategy("specdec_pp", trial["parameters"], kit)
+        sampling = pair.sampling(max_tokens=16)
+        real = Stats.total(pair.engine().generate(pair.encode_prompt(p.prompt), sampling, strategy).session.stats for p in PROMPTS)
+        assert trial["target_calls_per_token"] == real.calls_per_token
+    without = run(pair, trace, Clock({})).evidence["left_out"]["specdec_pp"]
+    assert without == "it needs acceptance_head, which is not at hand"
+    monkeypatch.setattr(tuning, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
+    run(pair, trace, Clock({}), kit=kit, strategies=["vanilla_sd"])
 
 
 @pytest.mark.parametrize("name", [*REPLAYED, *MEASURED])
@@ -114,6 +178,23 @@ def test_three_percent_in_noise_lose_to_plain_decoding(pair: LoadedPair, trace: 
     assert best["speedup_low"] < 1
     assert (tuned.strategy, tuned.parameters) == ("autoregressive", {})
     assert "nothing is surely faster" in tuned.evidence["reason"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+def test_few_prompts_choose_nothing(pair: LoadedPair, trace: TraceSet, count: int) -> None:
+    """However clear it looks: on two prompts chance says "faster" twice in a quarter of all cases."""
+    clock = Clock({"autoregressive": 1.0, "vanilla_sd": 5.0})
+    few = tune(pair, trace, PROMPTS[:count], KIT, PROFILE, evaluate=clock, strategies=["vanilla_sd"], max_tokens=16, trials=4)
+    assert (few.strategy, few.parameters) == ("autoregressive", {})
+    assert few.evidence["reason"].startswith(f"autoregressive, because {count} prompts are too few to choose anything else: measure on at "
+                                             "least 8; the best there, vanilla_sd(")
+    assert "5.00 times as fast" in few.evidence["reason"]
+    assert "\n" not in few.evidence["reason"]
+
+
+def test_the_smallest_number_of_prompts_chooses(pair: LoadedPair, trace: TraceSet) -> None:
+    assert len(PROMPTS) == FEWEST_PROMPTS
+    assert run(pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.05}), strategies=["vanilla_sd"]).strategy == "vanilla_sd"
 
 
 def test_a_clear_winner_wins_over_a_clear_second(pair: LoadedPair, trace: TraceSet) -> None:
@@ -214,6 +295,13 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     later = Kit({**KIT.artifacts, "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40}))},
                 deterministic=True)
     assert replays_of(study=study, kit=later) == (longer, [])  # but not that of the same table, made by another commit
+    again = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN.model_copy(update={"git_commit": "c" * 40}))
+    saved = AcceptanceTable.empty(ORIGIN)
+    saved.save(tmp_path / "table")
+    loaded = Kit({**KIT.artifacts, "acceptance_table": AcceptanceTable.load(tmp_path / "table"), "hardware_profile": again},
+                 deterministic=True)
+    monkeypatch.setattr(f"{__name__}.PROFILE", again)
+    assert replays_of(study=study, kit=loaded) == (longer, [])  # nor the same profile of another commit, nor what was read from a folder
 
 
 def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

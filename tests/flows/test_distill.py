@@ -13,6 +13,7 @@ import yaml
 from registry.pairs import find_pair
 from registry.store import Store
 from serving.runtime.artifacts.base import digest_of
+from serving.runtime.types import DraftwellError
 from tests.flows.tiny_files import snapshot, write_prompts
 
 QUICK = ("--tokens", 2000, "--max-tokens", 12, "--head-tokens", 64, "--dtype", "float32")
@@ -108,6 +109,40 @@ def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -
     assert snapshot(place) == {}
 
 
+def test_prompts_of_any_source(run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table with a column of the user's own, and a spool of served traffic, as `collect` takes them."""
+    from flows import distilling
+
+    asked: list[distilling.Wanted] = []
+
+    def note(wanted: distilling.Wanted, **settings: Any) -> None:
+        asked.append(wanted)
+        raise DraftwellError("noted")
+
+    monkeypatch.setattr(distilling, "distil", note)
+    (place / "t.csv").write_text("saying,story\nx,the inn\ny,the man\n")
+    (place / "spool").mkdir()
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "an inn"}]
+    (place / "spool" / "day.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    for source in ((place / "t.csv", "--column", "story"), (place / "spool",)):
+        done = run("distill", "--target", pair_file.parent / "target", "--no-publish", "--prompts", *source)
+        assert "noted" in done.stderr, (done.output, done.exception)
+    table, spool = (wanted.prompts for wanted in asked)
+    assert table is not None
+    assert [p.prompt for p in table] == ["the inn", "the man"]
+    assert spool is not None
+    assert [(p.prompt, p.messages) for p in spool] == [("an inn", (talk[0],))]
+
+
+@pytest.mark.parametrize("command", [("distill", "--target"), ("tune", "--pair"), ("calibrate", "--pair")])
+def test_a_column_that_a_table_lacks_is_refused_first(run: Any, place: Path, pair_file: Path, command: tuple[str, str]) -> None:
+    (place / "t.csv").write_text("saying,story\nx,the inn\n")
+    done = run(*command, pair_file, "--no-publish", "--prompts", place / "t.csv", "--column", "tale")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "no column tale" in done.stderr
+    assert list(snapshot(place)) == ["t.csv"]
+
+
 def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
     prompts = write_prompts(place / "two.jsonl", 2)
     done = run("distill", "--target", pair_file.parent / "target", "--prompts", prompts, "--no-publish")
@@ -125,3 +160,23 @@ def test_what_is_measured_is_not_learnt() -> None:
     assert [int(p.id) for p in untouched] == [0, 12, 24, 35, 47, 59], "evenly spread over the file"
     assert not {p.prompt for p in learnt} & {p.prompt for p in untouched}
     assert {p.prompt for p in learnt} | {p.prompt for p in untouched} == {f"text {i}" for i in range(45)}
+
+
+def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target is asked with the system message, and the same turn behind another one is another prompt."""
+    from components.prompts import Prompt, ids_of
+    from flows import distilling
+    from tests.components.tiny import table_pair
+
+    system = {"role": "system", "content": "be brief"}
+    told = [Prompt(f"told{i}", None, [text], messages=(system,)) for i, text in enumerate(["abc", "hello", "zebra"])]
+    bare = [Prompt(f"bare{i}", None, prompt.turns) for i, prompt in enumerate(told)]
+    learnt, untouched = distilling.split([*told, *bare])
+    assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
+    monkeypatch.setattr("serving.runtime.pair_files.weights_digest", lambda folder: "d" * 64)
+    monkeypatch.setattr("components.distillation.writers.writer_of", lambda pair, batch: None)
+    pair, files = table_pair(), distilling.PairFiles("tiny", tmp_path)
+    source = distilling.material(pair, files, distilling.Wanted("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
+    assert source.prompts == [ids_of(pair, prompt) for prompt in learnt]
+    assert [ids for _, ids in source.untouched] == [ids_of(pair, told[0])]
+    assert len(source.untouched[0][1]) > len(pair.encode_prompt("abc"))

@@ -71,6 +71,19 @@ def test_stations_one_by_one(collect: Callable[..., Any], run: Any, pair_file: P
     assert not (own_stores / "mlflow.db").exists()
 
 
+def test_calibration_decodes_several_prompts_at_once(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    from components import calibration
+
+    real, at_once = calibration.decode_all, []
+    monkeypatch.setattr(calibration, "decode_all", lambda engine, requests, strategies, count, finished: at_once.append(count) or real(
+        engine, requests, strategies, count, finished))
+    assert collect().exit_code == 0
+    done = run("calibrate", "--pair", pair_file, "--no-publish", "--prompts", prompts_file, "--limit", 3)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert at_once == [4], "as many as a station has slots"
+
+
 def test_baseline_of_a_pair_named_by_its_file(run: Any, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch,
                                               own_stores: Path) -> None:
     """What is recorded is found again, a second run counts the same, and twice the target calls fail with exit code 1."""
