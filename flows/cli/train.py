@@ -64,8 +64,8 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
                          for name, value in report.items() if isinstance(value, int | float)))
     if kind is Trained.VERIFIER:
         cost = report["cost"]
-        typer.echo(f"features {'+'.join(report['features'])}; a score takes {cost['score_us']:.0f} µs, {100 * cost['share']:.1f} % of a draft "
-                   f"forward; report: {opened.workspace.reports / 'verifier.md'}")
+        typer.echo(f"features {'+'.join(report['features'])}; a score takes {cost['score_us']:.0f} µs, {100 * cost['share']:.1f} % of a "
+                   f"draft forward; report: {opened.workspace.reports / 'verifier.md'}")
 
 
 def told(value: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 from hypothesis import given
@@ -94,7 +95,7 @@ def test_reliability_bins_hold_every_row_once() -> None:
 
 
 def without(table: pa.Table, kinds: tuple[str, ...]) -> pa.Table:
-    return table.filter(pa.compute.invert(pa.compute.is_in(table.column("kind"), pa.array(kinds))))
+    return table.filter(pc.invert(pc.is_in(table.column("kind"), pa.array(kinds))))
 
 
 def test_figures_by_prefix_kind_are_those_of_its_rows() -> None:
@@ -171,16 +172,13 @@ def scorer(width: int, features: tuple[str, ...]) -> Verifier:
 
 
 def test_the_time_of_a_score_is_measured_beside_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = llama_pair()
+    pair = llama_pair(slots=1)
     verifier = scorer(32, ("before", "after", "scalars"))
-    free = pair.models["draft"].slots.free  # type: ignore[attr-defined]
-    before = list(free) if not callable(free) else free()
     found = time_score(pair, verifier, repeats=5)
     assert found["share"] == pytest.approx(found["score_us"] / found["draft_us"])
     assert 0 < found["score_us"] < 5_000
     real = Verifier.score_drafted
     monkeypatch.setattr(Verifier, "score_drafted", lambda *given: time.sleep(0.02) or real(*given))
-    assert time_score(pair, verifier, repeats=5)["score_us"] > 20_000
-    assert (list(free) if not callable(free) else free()) == before, "its slot is given back"
+    assert time_score(pair, verifier, repeats=5)["score_us"] > 20_000  # which also finds the one slot free again
     with pytest.raises(DraftwellError, match="no draft model"):
         time_score(pair_of(pair.models["target"], None), verifier)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components import verifier_training
+from components import verifier_data, verifier_training
 from components.collection import collect
 from components.prompts import Prompt
 from components.verifier_data import Examples, column, folds, read_examples, split_by_prompt
@@ -46,9 +46,10 @@ def trace(rows: int = 3000, prompts: int = 30, *, informative: str = "before", s
     if shuffled:
         rng.shuffle(ratio)
     confidence = rng.uniform(0.1, 1.0, size=rows).astype(np.float32)
-    columns = {"prompt_id": [f"{name}{n}" for n in number], "task": pa.array(task, pa.string()), "kind": [KINDS[i % 4] for i in range(rows)],
-               "prompt_tokens": [[*name.encode(), int(n)] if i % 9 == 0 else None for i, n in enumerate(number)], "ratio": ratio,
-               "draft_raw_q": confidence, "confidence": confidence, "entropy": rng.uniform(0, 3, rows).astype(np.float32),
+    tokens = [[*name.encode(), int(n)] if i % 9 == 0 else None for i, n in enumerate(number)]
+    columns = {"prompt_id": [f"{name}{n}" for n in number], "task": pa.array(task, pa.string()),
+               "kind": [KINDS[i % 4] for i in range(rows)], "prompt_tokens": tokens,
+               "ratio": ratio, "draft_raw_q": confidence, "confidence": confidence, "entropy": rng.uniform(0, 3, rows).astype(np.float32),
                "rank": pa.array([0] * rows, pa.int32())}
     if hidden:
         columns |= {f"hidden_{name}": pa.array(list(part), pa.list_(pa.float16())) for name, part in states.items()}
@@ -135,9 +136,13 @@ def test_a_trace_on_disk_is_read_in_small_parts_and_says_the_same(tmp_path, monk
     assert set(read.task) == {"a", ""}
 
 
-def test_a_large_trace_is_never_spread_out_as_a_whole(tmp_path):
+def test_a_large_trace_is_never_spread_out_as_a_whole(tmp_path, monkeypatch):
     """What may lie in memory: the trace's float16 once, and the rows of one fit as float32. Twice that, or float64, is too much."""
+    import sklearn.linear_model
+    import sklearn.metrics  # noqa: F401, its code shall not be counted
+
     rows, width = 12_000, 256
+    monkeypatch.setattr(verifier_data, "BLOCK", 512)
     traces = on_disk(trace(rows, 60, width=width), tmp_path, shard=4000)
     halves = rows * 2 * width * 2
     gc.collect()
