@@ -116,13 +116,10 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
     return Examples({name: part for name, part in parts.items() if name not in absent}, ratio, confidence, prompt, task, kind)
 
 
-NOT_FINITE = "the trace holds NaN or infinity in {}: collect it again, a model's weights or dtype may be broken"
-
-
 def check_finite(name: str, values: np.ndarray) -> None:
     """Refuse what no score can be computed from."""
     if not np.isfinite(values).all():
-        raise DraftwellError(NOT_FINITE.format(name))
+        raise DraftwellError(f"the trace holds NaN or infinity in {name}: collect it again, a model's weights or dtype may be broken")
 
 
 def column(table: pa.Table, name: str) -> np.ndarray:

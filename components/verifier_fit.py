@@ -103,11 +103,11 @@ def fit(examples: Examples, names: tuple[str, ...], ratio: float, strength: floa
 
 def moments(examples: Examples, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation `[width]` float64 of raw features, the latter at least 1e-6."""
-    total, squares = 0.0, 0.0
+    total = squares = np.zeros(())
     for block in examples.blocks(names):
         values = block.astype(np.float64)
         total, squares = total + values.sum(0), squares + (values * values).sum(0)
-    mean = np.asarray(total / len(examples))
+    mean = total / len(examples)
     return mean, np.maximum(np.sqrt(np.maximum(squares / len(examples) - mean * mean, 0.0)), 1e-6)
 
 

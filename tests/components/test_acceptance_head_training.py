@@ -70,7 +70,7 @@ def test_blocks_learn_what_a_line_cannot() -> None:
 
 def test_accepted_tokens_are_ranked_before_others_where_a_constant_ranks_nothing() -> None:
     examples, unseen = separable(), separable(seed=1)
-    found = figures_of(fit(examples, 1, 6.0, 0, ORIGIN), examples, unseen, 6.0)
+    found = figures_of(fit(examples, 3, 6.0, 0, ORIGIN), examples, unseen, 6.0)
     assert found["auc"] > 0.8 > found["constant_auc"] == 0.5 == found["confidence_auc"]
     low, high = found["intervals"]["auc"]
     assert 0.5 < low < found["auc"] < high

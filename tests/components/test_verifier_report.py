@@ -162,7 +162,8 @@ def test_the_report_is_plain_json_and_a_readable_page(crossed: dict[str, Any]) -
     assert maths.split("|")[3].strip() == f"**{own:.3f}**"
     assert "left out: rare, too few prompts to learn from" in page
     assert [line for line in lines if line.startswith("| λ = 1.2 (this verifier)")]
-    assert {line.split("|")[1].strip() for line in lines} >= {"bare", "draft", "mixed", "target", "score = C", "all of them", "λ = 1.5"}
+    first_cells = {line.split("|")[1].strip() for line in lines if "|" in line}
+    assert first_cells >= {"bare", "draft", "mixed", "target", "score = C", "all of them", "λ = 1.5"}
 
 
 def scorer(width: int, features: tuple[str, ...]) -> Verifier:
