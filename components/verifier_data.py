@@ -1,7 +1,13 @@
-"""What a verifier learns from: features and labels of a trace's draft tokens, split by prompt."""
+"""What a verifier learns from: features and labels of a trace's draft tokens, split by prompt.
+
+A trace may be larger than what a fit should take: 2,000 prompts × 96 tokens × 4 prefix kinds are 768,000 rows of 1,152 state
+dimensions. So it is read in small parts into one matrix of the trace's own float16, parts of it (folds, tasks) are lists of row
+numbers, and only the rows that are being fitted are spread out as float32.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +19,15 @@ from serving.runtime.types import DraftwellError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMNS = ("prompt_id", "task", "ratio", "draft_raw_q", "confidence", "entropy", "rank", "hidden_before", "hidden_after")
-SPLITS = (("train", 0.6), ("validation", 0.2), ("test", 0.2))
+FIGURES = ("ratio", "draft_raw_q", "confidence", "entropy", "rank")
+WORDS = ("prompt_id", "task", "kind")
+STATES = ("before", "after")
+COLUMNS = (*WORDS, *FIGURES, *(f"hidden_{name}" for name in STATES))
+TEST_SHARE = 0.2
+FOLDS = 3
+LEAST_PROMPTS = 3
+BLOCK = 8192
+"""Rows that are looked at at once."""
 
 
 @dataclass(frozen=True)
@@ -22,50 +35,91 @@ class Examples:
     """Draft tokens with what the draft knew about them and what the target thinks.
 
     Args:
-        parts: name of a feature group → `[rows, width]` float32; groups that the trace lacks are absent.
+        parts: name of a feature group → `[all rows, width]`, states in float16 and the others in float32; shared by everything that
+            is taken from these examples. Groups that the trace lacks are absent.
         ratio: `[rows]` float32, q̄(x)/p̄(x), inf where the target gives x nothing.
         confidence: `[rows]` float32, C: the baseline's score.
         prompt: `[rows]` ids of the prompts.
+        task, kind: `[rows]`, what the prompt is about and what the prefix is made of; None: nobody said, "" for one that has none.
+        accepted: `[rows]` float32 in [0, 1], chance that the target keeps x at the trace's temperature; None: not known.
+        rows: `[rows]` where each example is in `parts`; None: all of them, in order.
     """
 
     parts: dict[str, np.ndarray]
     ratio: np.ndarray
     confidence: np.ndarray
     prompt: np.ndarray
+    task: np.ndarray | None = None
+    kind: np.ndarray | None = None
+    accepted: np.ndarray | None = None
+    rows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ratio)
 
     def take(self, rows: np.ndarray) -> Examples:
-        """The examples of a boolean or index array."""
-        return Examples({name: part[rows] for name, part in self.parts.items()}, self.ratio[rows], self.confidence[rows],
-                        self.prompt[rows])
+        """The examples of a boolean or index array; features are not copied."""
+        places = (np.arange(len(self)) if self.rows is None else self.rows)[rows]
+        task, kind, accepted = (None if column is None else column[rows] for column in (self.task, self.kind, self.accepted))
+        return Examples(self.parts, self.ratio[rows], self.confidence[rows], self.prompt[rows], task, kind, accepted, places)
+
+    def blocks(self, names: tuple[str, ...]) -> Iterator[np.ndarray]:
+        """`[at most 8192, width]` float32 after one another: groups side by side, in the order that `Verifier` reads them."""
+        for start in range(0, len(self), BLOCK):
+            place = slice(start, start + BLOCK) if self.rows is None else self.rows[start : start + BLOCK]
+            yield np.concatenate([self.parts[name][place] for name in names], axis=1, dtype=np.float32)
 
     def features(self, names: tuple[str, ...]) -> np.ndarray:
-        """`[rows, width]` float32: groups side by side, in the order that `Verifier` reads them."""
-        return np.concatenate([self.parts[name] for name in names], axis=1)
+        """All blocks in one matrix `[rows, width]` float32."""
+        matrix = np.empty((len(self), sum(self.parts[name].shape[1] for name in names)), np.float32)
+        for number, block in enumerate(self.blocks(names)):
+            matrix[number * BLOCK : number * BLOCK + len(block)] = block
+        return matrix
 
 
 def read_examples(trace: TraceSet | pa.Table) -> Examples:
     """All draft tokens of a trace.
 
     Raises:
-        DraftwellError: the trace is empty or holds NaN.
+        DraftwellError: the trace is empty, or holds values that are not finite.
     """
-    table = trace.read(COLUMNS) if isinstance(trace, TraceSet) else trace
-    if table.num_rows == 0:
+    count = trace.num_rows
+    if count == 0:
         raise DraftwellError("the trace holds no rows: collect one with `draftwell collect`")
-    ratio, q, confidence, entropy, rank = (
-        column(table, name) for name in ("ratio", "draft_raw_q", "confidence", "entropy", "rank"))
-    parts = {"scalars": np.stack([q, confidence, entropy, np.log1p(rank)], axis=1)}
-    for name in ("before", "after"):
-        states = matrix(table, f"hidden_{name}")
-        if states is not None:
-            parts[name] = states
-    for name, values in {**parts, "ratio": ratio}.items():
-        if np.isnan(values).any():
-            raise DraftwellError(f"the trace holds NaN in {name}: collect it again, a model's weights or dtype may be broken")
-    return Examples(parts, ratio, confidence, np.array(table.column("prompt_id").to_pylist()))
+    parts: dict[str, np.ndarray] = {"scalars": np.empty((count, 4), np.float32)}
+    figures: list[np.ndarray] = []
+    words: list[list[np.ndarray]] = []
+    absent: set[str] = set()
+    place = 0
+    for table in trace.batches(COLUMNS) if isinstance(trace, TraceSet) else [trace]:
+        end = place + table.num_rows
+        ratio, q, confidence, entropy, rank = (column(table, name) for name in FIGURES)
+        parts["scalars"][place:end] = np.stack([q, confidence, entropy, np.log1p(rank)], axis=1)
+        for name in STATES:
+            states = matrix(table, f"hidden_{name}")
+            if states is None:
+                absent.add(name)
+                continue
+            check_finite(f"hidden_{name}", states)
+            if name not in parts:
+                parts[name] = np.empty((count, states.shape[1]), np.float16)
+            if parts[name].shape[1] != states.shape[1]:
+                raise DraftwellError(f"the trace holds states of different sizes in hidden_{name}: collect it again")
+            parts[name][place:end] = states
+        check_finite("confidence, entropy or rank", parts["scalars"][place:end])
+        check_finite("ratio", np.where(np.isposinf(ratio), 0.0, ratio))
+        figures.append(np.stack([ratio, confidence]))
+        words.append([texts(table, name) for name in WORDS])
+        place = end
+    ratio, confidence = np.concatenate(figures, axis=1)
+    prompt, task, kind = (np.concatenate(column) for column in zip(*words, strict=True))
+    return Examples({name: part for name, part in parts.items() if name not in absent}, ratio, confidence, prompt, task, kind)
+
+
+def check_finite(name: str, values: np.ndarray) -> None:
+    """Refuse what no score can be computed from."""
+    if not np.isfinite(values).all():
+        raise DraftwellError(f"the trace holds NaN or infinity in {name}: collect it again, a model's weights or dtype may be broken")
 
 
 def column(table: pa.Table, name: str) -> np.ndarray:
@@ -74,29 +128,69 @@ def column(table: pa.Table, name: str) -> np.ndarray:
     return values
 
 
+def texts(table: pa.Table, name: str) -> np.ndarray:
+    """`[rows]` of words; "" where the table has none."""
+    import pyarrow as pa
+
+    if name not in table.column_names:
+        return np.full(table.num_rows, "")
+    encoded = table.column(name).cast(pa.string()).combine_chunks().dictionary_encode()
+    names = np.array(["", *encoded.dictionary.to_pylist()])
+    found: np.ndarray = names[encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1]
+    return found
+
+
 def matrix(table: pa.Table, name: str) -> np.ndarray | None:
-    """`[rows, width]` float32 of a column of equally long lists; None where the trace has none."""
+    """`[rows, width]` of a column of equally long lists, in its own type; None where the trace has none."""
     lists = table.column(name) if name in table.column_names else None
     if lists is None or lists.null_count:
         return None
-    flat = lists.combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+    flat = lists.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    if len(flat) % table.num_rows:
+        raise DraftwellError(f"the trace holds lists of different lengths in {name}: collect it again")
     rows: np.ndarray = flat.reshape(table.num_rows, -1)
     return rows if rows.shape[1] else None
 
 
-def split_by_prompt(examples: Examples, seed: int) -> dict[str, Examples]:
-    """Train, validation and test examples that share no prompt: neighbouring positions are too alike to be split.
+def split_by_prompt(examples: Examples, seed: int) -> tuple[Examples, Examples]:
+    """Examples to learn from, and a fifth to test on, that share no prompt: neighbouring positions are too alike to be split.
 
     Raises:
         DraftwellError: fewer than three prompts.
     """
+    names = shuffled_prompts(examples, seed)
+    held = np.isin(examples.prompt, names[: max(1, round(TEST_SHARE * len(names)))])
+    return examples.take(~held), examples.take(held)
+
+
+def folds(examples: Examples, seed: int) -> list[np.ndarray]:
+    """Three masks `[rows]` (two where there are two prompts) that part the prompts; each is held out once."""
+    names = shuffled_prompts(examples, seed, 2)
+    count = min(FOLDS, len(names))
+    return [np.isin(examples.prompt, names[number::count]) for number in range(count)]
+
+
+def shuffled_prompts(examples: Examples, seed: int, least: int = LEAST_PROMPTS) -> np.ndarray:
+    """The prompts' ids in an order of chance."""
     names = np.unique(examples.prompt)
-    if len(names) < len(SPLITS):
-        raise DraftwellError(f"a verifier needs traces of at least {len(SPLITS)} prompts to be tested on unseen ones, "
+    if len(names) < least:
+        raise DraftwellError(f"a verifier needs traces of at least {least} prompts to be tested on unseen ones, "
                              f"this trace has {len(names)}: collect more")
-    names = np.random.default_rng(seed).permutation(names)
-    held = max(1, round(SPLITS[1][1] * len(names)))
-    groups = {"train": names[2 * held :], "validation": names[:held], "test": names[held : 2 * held]}
-    if not len(groups["train"]):
-        groups = {"train": names[2:], "validation": names[:1], "test": names[1:2]}
-    return {name: examples.take(np.isin(examples.prompt, group)) for name, group in groups.items()}
+    shuffled: np.ndarray = np.random.default_rng(seed).permutation(names)
+    return shuffled
+
+
+def prompts_in_both(trace: TraceSet | pa.Table, other: TraceSet | pa.Table) -> set[str]:
+    """Ids of the other trace's prompts that this trace holds too, by what they say: ids of different files may be the same."""
+    seen = {tokens for _, tokens in prompts_of(trace)}
+    return {name for name, tokens in prompts_of(other) if tokens in seen}
+
+
+def prompts_of(trace: TraceSet | pa.Table) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Id and tokens of the prompt of every text; nothing of a table that lacks the column."""
+    table = trace.read(["prompt_id", "prompt_tokens"]) if isinstance(trace, TraceSet) else trace
+    if "prompt_tokens" not in table.column_names:
+        return
+    first = table.select(["prompt_id", "prompt_tokens"]).filter(table.column("prompt_tokens").is_valid())
+    for name, tokens in zip(first.column("prompt_id").to_pylist(), first.column("prompt_tokens").to_pylist(), strict=True):
+        yield name, tuple(tokens)

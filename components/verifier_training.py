@@ -1,25 +1,24 @@
 """Training SPRINTER's verifier: will the target find this draft token acceptable? (SPRINTER, section 3.2)
 
-Label 1 iff q̄(x)/p̄(x) <= lambda. Logistic regression: the paper's BCE with class weights and an L2 penalty (ours), minimised
-by L-BFGS where the paper stops Adam early: a thousand state dimensions overfit a trace of some prompts at once, and
-Adam's fit ranked test tokens no better than the draft's confidence alone (docs/log.md). Then Platt's scaling on validation
-prompts, so that a score is a probability. Penalty and features are chosen by validation AUC; every figure of the report is
-of test prompts that nothing was chosen on.
+Label 1 iff q̄(x)/p̄(x) <= lambda. A linear score (`verifier_fit`) whose features, penalty, scaling and threshold are chosen by
+cross-validation over prompts; then it is fitted to all prompts but those of the test, which nothing was chosen on and which every
+figure of the report is of.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from components.verifier_data import Examples, read_examples, split_by_prompt
-from components.verifier_report import auc_of, require_sklearn, test_report
+from components.verifier_data import Examples, folds, prompts_in_both, read_examples, split_by_prompt
+from components.verifier_fit import Line, Validation, check_classes, cross_validate, fit, platt, sigmoid
+from components.verifier_report import figures_of, ranking, require_sklearn, roc_points
+from components.verifier_transfer import transfer_table
 from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.verifier import SCALARS, Verifier
+from serving.runtime.artifacts.verifier import Verifier
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
@@ -28,30 +27,32 @@ if TYPE_CHECKING:
 
 Log = Callable[[str, float, int], None]
 
+RATIOS = (1.0, 1.2, 1.5)
+"""SPRINTER's lambdas (section A.10)."""
 CANDIDATES = (("scalars",), ("before",), ("after",), ("before", "scalars"), ("after", "scalars"), ("before", "after"),
               ("before", "after", "scalars"))
-STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)
-"""Inverse strengths of the L2 penalty against the summed loss, strongest first (scikit-learn's C)."""
-TOLERANCE = 1e-3
-"""Largest component of the gradient of the mean loss at which L-BFGS stops."""
-FREE_SCALARS = 10.0
-"""Scalars are scaled up by this, so that the penalty, meant for hundreds of state dimensions, hardly holds them back (ours)."""
+SELECTION_ROWS = 40_000
+"""Features are compared on at most about so many rows, evenly spread: neighbouring positions are much alike."""
+FIGURES = ("auc", "baseline_auc", "gain", "prevalence", "brier", "calibration_error", "eta_tp", "eta_fp")
 
 
-def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, ratio: float = 1.2,
+def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, test: TraceSet | pa.Table | None = None, ratio: float = 1.2,
                    features: Literal["auto"] | Sequence[str] = "auto", wanted_false_positive: float | None = 0.1,
                    seed: int = 0, log: Log | None = None) -> tuple[Verifier, dict[str, Any]]:
     """Train, choose features and threshold, and test.
 
     Args:
         provenance: of the verifier; parameters and metrics are filled in.
+        test: a trace of prompts to test on, of which those that `trace` holds too are left out; None holds out a fifth of the prompts.
         ratio: lambda of the label.
-        features: groups to read ("before", "after", "scalars"), or "auto": the best on validation prompts.
-        wanted_false_positive: eta_FP that the threshold tau shall keep to on validation prompts; None takes tau = .5.
+        features: groups to read ("before", "after", "scalars"), or "auto": the best by cross-validation.
+        wanted_false_positive: eta_FP that the threshold tau shall keep to on held-out prompts; None takes tau = .5.
         log: called with ("validation_auc", value, number of the candidate) and with the figures of the test.
     Returns:
-        the verifier and a report: chosen features, candidates with their validation AUC, rows and prompts of each split,
-        threshold, and the figures of `verifier_report.test_report`.
+        the verifier and a report, plain JSON: chosen `features` and penalty (`strength`), `candidates` with their validation AUC,
+        `rows` and `prompts` of training and test, `left_out` test prompts, `threshold`, the figures of `verifier_report.figures_of`,
+        `lambda_grid` (lambda → ranking with the same features and penalty) and `transfer` (`verifier_transfer`; None where no two
+        tasks have prompts enough).
     Raises:
         DraftwellError: an empty or single-class trace, NaN, too few prompts, features that the trace lacks.
     """
@@ -60,35 +61,46 @@ def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, ratio:
     if wanted_false_positive is not None and not 0 <= wanted_false_positive <= 1:
         raise DraftwellError(f"wanted_false_positive must be in [0, 1], not {wanted_false_positive}")
     require_sklearn()
-    splits = split_by_prompt(read_examples(trace), seed)
-    for name, part in splits.items():
+    train, tested, left_out = examples_of(trace, test, seed)
+    for name, part in (("training", train), ("test", tested)):
         check_classes(name, part.ratio <= ratio)
-    tried = {}
-    for number, names in enumerate(candidates(splits["train"], features)):
-        tried[names] = fit(splits["train"], splits["validation"], names, ratio)
-        if log:
-            log("validation_auc", tried[names][0], number)
-    chosen = max(tried, key=lambda names: tried[names][0])
-    weight, bias = calibrated(splits["validation"], chosen, ratio, *tried[chosen][1:])
-    validation, test = ((part.ratio, scores(part.features(chosen), weight, bias)) for part in
-                        (splits["validation"], splits["test"]))
-    threshold = choose_threshold(*validation, wanted_false_positive)
+    names, aucs, validation = choose(train, ratio, features, seed, log)
+    slope, shift = platt(validation.logits, train.ratio <= ratio)
+    line = fit(train, names, ratio, validation.strength).scaled(slope, shift)
+    threshold = choose_threshold(train.ratio, sigmoid(validation.logits * slope + shift), wanted_false_positive)
+    score = sigmoid(line.logits(tested))
     report = {
-        "features": list(chosen), "ratio": ratio, "threshold": threshold,
-        "candidates": {"+".join(names): auc for names, (auc, _, _) in tried.items()},
-        "rows": {name: len(part) for name, part in splits.items()},
-        "prompts": {name: sorted(set(part.prompt.tolist())) for name, part in splits.items()},
-        **test_report(*test, splits["test"].confidence, ratio, threshold)}
-    metrics = {name: report[name] for name in ("auc", "baseline_auc", "prevalence", "brier", "calibration_error", "eta_tp", "eta_fp")
-               if report[name] is not None}
+        "features": list(names), "ratio": ratio, "strength": validation.strength, "threshold": threshold, "validation_auc": validation.auc,
+        "candidates": {"+".join(tried): auc for tried, auc in aucs.items()},
+        "rows": {"train": len(train), "test": len(tested)},
+        "prompts": {"train": np.unique(train.prompt).tolist(), "test": np.unique(tested.prompt).tolist()},
+        "left_out": left_out, "test_trace": test.digest() if isinstance(test, TraceSet) else None,
+        **figures_of(tested, score, ratio, threshold),
+        "lambda_grid": lambda_grid(train, tested, line, ratio, validation.strength),
+        "transfer": transfer_table(train, tested, line, ratio, validation.strength)}
+    metrics = {name: report[name] for name in FIGURES if report[name] is not None}
+    if report["transfer"]:
+        metrics |= {f"transfer_{name}_auc": value for name, value in report["transfer"]["means"].items() if value is not None}
     if log:
         for name, value in metrics.items():
             log(name, value, 0)
     made = provenance.model_copy(update={
-        "parameters": {**provenance.parameters, "ratio": ratio, "features": "+".join(chosen), "seed": seed,
-                       "wanted_false_positive": wanted_false_positive},
+        "parameters": {**provenance.parameters, "ratio": ratio, "features": "+".join(names), "seed": seed, "strength": validation.strength,
+                       "wanted_false_positive": wanted_false_positive, "test_trace": report["test_trace"]},
         "metrics": {**provenance.metrics, **metrics}})
-    return Verifier(torch.from_numpy(weight), bias, chosen, threshold, ratio, made), report
+    return Verifier(torch.from_numpy(line.weight), line.bias, names, threshold, ratio, made), report
+
+
+def examples_of(trace: TraceSet | pa.Table, test: TraceSet | pa.Table | None, seed: int) -> tuple[Examples, Examples, list[str]]:
+    """Examples to learn from, examples to test on, and ids of test prompts that are left out since they are learnt from."""
+    if test is None:
+        return *split_by_prompt(read_examples(trace), seed), []
+    known = sorted(prompts_in_both(trace, test))
+    tested = read_examples(test)
+    untouched = tested.take(~np.isin(tested.prompt, known))
+    if not len(untouched):
+        raise DraftwellError("the verifier would be trained on every prompt of the test trace: collect a test trace of other prompts")
+    return read_examples(trace), untouched, known
 
 
 def candidates(examples: Examples, features: Literal["auto"] | Sequence[str]) -> list[tuple[str, ...]]:
@@ -104,62 +116,36 @@ def candidates(examples: Examples, features: Literal["auto"] | Sequence[str]) ->
     return [tuple(name for name in Verifier.parts if name in features)]
 
 
-def check_classes(name: str, labels: np.ndarray) -> None:
-    """Refuse a split in which all draft tokens are acceptable, or none is."""
-    if labels.all() or not labels.any():
-        what = "acceptable" if labels.all() else "unacceptable"
-        raise DraftwellError(f"all {len(labels)} draft tokens of the {name} prompts are {what}, so nothing can be learnt or "
-                             "tested: collect more prompts, or change the ratio (lambda)")
+def choose(train: Examples, ratio: float, features: Literal["auto"] | Sequence[str], seed: int,
+           log: Log | None) -> tuple[tuple[str, ...], dict[tuple[str, ...], float], Validation]:
+    """The best feature set, the validation AUC of each that was tried, and the cross-validation of the best on all rows."""
+    step = -(-len(train) // SELECTION_ROWS)
+    few = train if step == 1 else train.take(np.arange(0, len(train), step))
+    held_out = folds(few, seed)
+    tried: dict[tuple[str, ...], Validation] = {}
+    for number, names in enumerate(candidates(train, features)):
+        tried[names] = cross_validate(few, held_out, names, ratio)
+        if log:
+            log("validation_auc", tried[names].auc, number)
+    best = max(tried, key=lambda names: tried[names].auc)
+    validation = tried[best] if step == 1 else cross_validate(train, folds(train, seed), best, ratio)
+    return best, {names: found.auc for names, found in tried.items()}, validation
 
 
-def fit(train: Examples, validation: Examples, names: tuple[str, ...], ratio: float) -> tuple[float, np.ndarray, float]:
-    """The best of some penalties: validation AUC, weight `[width]` float32 and bias, acting on raw features."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
+def lambda_grid(train: Examples, test: Examples, line: Line, ratio: float, strength: float) -> dict[str, dict[str, Any] | None]:
+    """lambda → `verifier_report.ranking` and ROC of a verifier for it; None where there is one class only.
 
-    x, y = train.features(names), train.ratio <= ratio
-    mean, scale = x.mean(0), np.maximum(x.std(0), 1e-6)
-    if "scalars" in names:  # the last group
-        scale[-len(SCALARS) :] /= FREE_SCALARS
-    inputs, held, held_labels = (x - mean) / scale, validation.features(names), validation.ratio <= ratio
-    model = LogisticRegression(class_weight="balanced", warm_start=True, max_iter=500, tol=TOLERANCE)
-    found = []
-    for strength in STRENGTHS:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that was cut short is judged like any other
-            model.set_params(C=strength).fit(inputs, y)
-        weight = (model.coef_[0] / scale).astype(np.float32)
-        bias = float(model.intercept_[0] - mean @ weight)
-        found.append((auc_of(held_labels, scores(held, weight, bias)), weight, bias))
-    return max(found, key=lambda tried: tried[0])
-
-
-def calibrated(held: Examples, names: tuple[str, ...], ratio: float, weight: np.ndarray, bias: float) -> tuple[np.ndarray, float]:
-    """Weight and bias whose scores are probabilities on `held`: Platt's scaling a·z + c with his smoothed targets.
-
-    Class weights shift the scores of `fit` and its penalty flattens them; neither changes their order, and this corrects both.
+    Args:
+        line: the verifier for `ratio`, which is in the grid too.
     """
-    y = held.ratio <= ratio
-    z = held.features(names).astype(np.float64) @ weight + bias
-    targets = np.where(y, (y.sum() + 1) / (y.sum() + 2), 1 / ((~y).sum() + 2))
-    design = np.stack([z, np.ones_like(z)], axis=1)
-    scale = np.array([1.0, 0.0])
-    for _ in range(50):  # Newton's method with a trace of ridge: two unknowns, a convex loss
-        p = 1 / (1 + np.exp(-np.clip(design @ scale, -60, 60)))
-        hessian = design.T @ (design * (p * (1 - p))[:, None]) + 1e-6 * np.eye(2)
-        step = np.linalg.solve(hessian, design.T @ (p - targets))
-        scale -= step * min(1.0, 5.0 / max(1e-12, float(np.abs(step).max())))
-        if np.abs(step).max() < 1e-8:
-            break
-    if scale[0] <= 0:  # worse than chance on these prompts: scaling would turn the order round
-        return weight, bias
-    return (weight * scale[0]).astype(np.float32), float(bias * scale[0] + scale[1])
-
-
-def scores(x: np.ndarray, weight: np.ndarray, bias: float) -> np.ndarray:
-    """`[rows]` probabilities of features `[rows, width]`."""
-    found: np.ndarray = 1.0 / (1.0 + np.exp(-np.clip(x.astype(np.float64) @ weight + bias, -60, 60)))
-    return found
+    grid: dict[str, dict[str, Any] | None] = {}
+    for wanted in sorted({*RATIOS, ratio}):
+        if any(label.all() or not label.any() for label in (train.ratio <= wanted, test.ratio <= wanted)):
+            grid[f"{wanted:g}"] = None
+            continue
+        score = sigmoid((line if wanted == ratio else fit(train, line.names, wanted, strength)).logits(test))
+        grid[f"{wanted:g}"] = {**ranking(test, score, wanted), "roc": roc_points(test.ratio <= wanted, score)}
+    return grid
 
 
 def choose_threshold(ratio: np.ndarray, score: np.ndarray, wanted_false_positive: float | None) -> float:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from serving.runtime.trace import TraceSet
 
 Bar = Callable[..., None]
-PICTURES = {"verifier": ("roc.png", "reliability.png"), "acceptance_table": ("acceptance_by_confidence.png",),
+PICTURES = {"verifier": ("roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md"),
+            "acceptance_head": ("acceptance_head.png", "acceptance_head.json"), "acceptance_table": ("acceptance_by_confidence.png",),
             "correction_memory": ("rejections.png",), "decoding_config": ("tuning.html", "tuning_*.png")}
 """kind → the files among the reports that are published with it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flows.stations import Station
 
@@ -15,26 +15,51 @@ AT_ONCE = 8
 """Requests that fill the correction memory together, as far as the pair has slots."""
 
 
-def train(station: Station, traces: TraceSet) -> dict[str, Any]:
-    """Train a SPRINTER verifier, put it into the workspace and return its report."""
+def train(station: Station, traces: TraceSet, *, test: TraceSet | None = None, ratio: float = 1.2,
+          wanted_false_positive: float | None = 0.1, features: Literal["auto"] | Sequence[str] = "auto", seed: int = 0) -> dict[str, Any]:
+    """Train a SPRINTER verifier, put it into the workspace and return its report; all that can fail comes before what is written.
+
+    Args:
+        test, ratio, wanted_false_positive, features, seed: as in `components.verifier_training.train_verifier`.
+    """
+    from components.drawing import check_drawing
     from components.plots import verifier_plots
     from components.provenance import provenance
+    from components.reports import write_text
+    from components.verifier_cost import time_score
+    from components.verifier_report import verifier_markdown
     from components.verifier_training import train_verifier
 
-    verifier, report = train_verifier(traces, provenance(station.pair, trace_digest=traces.digest()))
+    check_drawing()
+    origin = provenance(station.pair, trace_digest=traces.digest())
+    verifier, report = train_verifier(traces, origin, test=test, ratio=ratio, wanted_false_positive=wanted_false_positive,
+                                      features=features, seed=seed)
+    report["cost"] = time_score(station.pair, verifier)
+    cost = {"score_us": report["cost"]["score_us"], "score_share": report["cost"]["share"]}
+    metrics = {**verifier.provenance.metrics, **cost}
+    verifier.provenance = verifier.provenance.model_copy(update={"metrics": metrics})
     station.workspace.save(verifier)
     verifier_plots(report, station.workspace.reports)
+    write_text(station.workspace.reports / "verifier.md", verifier_markdown(report))
     station.report("verifier", report)
     return report
 
 
-def train_head(station: Station, traces: TraceSet) -> dict[str, Any]:
-    """Train a SpecDec++ acceptance head, put it into the workspace and return its report."""
+def train_head(station: Station, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> dict[str, Any]:
+    """Train a SpecDec++ acceptance head, put it into the workspace and return its report.
+
+    Args:
+        test, seed: as in `components.acceptance_head_training.train_acceptance_head`.
+    """
     from components.acceptance_head_training import train_acceptance_head
+    from components.drawing import check_drawing
+    from components.plots import acceptance_head_plot
     from components.provenance import provenance
 
-    head, report = train_acceptance_head(station.pair, traces, provenance(station.pair, trace_digest=traces.digest()))
+    check_drawing()
+    head, report = train_acceptance_head(station.pair, traces, provenance(station.pair, trace_digest=traces.digest()), test=test, seed=seed)
     station.workspace.save(head)
+    acceptance_head_plot(report, station.workspace.reports / "acceptance_head.png")
     station.report("acceptance_head", report)
     return report
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -157,6 +157,37 @@ class TraceSet:
         schema = trace_schema(self.header)
         wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
         return pa.concat_tables([_in_schema(self._read(path, columns), wanted) for path in self._present()])
+
+    def batches(self, columns: Sequence[str], rows: int = 8192) -> Iterator[pa.Table]:
+        """All rows in order, at most `rows` at once, so that a trace need not fit into memory; otherwise as `read`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        known = trace_schema(self.header)
+        schema = pa.schema([known.field(name) for name in columns])
+        for path in self._present():
+            self._check(path)
+            try:
+                with pq.ParquetFile(path) as file:
+                    for batch in file.iter_batches(rows, columns=list(columns)):
+                        yield _in_schema(pa.Table.from_batches([batch]), schema)
+            except (OSError, pa.ArrowException) as error:
+                raise _broken(path) from error
+
+    @property
+    def num_rows(self) -> int:
+        """Positions in all shards."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        count = 0
+        for path in self._present():
+            self._check(path)
+            try:
+                count += pq.read_metadata(path).num_rows
+            except (OSError, pa.ArrowException) as error:
+                raise _broken(path) from error
+        return count
 
     def digest(self) -> str:
         """sha256 over all rows in order: the same however they are cut into shards, encoded or compressed.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,6 +169,16 @@ class Output:
         return LogitRows(self.compact, sampling, self.hidden, support=self.support, vocab_size=self.vocab_size)
 
 
+class TokenFigures(NamedTuple):
+    """What the raw distribution of a row says of one token, and of itself."""
+
+    raw_prob: float
+    confidence: float
+    entropy: float
+    rank: int
+    """How many tokens have a larger raw probability."""
+
+
 class Rows(Protocol):
     """Distributions of consecutive positions of one model: *warped* for sampling and judging, *raw* for the rest."""
 
@@ -197,6 +207,9 @@ class Rows(Protocol):
 
     def entropy(self, row: int) -> float:
         """Entropy of the raw distribution of a row, in nats."""
+
+    def token_figures(self, row: int, token: int) -> TokenFigures:
+        """Raw probability and rank of a token, and C and entropy of its row, at the price of one of them."""
 
     def hidden(self, row: int) -> Tensor:
         """Last hidden state `[hidden]` of a row."""

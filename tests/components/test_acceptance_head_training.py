@@ -8,8 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
-from components.acceptance_head_training import fit, labels_of, rate_at, read_mixed, train_acceptance_head, weighted_loss
+from components.acceptance_head_training import (
+    figures_of,
+    fit,
+    labels_of,
+    ranking_of,
+    rate_at,
+    read_mixed,
+    train_acceptance_head,
+    weighted_loss,
+)
 from components.collection import collect
 from components.prompts import Prompt
 from components.verifier_data import Examples
@@ -40,7 +50,8 @@ def separable(rows: int = 8000, width: int = 8, seed: int = 0) -> Examples:
     rng = np.random.default_rng(seed)
     states = rng.normal(3.0, 7.0, size=(rows, width)).astype(np.float32)
     ratio = np.where(np.abs(states[:, 0] - 3.0) < 4.7, 0.8, 5.0).astype(np.float32)
-    return Examples({"after": states}, ratio, np.zeros(rows, np.float32), np.array([f"p{i % 20}" for i in range(rows)]))
+    return Examples({"after": states}, ratio, np.zeros(rows, np.float32), np.array([f"p{i % 20}" for i in range(rows)]),
+                    accepted=(ratio < 1).astype(np.float32))
 
 
 def test_blocks_learn_what_a_line_cannot() -> None:
@@ -55,6 +66,31 @@ def test_blocks_learn_what_a_line_cannot() -> None:
     assert head.acceptance(torch.full((8,), 3.0)) > 0.5 > 0.2 > head.acceptance(torch.tensor([17.0] + [3.0] * 7))
     assert all(torch.equal(a, b) for one, two in zip(head.blocks, fit(examples, 3, 6.0, 0, ORIGIN).blocks, strict=True)
                for a, b in zip(one, two, strict=True)), "the same seed trains the same head"
+
+
+def test_accepted_tokens_are_ranked_before_others_where_a_constant_ranks_nothing() -> None:
+    examples, unseen = separable(), separable(seed=1)
+    found = figures_of(fit(examples, 3, 6.0, 0, ORIGIN), examples, unseen, 6.0)
+    assert found["auc"] > 0.8 > found["constant_auc"] == 0.5 == found["confidence_auc"]
+    low, high = found["intervals"]["auc"]
+    assert 0.5 < low < found["auc"] < high
+    assert sum(part["count"] for part in found["reliability"]) == len(unseen)
+    observed = sum(part["count"] * part["observed"] for part in found["reliability"]) / len(unseen)
+    assert observed == pytest.approx(found["mean_label"], abs=1e-5)
+
+
+def test_a_chance_counts_on_both_sides() -> None:
+    """At temperature > 0: the AUC over tokens that were accepted or not by lot, many times over."""
+    rng = np.random.default_rng(0)
+    chance, score = rng.random(60).astype(np.float32), rng.normal(size=60)
+    chance[:10], chance[10:20] = 1.0, 0.0
+    score += 2 * chance
+    examples = Examples({}, chance, score.astype(np.float32), np.repeat([f"p{i}" for i in range(6)], 10), accepted=chance)
+    drawn = rng.random((4000, 60)) < chance
+    expected = roc_auc_score(drawn.ravel(), np.tile(score, 4000))
+    assert ranking_of(examples, score)["auc"] == pytest.approx(expected, abs=0.01)
+    certain = Examples({}, chance, chance, examples.prompt, accepted=np.ones(60, np.float32))
+    assert ranking_of(certain, score) == {"auc": None, "constant_auc": None, "confidence_auc": None, "intervals": None}
 
 
 def test_the_label_is_the_raw_chance_of_acceptance() -> None:
@@ -89,6 +125,8 @@ def test_the_draft_reads_a_mixture_and_only_its_own_tokens_count(pair: LoadedPai
     assert len(own) == len(target) < rows.num_rows  # the other kinds of prefix are left out
     assert own.ratio.tolist() == [np.float32(row["ratio"]) for row in target]
     assert own.prompt.tolist() == [row["prompt_id"] for row in target]
+    assert own.accepted is not None
+    assert own.accepted.tolist() == [float(row["draft_token"] == row["token"]) for row in target]
     mixed = read_mixed(pair, trace, 0.15, 0)
     assert 0.75 < len(mixed) / len(own) < 0.95
     # The state is the one behind the token that it is a prediction about, in a text of draft tokens.
@@ -121,6 +159,17 @@ def test_a_real_trace_trains_a_head_that_decodes(pair: LoadedPair, trace: TraceS
     job = engine.generate(ids, sampling, build_strategy("specdec_pp", {}, Kit({"acceptance_head": loaded})))
     assert job.output == plain.output
     assert job.session.stats.drafted >= 2 * (job.session.stats.rounds - 1)
+
+
+def test_a_test_trace_of_other_prompts(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+    other = [Prompt(f"p{i}", None, [f"quite another matter, number {i}"]) for i in range(5)]
+    unseen = collect(pair, [*other, Prompt("known", None, PROMPTS[3].turns)], tmp_path / "t", max_tokens=24, rollout=1)
+    head, report = train_acceptance_head(pair, trace, ORIGIN, test=unseen)
+    assert report["left_out"] == ["known"]
+    assert report["prompts"] == {"train": sorted(p.id for p in PROMPTS), "test": sorted(p.id for p in other)}
+    assert head.provenance.parameters["test_trace"] == report["test_trace"] == unseen.digest()
+    with pytest.raises(DraftwellError, match="every prompt of the test trace"):
+        train_acceptance_head(pair, trace, ORIGIN, test=trace)
 
 
 def test_what_cannot_be_trained_on_is_refused_in_a_line(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:

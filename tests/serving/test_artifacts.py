@@ -144,6 +144,30 @@ def test_onnx_and_torch_score_alike(tmp_path):
     assert verifier.score(before, None, raw, 4) == pytest.approx(float(session.run(None, {"features": features})[0][0]), abs=1e-6)
 
 
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+def test_an_acceptance_heads_onnx_file_is_the_head(blocks, tmp_path):
+    """What safetensors hold, at scales far from 1 and one state or many at once."""
+    import onnxruntime
+
+    generator = torch.Generator().manual_seed(blocks)
+
+    def normal(*shape, scale=1.0):
+        return scale * torch.randn(*shape, generator=generator)
+
+    layers = [(normal(24, 24, scale=0.2), normal(24)) for _ in range(blocks)]
+    head = AcceptanceHead(normal(24, scale=30.0), normal(24).abs() * 9 + 0.01, layers, normal(24), -0.7, ORIGIN)
+    head.save(tmp_path / "h")
+    loaded = AcceptanceHead.load(tmp_path / "h")
+    session = onnxruntime.InferenceSession(tmp_path / "h" / "acceptance_head.onnx", providers=["CPUExecutionProvider"])
+    states = head.mean + head.scale * normal(500, 24, scale=2.0)
+    (from_onnx,) = session.run(None, {"hidden_state": states.numpy()})
+    assert from_onnx.shape == (500,)
+    assert np.abs(torch.sigmoid(loaded.logit(states)).numpy() - from_onnx).max() < 1e-5
+    assert from_onnx.std() > 0.2
+    (one,) = session.run(None, {"hidden_state": states[:1].numpy()})
+    assert loaded.acceptance(states[0]) == pytest.approx(float(one[0]), abs=1e-5)
+
+
 def test_profile_interpolates_between_measured_sizes():
     profile = HardwareProfile(1.0, {1: 10.0, 4: 13.0, 8: 21.0}, 0.0, ORIGIN)
     assert [profile.verify_seconds(k) for k in (1, 2, 4, 6, 8, 10)] == [10, 11, 13, 17, 21, 25]

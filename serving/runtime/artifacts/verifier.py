@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from serving.runtime.artifacts.base import Artifact, ArtifactError, Provenance
+from serving.runtime.types import Rows
 
 SCALARS = ("q_token", "confidence", "entropy", "rank")
 """q̄(x), C, H in nats, and log(1 + rank of x); all of the raw draft distribution."""
@@ -24,6 +25,11 @@ def scalar_features(raw: Tensor, token: int) -> Tensor:
     """The four scalar features `[4]` float32 of drafting `token` from raw probabilities `[vocab]`."""
     q = raw[token]
     return torch.stack([q, raw.max(), torch.special.entr(raw).sum(), torch.log1p((raw > q).sum().float())]).float()
+
+
+def logistic(z: float) -> float:
+    """1/(1 + e^−z), kept off 0 and 1."""
+    return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, z))))
 
 
 class Verifier(Artifact):
@@ -43,12 +49,18 @@ class Verifier(Artifact):
 
     def __init__(self, weight: Tensor, bias: float, features: tuple[str, ...], threshold: float, ratio: float,
                  provenance: Provenance):
-        if not features or any(f not in self.parts for f in features):
-            raise ArtifactError(f"unknown verifier features {features}: choose from {self.parts}")
+        if not features or tuple(features) != tuple(f for f in self.parts if f in features):
+            raise ArtifactError(f"unknown verifier features {features}: choose from {self.parts}, in that order")
         if not bool(torch.isfinite(weight).all()) or not math.isfinite(bias):
             raise ArtifactError("the verifier's weights are not finite: train it again")
         self.weight, self.bias, self.features = weight.float(), float(bias), tuple(features)
         self.threshold, self.ratio, self.provenance = threshold, ratio, provenance
+        states = [f for f in features if f != "scalars"]
+        end = self.weight.numel() - len(SCALARS) * ("scalars" in features)
+        if end < len(states) or end % max(1, len(states)) or (end and not states):
+            raise ArtifactError(f"{self.weight.numel()} weights do not fit the features {', '.join(features)}: train the verifier again")
+        self._of_states = dict(zip(states, self.weight[:end].chunk(len(states)), strict=True)) if states else {}
+        self._of_scalars: list[float] = self.weight[end:].tolist()
 
     def score(self, before: Tensor | None, after: Tensor | None, raw: Tensor, token: int) -> float:
         """Probability in (0, 1) that the target keeps `token`.
@@ -59,7 +71,29 @@ class Verifier(Artifact):
         """
         parts = {"before": before, "after": after, "scalars": scalar_features(raw, token) if "scalars" in self.features else None}
         x = torch.cat([parts[f].float().cpu() for f in self.features])  # type: ignore[union-attr]
-        return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, float(x @ self.weight) + self.bias))))
+        return logistic(float(x @ self.weight) + self.bias)
+
+    def score_drafted(self, row: Rows, after: Rows | None, token: int) -> float:
+        """`score` of a token that was drafted from a row, without a distribution over the whole vocabulary.
+
+        Args:
+            row: the one-row distribution that `token` was drafted from.
+            after: the row having read it, needed where `features` names it.
+        Raises:
+            ArtifactError: the draft's states are not of the size that the verifier reads.
+        """
+        z = self.bias
+        for name, weight in self._of_states.items():
+            state = (after if name == "after" else row).hidden(0)  # type: ignore[union-attr]
+            if state.shape != weight.shape:
+                raise ArtifactError(f"the verifier reads states of {weight.numel()} numbers, the draft's have {state.numel()}: train it "
+                                    f"for this pair (`{self.made_by}`)")
+            z += float(torch.dot(state.float().cpu(), weight))
+        if self._of_scalars:
+            seen = row.token_figures(0, token)
+            values = (seen.raw_prob, seen.confidence, seen.entropy, math.log1p(seen.rank))
+            z += sum(weight * value for weight, value in zip(self._of_scalars, values, strict=True))
+        return logistic(z)
 
     def write_files(self, folder: Path) -> None:
         from safetensors.torch import save_file

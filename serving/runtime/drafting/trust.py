@@ -24,5 +24,4 @@ class Untrusted(FixedLength):
         self.verifier, self.tau = verifier, verifier.threshold if tau is None else tau
 
     def stop_after(self, row: Rows, token: int) -> bool:
-        before = row.hidden(0) if "before" in self.verifier.features else None
-        return super().stop_after(row, token) or self.verifier.score(before, None, row.raw(0), token) < self.tau
+        return super().stop_after(row, token) or self.verifier.score_drafted(row, None, token) < self.tau

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serving.runtime.types import DraftwellError, Forward, Output, Role, Sampling, Stream
+from serving.runtime.types import DraftwellError, Forward, Output, Role, Sampling, Stream, TokenFigures
 
 NO_LOGITS = torch.empty(0)
 OFF_TEXT = -1
@@ -101,6 +101,9 @@ class TraceRows:
 
     def entropy(self, row: int) -> float:
         return self._figure(self.model.text.entropy, row)
+
+    def token_figures(self, row: int, token: int) -> TokenFigures:
+        raise self._missing("ranks")
 
     def sample(self, row: int, stream: Stream) -> int:
         return self.top[row]

@@ -26,10 +26,8 @@ class Sprinter(Strategy):
         verifier = self.artifact(Verifier)
         tau = verifier.threshold if self.config.tau is None else self.config.tau
         reads_after = "after" in verifier.features
-        reads_before = "before" in verifier.features
 
         def trusts(row: Rows, after: Rows | None, token: int) -> bool:
-            before = row.hidden(0) if reads_before else None
-            return verifier.score(before, after.hidden(0) if after else None, row.raw(0), token) >= tau
+            return verifier.score_drafted(row, after, token) >= tau
 
         yield from sequential(session, trusts, Exact(), self.config.max_run, reads_after)

@@ -1,0 +1,251 @@
+"""`draftwell train`: a test trace of its own, what it leaves behind, and that wrong input leaves everything as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from serving.runtime.trace import HEADER, TraceSet
+
+WORDS = ("the man", "an onion", "on the hand", "then the end", "in an hour", "none other", "ten men", "one on one", "an inn", "her hat")
+KIND = "acceptance_head"
+
+
+def contents(*folders: Path) -> dict[str, str]:
+    """Every file below some folders with the digest of what it holds."""
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+            for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def prompts(file: Path, beginning: str) -> Path:
+    """Twenty prompts of two tasks in turn."""
+    rows = [{"id": f"{i}", "task": ("maths", "chat")[i % 2], "prompt": f"{beginning} {word} {i}"} for i, word in enumerate(2 * WORDS)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def traces(pair_file: Path, isolated_stores: Path) -> dict[str, Path]:
+    """Two traces of different prompts with the same ids."""
+    from typer.testing import CliRunner
+
+    from flows.cli.main import app
+
+    made = {}
+    for name, beginning in (("learn", "see"), ("test", "and now")):
+        made[name] = isolated_stores / name
+        file = prompts(isolated_stores / f"{name}.jsonl", beginning)
+        done = CliRunner().invoke(app, [str(word) for word in ("collect", "--pair", pair_file, "--prompts", file, "--max-tokens", 16,
+                                                              "--rollout", 1, "--out", made[name])])
+        assert done.exit_code == 0, (done.output, done.exception)
+    return made
+
+
+@pytest.fixture
+def train(run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path) -> Callable[..., Any]:
+    return lambda *more: run("train", "--pair", pair_file, "--traces", traces["learn"], "--no-publish", *more)
+
+
+@pytest.fixture
+def space(own_stores: Path) -> Path:
+    return own_stores / "draftwell" / "pairs" / "tiny" / "float32"
+
+
+def refused(done: Any, *words: str) -> None:
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.strip().splitlines() if line.startswith("Error")]
+    assert len(lines) == 1
+    assert done.stderr.strip().endswith(lines[0])
+    for word in words:
+        assert word in lines[0]
+
+
+def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
+    from serving.runtime.artifacts.verifier import Verifier
+
+    done = train("--test", traces["test"], "--ratio", 1.5, "--eta-fp", 0.2, "--features", "scalars,before", "--seed", 3)
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = json.loads((space / "reports" / "verifier.json").read_text())
+    rows = {name: TraceSet(folder).num_rows for name, folder in traces.items()}
+    assert report["rows"] == {"train": rows["learn"], "test": rows["test"]}
+    assert (report["ratio"], report["features"], report["left_out"]) == (1.5, ["before", "scalars"], [])
+    assert report["test_trace"] == TraceSet(traces["test"]).digest()
+    assert set(report["kinds"]) == {"bare", "draft", "mixed", "target"}
+    assert report["transfer"]["tasks"] == list(report["transfer"]["trained"]) == ["chat", "maths"]
+    assert report["cost"]["share"] == pytest.approx(report["cost"]["score_us"] / report["cost"]["draft_us"])
+    low, high = report["intervals"]["auc"]
+    assert f"auc {report['auc']:.3f} [{low:.3f}, {high:.3f}]" in done.stdout
+    assert "% of a draft forward" in done.stdout
+    page = (space / "reports" / "verifier.md").read_text()
+    assert "## Transfer between tasks" in page
+    for name in ("roc.png", "roc_by_lambda.png", "reliability.png"):
+        assert (space / "reports" / name).read_bytes().startswith(b"\x89PNG")
+    made = Verifier.load(space / "artifacts" / "verifier")
+    assert (made.ratio, made.features) == (1.5, ("before", "scalars"))
+    assert made.provenance.metrics["score_share"] == report["cost"]["share"]
+    assert made.provenance.metrics["transfer_other_auc"] == report["transfer"]["means"]["other"]
+    assert made.provenance.parameters["test_trace"] == report["test_trace"]
+
+
+def test_a_head_with_its_reliability(train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
+    done = train("--kind", KIND, "--test", traces["test"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = json.loads((space / "reports" / "acceptance_head.json").read_text())
+    assert len(report["prompts"]["train"]) == len(report["prompts"]["test"]) == 20
+    assert report["constant_auc"] == 0.5
+    assert f"confidence_auc {report['confidence_auc']:.3f} [" in done.stdout
+    assert (space / "reports" / "acceptance_head.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in (space / "artifacts" / KIND).iterdir()} == {
+        "artifact.json", "acceptance_head.onnx", "acceptance_head.safetensors"}
+
+
+def test_what_is_known_is_published_with_it(run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path,
+                                            empty_database: Path) -> None:
+    """The transfer table reaches MLflow as Markdown and JSON beside the pictures, and its means as metrics."""
+    from registry.store import Store
+
+    shutil.copyfile(empty_database, own_stores / "mlflow.db")
+    done = run("train", "--pair", pair_file, "--traces", traces["learn"], "--test", traces["test"], "--features", "scalars")
+    assert done.exit_code == 0, (done.output, done.exception)
+    store = Store()
+    kept = store.resolve("verifier", "tiny", 1)
+    files = {Path(file.path).name for file in store.client.list_artifacts(kept.run_id, "plots")}
+    assert files == {"roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md"}
+    metrics = store.client.get_run(kept.run_id).data.metrics
+    assert {"auc", "baseline_auc", "gain", "prevalence", "transfer_own_auc", "transfer_other_auc", "score_us"} <= metrics.keys()
+
+
+def changed(folder: Path, into: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
+    """A copy of a trace with other rows and the same header."""
+    shutil.copytree(folder, into)
+    (into / TraceSet.SIDECAR).unlink(missing_ok=True)
+    for shard in TraceSet(into).shards:
+        table = pq.read_table(shard)
+        pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), shard)
+    return into
+
+
+def with_values(table: pa.Table, name: str, values: Any) -> pa.Table:
+    place = table.column_names.index(name)
+    return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+
+
+def with_nan_state(table: pa.Table) -> pa.Table:
+    states = [np.array(state, np.float16) for state in table.column("hidden_before").to_pylist()]
+    states[7][3] = np.nan
+    return with_values(table, "hidden_before", states)
+
+
+def of_another_pair(table: pa.Table) -> pa.Table:
+    header = json.loads(table.schema.metadata[HEADER]) | {"pair": "stranger", "fingerprint": "e" * 64}
+    return table.replace_schema_metadata({HEADER: json.dumps(header).encode()})
+
+
+def truncated(folder: Path, into: Path) -> Path:
+    shutil.copytree(folder, into)
+    shard = TraceSet(into).shards[-1]
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size * 2 // 3])
+    return into
+
+
+def holed(folder: Path, into: Path) -> Path:
+    """Pages that cannot be read under a footer that can."""
+    shutil.copytree(folder, into)
+    (into / TraceSet.SIDECAR).unlink(missing_ok=True)
+    shard = TraceSet(into).shards[0]
+    data = bytearray(shard.read_bytes())
+    data[4 : len(data) * 3 // 4] = bytes(len(data) * 3 // 4 - 4)
+    shard.write_bytes(bytes(data))
+    return into
+
+
+def foreign(folder: Path, into: Path) -> Path:
+    shutil.copytree(folder, into)
+    for shard in TraceSet(into).shards:
+        pq.write_table(of_another_pair(pq.read_table(shard)), shard)
+    return into
+
+
+BAD: dict[str, tuple[Callable[[Path, Path], Path], tuple[str, ...]]] = {
+    "empty": (lambda folder, into: changed(folder, into, lambda rows: rows.slice(0, 0)), ("no rows", "draftwell collect")),
+    "no shards": (lambda folder, into: into, ("no traces", "draftwell collect")),
+    "one class": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "ratio", [0.5] * len(rows))),
+                  ("are acceptable", "collect more prompts")),
+    "another pair": (foreign, ("stranger", "e" * 12, "collect one with this pair")),
+    "truncated": (truncated, ("shard-0000", "truncated", "draftwell collect")),
+    "holes": (holed, ("shard-0000", "truncated or no Parquet", "draftwell collect")),
+    "NaN state": (lambda folder, into: changed(folder, into, with_nan_state), ("NaN", "hidden_before", "collect it again")),
+    "NaN figure": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "entropy", [float("nan")] * len(rows))),
+                   ("NaN", "entropy", "collect it again")),
+}
+
+
+@pytest.fixture
+def old(train: Callable[..., Any], space: Path) -> dict[str, str]:
+    """What was trained and reported before."""
+    for more in (("--features", "scalars"), ("--kind", KIND)):
+        done = train(*more)
+        assert done.exit_code == 0, (done.output, done.exception)
+    return contents(space)
+
+
+@pytest.mark.parametrize("place", ["--traces", "--test"])
+def test_a_bad_trace_changes_nothing(old: dict[str, str], train: Callable[..., Any], run: Any, pair_file: Path, space: Path,
+                                     traces: dict[str, Path], tmp_path: Path, place: str) -> None:
+    for number, (name, (spoil, words)) in enumerate(BAD.items()):
+        bad = spoil(traces["test"], tmp_path / f"bad{number}")
+        given = ("--traces", traces["learn"], "--test", bad) if place == "--test" else ("--traces", bad)
+        done = run("train", "--pair", pair_file, "--no-publish", *given)
+        try:
+            refused(done, *words)
+            assert contents(space) == old
+        except AssertionError as error:
+            error.add_note(name)
+            raise
+
+
+def test_a_bad_trace_is_refused_for_a_head_too(old: dict[str, str], run: Any, pair_file: Path, space: Path, traces: dict[str, Path],
+                                               tmp_path: Path) -> None:
+    bare = changed(traces["test"], tmp_path / "bare", lambda rows: rows.filter(pa.array([kind != "target" for kind in
+                                                                                      rows.column("kind").to_pylist()])))
+    cases = {bare: ("no text written by the target",), truncated(traces["test"], tmp_path / "cut"): ("truncated",),
+             foreign(traces["test"], tmp_path / "foreign"): ("stranger",), tmp_path / "none": ("no traces",),
+             changed(traces["test"], tmp_path / "nan", lambda rows: with_values(rows, "ratio", [float("nan")] * len(rows))): ("NaN",)}
+    for bad, words in cases.items():
+        refused(run("train", "--pair", pair_file, "--no-publish", "--kind", KIND, "--traces", bad), *words)
+        assert contents(space) == old
+
+
+def test_scores_that_are_not_finite_change_nothing(old: dict[str, str], train: Callable[..., Any], space: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    real = LogisticRegression.fit
+
+    def diverges(self: Any, *given: Any) -> Any:
+        real(self, *given)
+        self.coef_ = self.coef_ * np.nan
+        return self
+
+    monkeypatch.setattr(LogisticRegression, "fit", diverges)
+    refused(train("--features", "scalars"), "scores of the verifier are NaN")
+    assert contents(space) == old
+
+
+def test_wrong_options_change_nothing(old: dict[str, str], train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
+    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--ratio", "leave them out")), (("--features", "befor"), ("befor", "before")),
+                        (("--eta-fp", 1.5), ("wanted_false_positive",)), (("--ratio", -1), ("positive",)),
+                        (("--test", traces["learn"]), ("every prompt of the test trace", "other prompts")),
+                        (("--kind", KIND, "--test", traces["learn"]), ("every prompt of the test trace",))):
+        refused(train(*more), *words)
+        assert contents(space) == old
