@@ -40,7 +40,7 @@ def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], 
 
 
 def expanded_tail(tail: float, prompts: int) -> float:
-    """The tail to ask of a percentile bootstrap so that, with few prompts, no more than `tail` lies beyond its bound.
+    """The tail to ask of a percentile bootstrap so that, with few prompts, hardly more than `tail` lies beyond its bound.
 
     A resample of n prompts varies by sqrt((n − 1)/n) as much as prompts do, and takes their spread for known; Student's t
     mends both: Φ(−sqrt(n/(n − 1))·t(1 − tail; n − 1)) (the expanded percentile interval, Hesterberg 2015, section 4.2).

@@ -39,8 +39,8 @@ def test_bounds_are_one_sided_at_the_given_level() -> None:
 
 
 def test_an_expanded_tail_holds_with_few_prompts() -> None:
-    """Prompts vary by a normal law about no advantage: a bound of 5 % lies above the truth in 5 % of studies, not in 10 %."""
-    prompts, studies, rng = 5, 800, np.random.default_rng(3)
+    """Prompts vary by a normal law about no advantage: a bound of 5 % lies above the truth in 6 % of studies, not in 9 %."""
+    prompts, studies, rng = 8, 1500, np.random.default_rng(3)
     seconds = np.exp(rng.normal(0, 0.1, (2, studies, prompts)))
 
     def share_above_one(tail: float) -> float:
@@ -49,7 +49,7 @@ def test_an_expanded_tail_holds_with_few_prompts() -> None:
         return sum(bound > 1 for bound in bounds) / studies
 
     assert share_above_one(expanded_tail(0.05, prompts)) <= 0.065
-    assert share_above_one(0.05) >= 0.085
+    assert share_above_one(0.05) >= 0.08
 
 
 def test_an_expanded_tail_is_narrower_and_ends_where_prompts_are_many() -> None:
