@@ -90,7 +90,7 @@ def test_luck_in_the_rungs_is_not_confirmed() -> None:
         halved = halve(Clock(lambda config: 1.0 if config == PLAIN else 0.97, noise=0.3, seed=seed), CONFIGS, PROMPTS[:8], seed=seed)
         believed += any(figure["speedup_low"] >= 1 for figure in halved.rungs[-1].figures[1:])
         confirmed += sure(halved)
-    assert believed >= 10
+    assert believed >= 6
     assert confirmed <= 2
 
 

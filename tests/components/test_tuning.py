@@ -15,7 +15,7 @@ from components.collection import collect
 from components.constraints import Constraints
 from components.contest import Config, Measured, Quality
 from components.prompts import Prompt
-from components.replay import read_texts, replay
+from components.replay import Texts, read_texts, replay
 from components.search import artifact_digest
 from components.search_space import (
     MEASURED,
@@ -36,11 +36,13 @@ from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.models.trace_model import RolloutExhausted, TracedText
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Kit, build_strategy
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
+from tests.components.replaying import counters
 from tests.components.scripted import Clock, gamma
 from tests.components.tiny import VOCAB, pair_of, table_pair
 from tests.serving.kits import random_head
@@ -122,13 +124,28 @@ def test_rollouts_bound_the_space() -> None:
     assert start("pearl", REPLAYED["pearl"]) == {"num_speculative_tokens": None}, "as many as the profile says"
 
 
+@pytest.mark.parametrize("gamma", [2, 5])
+def test_pearl_needs_as_long_a_rollout_as_the_bound_says(gamma: int) -> None:
+    """Of the first draft the first token is right and the second wrong, so gamma − 1 unverified tokens and gamma more stand behind it."""
+    needed = rollout_needed("pearl", {"num_speculative_tokens": gamma}, PROFILE)
+    assert needed == 2 * gamma - 1
+
+    def texts(rollout: int) -> Texts:
+        wrong = [[99] * rollout] * 15
+        figures = [[0.5] * rollout] * 16
+        return Texts([TracedText("t", [1, 2, *range(10, 26)], 2, [[10, *[99] * (rollout - 1)], *wrong], figures, figures)], 16, frozenset(),
+                     rollout)
+
+    assert replay(texts(needed), "pearl", {"num_speculative_tokens": gamma}, KIT, PROFILE).exact
+    with pytest.raises(RolloutExhausted):
+        replay(texts(needed - 1), "pearl", {"num_speculative_tokens": gamma}, KIT, PROFILE)
+
+
 def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0})
     evidence = run(pair, trace, clock, strategies=["vanilla_sd", "pearl", "svip"], trials=60).evidence
     assert {t["parameters"]["num_speculative_tokens"] for t in evidence["trials"] if t["strategy"] == "pearl"} == {1, 2, 3, 4}
     assert all(t["exact"] for t in evidence["trials"] if t["strategy"] != "svip")
-    next_one = replay(trace, "pearl", {"num_speculative_tokens": 5}, KIT, PROFILE, extend=True)
-    assert not next_one.exact, "the bound is no tighter than it must be"
     inexact = sum(not t["exact"] for t in evidence["trials"])
     assert inexact > 0
     assert evidence["rollouts"] == {"length": 8, "beyond": {"vanilla_sd": 4, "pearl": 5}, "inexact": inexact,
@@ -146,12 +163,14 @@ def test_specdec_pp_is_replayed_with_the_kits_head(pair: LoadedPair, trace: Trac
     assert len(trials) == len(combinations("specdec_pp"))
     assert {trial["source"] for trial in trials} == {"replayed"}
     exact = [trial for trial in trials if trial["exact"]]
-    assert len({trial["target_calls_per_token"] for trial in exact}) > 1, "thresholds matter"
+    assert len({trial["predicted_seconds_per_token"] for trial in exact}) > 1, "thresholds matter"
+    texts, sampling = tuning.texts_for(pair, trace, kit, ["specdec_pp"]), pair.sampling(max_tokens=16)
     for trial in exact[:: len(exact) // 3]:
+        told = replay(texts, "specdec_pp", trial["parameters"], kit, PROFILE)
+        assert told.predicted_seconds_per_token == trial["predicted_seconds_per_token"]
         strategy = build_strategy("specdec_pp", trial["parameters"], kit)
-        sampling = pair.sampling(max_tokens=16)
         real = Stats.total(pair.engine().generate(pair.encode_prompt(p.prompt), sampling, strategy).session.stats for p in PROMPTS)
-        assert trial["target_calls_per_token"] == real.calls_per_token
+        assert counters(told.stats) == counters(real)
     without = run(pair, trace, Clock({})).evidence["left_out"]["specdec_pp"]
     assert without == "it needs acceptance_head, which is not at hand"
     monkeypatch.setattr(tuning, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
