@@ -61,8 +61,8 @@ def test_figures_of_a_token_are_those_of_its_row() -> None:
     for token, rank in ((0, 3), (1, 0), (2, 0), (3, 4), (4, 2)):
         found = rows.token_figures(0, token)
         assert found.rank == rank
-        assert found.raw_prob == rows.raw_prob(0, token)
-        assert found.confidence == rows.confidence(0)
+        assert found.raw_prob == pytest.approx(rows.raw_prob(0, token), abs=1e-7)
+        assert found.confidence == pytest.approx(rows.confidence(0), abs=1e-7)
         assert found.entropy == pytest.approx(rows.entropy(0), abs=1e-6)
     certain = LogitRows(torch.tensor([[-90.0, 60.0, -100.0]]), Sampling()).token_figures(0, 1)
     assert certain == (1.0, 1.0, 0.0, 0)
