@@ -39,7 +39,7 @@ def transfer_table(train: Examples, test: Examples, line: Line, ratio: float, st
     if not any(own != other for own in learnt for other in tested):
         return None
     labels = {task: part.ratio <= ratio for task, part in tested.items()}
-    trained = {}
+    trained: dict[str, dict[str, Any]] = {}
     for task, part in learnt.items():
         own = fit(part, line.names, ratio, strength)
         trained[task] = {"prompts": prompts_of(part), "auc": {other: auc_of(labels[other], own.logits(tested[other])) for other in tested}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from serving.runtime.types import Rows, Stream
+from serving.runtime.types import Rows, Stream, TokenFigures
 
 
 class RowView:
@@ -37,6 +37,9 @@ class RowView:
 
     def entropy(self, row: int) -> float:
         return self.rows.entropy(self.at + row)
+
+    def token_figures(self, row: int, token: int) -> TokenFigures:
+        return self.rows.token_figures(self.at + row, token)
 
     def hidden(self, row: int) -> Tensor:
         return self.rows.hidden(self.at + row)
