@@ -187,10 +187,15 @@ def prompts_in_both(trace: TraceSet | pa.Table, other: TraceSet | pa.Table) -> s
 
 
 def prompts_of(trace: TraceSet | pa.Table) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Id and tokens of the prompt of every text; nothing of a table that lacks the column."""
-    table = trace.read(["prompt_id", "prompt_tokens"]) if isinstance(trace, TraceSet) else trace
-    if "prompt_tokens" not in table.column_names:
+    """Id and tokens of the prompt of every text; nothing of a table that lacks a column.
+
+    Bare texts are left out: theirs are only the beginning of a prompt, often no more than the chat template's.
+    """
+    columns = ["prompt_id", "kind", "prompt_tokens"]
+    table = trace.read(columns) if isinstance(trace, TraceSet) else trace
+    if not set(columns) <= set(table.column_names):
         return
-    first = table.select(["prompt_id", "prompt_tokens"]).filter(table.column("prompt_tokens").is_valid())
-    for name, tokens in zip(first.column("prompt_id").to_pylist(), first.column("prompt_tokens").to_pylist(), strict=True):
-        yield name, tuple(tokens)
+    first = table.select(columns).filter(table.column("prompt_tokens").is_valid())
+    for name, kind, tokens in zip(*(first.column(column).to_pylist() for column in columns), strict=True):
+        if kind != "bare":
+            yield name, tuple(tokens)

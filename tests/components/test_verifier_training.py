@@ -33,7 +33,7 @@ def trace(rows: int = 3000, prompts: int = 30, *, informative: str = "before", s
     """Draft tokens whose ratio depends on one direction of one of the states, at scales far from 1.
 
     Args:
-        name: what the prompts' ids begin with; their tokens are its letters and their number.
+        name: what the prompts' ids begin with; their tokens are its letters and their number (of bare texts one and the same).
         tasks: prompts take them in turn.
         turned: tasks whose ratio depends on that direction the other way round.
     """
@@ -46,7 +46,7 @@ def trace(rows: int = 3000, prompts: int = 30, *, informative: str = "before", s
     if shuffled:
         rng.shuffle(ratio)
     confidence = rng.uniform(0.1, 1.0, size=rows).astype(np.float32)
-    tokens = [[*name.encode(), int(n)] if i % 9 == 0 else None for i, n in enumerate(number)]
+    tokens = [([*name.encode(), int(n)] if i % 4 else [1]) if i % 9 == 0 else None for i, n in enumerate(number)]
     columns = {"prompt_id": [f"{name}{n}" for n in number], "task": pa.array(task, pa.string()),
                "kind": [KINDS[i % 4] for i in range(rows)], "prompt_tokens": tokens,
                "ratio": ratio, "draft_raw_q": confidence, "confidence": confidence, "entropy": rng.uniform(0, 3, rows).astype(np.float32),

@@ -11,6 +11,7 @@ from torch import Tensor
 from serving.runtime.artifacts.base import ArtifactError
 from serving.runtime.artifacts.verifier import Verifier
 from serving.runtime.models.trace_model import NotInTrace, TraceModel, TraceRows
+from serving.runtime.row_view import RowView
 from serving.runtime.sampling import LogitRows, Stream
 from serving.runtime.types import Output, Sampling
 from tests.serving.kits import ORIGIN
@@ -61,11 +62,22 @@ def test_figures_of_a_token_are_those_of_its_row() -> None:
     for token, rank in ((0, 3), (1, 0), (2, 0), (3, 4), (4, 2)):
         found = rows.token_figures(0, token)
         assert found.rank == rank
-        assert found.raw_prob == rows.raw_prob(0, token)
-        assert found.confidence == rows.confidence(0)
+        assert found.raw_prob == pytest.approx(rows.raw_prob(0, token), abs=1e-7)
+        assert found.confidence == pytest.approx(rows.confidence(0), abs=1e-7)
         assert found.entropy == pytest.approx(rows.entropy(0), abs=1e-6)
     certain = LogitRows(torch.tensor([[-90.0, 60.0, -100.0]]), Sampling()).token_figures(0, 1)
     assert certain == (1.0, 1.0, 0.0, 0)
+
+
+def test_one_of_several_rows_is_scored_as_alone() -> None:
+    """Rows of a chain of draft steps are views into one output."""
+    rows = LogitRows(torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)), Sampling(), torch.randn(3, HIDDEN))
+    judge = verifier(("before", "scalars"), 1)
+    for at in range(3):
+        view = RowView(rows, at)
+        for token in (view.top[0], 3):
+            expected = judge.score(rows.hidden(at), None, rows.raw(at), token)
+            assert judge.score_drafted(view, None, token) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_score_never_spreads_a_reduced_head_over_the_vocabulary() -> None:
