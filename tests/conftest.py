@@ -50,6 +50,19 @@ def process_settings(folder: Path) -> dict[str, str]:
     }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Speeds are measured when asked for: what else runs on a machine must not turn a test red."""
+    parser.addoption("--timed", action="store_true", help="run the tests that hold speeds against bars (idle machine)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is timed, with its reason."""
+    if not config.getoption("--timed"):
+        for item in items:
+            if item.get_closest_marker("timed"):
+                item.add_marker(pytest.mark.skip(reason="a speed: run it with --timed on an idle machine"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set the environment before any test module imports a library that reads it at import (Prefect, the hub)."""
     folder = Path(tempfile.mkdtemp(prefix="draftwell-tests-"))

@@ -27,6 +27,7 @@ def written_per_second(pair: LoadedPair) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_collection_is_at_least_half_as_fast_as_the_target_writes(tmp_path: Path) -> None:
     """All four kinds, both passes, rollouts and the files, in bfloat16; the target writes before and after, and the faster counts."""
     from registry.pairs import fetch, find_pair

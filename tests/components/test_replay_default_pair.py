@@ -181,6 +181,7 @@ def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters:
         assert abs(apart.mean()) <= 3 * apart.std(ddof=1) / math.sqrt(len(apart))
 
 
+@pytest.mark.timed
 def test_predicted_times_are_within_ten_percent() -> None:
     rows = predictions()
     for row in rows:
@@ -190,6 +191,7 @@ def test_predicted_times_are_within_ten_percent() -> None:
     assert median_error(rows) <= 0.10
 
 
+@pytest.mark.timed
 def test_a_minute_holds_a_hundred_replays_of_ten_thousand_positions() -> None:
     kit, texts = kit_in("bfloat16"), tiled(texts_in("bfloat16"), 10_000)
     space = [(name, parameters) for name in REPLAYED
