@@ -67,7 +67,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_tokens: int = 96, temperature: float = 0.0,
             top_k: int = 0, top_p: float = 1.0, rollout: int = 8, rollout_kinds: Sequence[str] = ("target",), batch: int = 8,
-            hidden: bool = True, prefix_kinds: Sequence[str] = ("target",), turns: int = 1, seed: int = 0,
+            hidden: bool = True, prefix_kinds: Sequence[str] = ("target",), turns: int = 1, seed: int = 0, fresh: bool = False,
             log: Log | None = None, progress: Progress | None = None) -> TraceSet:
     """Write texts for all prompts and record both models along them.
 
@@ -80,6 +80,8 @@ def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_to
         hidden: keep the draft's hidden states (verifiers need them; they are most of the trace).
         prefix_kinds: of `KINDS`; a text of each kind for every prompt, so that kinds come in equal parts.
         turns: turns of a conversation that get a text, 0 for all.
+        seed: of sampled and mixed texts, at least 0.
+        fresh: forget a trace of other inputs in the folder, once these prompts have been read.
         log: called with (name, value, shard): `collect_tokens_per_second`, and where the target writes `generate_tokens_per_second`
             and the ratio of the two, `collect_to_generate`; last `cut_prompts` and `cut_tokens`.
         progress: called with (prompts done, prompts in all, tokens per second and time left) whenever a text is done.
@@ -91,6 +93,8 @@ def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_to
         raise DraftwellError(f"rollout must be at least 1, not {rollout}")
     if turns < 0:
         raise DraftwellError(f"turns must be at least 0, which takes all, not {turns}")
+    if seed < 0:
+        raise DraftwellError(f"seed must be at least 0, not {seed}")
     check_inputs(pair, prompts, prefix_kinds)
     sampling = pair.sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     header = TraceHeader(pair=pair.name, fingerprint=pair.fingerprint, dtype=pair.dtype, rollout=rollout, max_tokens=max_tokens,
@@ -103,7 +107,7 @@ def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_to
                   shard_prompts=SHARD_PROMPTS, batch=slots, room=room_for_prompts(pair, max_tokens, rollout))
     traces = TraceSet(Path(folder), fingerprint=pair.fingerprint)
     with alone(traces.folder):
-        plan = claim(traces, wanted)
+        plan = claim_afresh(pair, prompts, traces, wanted) if fresh else claim(traces, wanted)
         if len(traces.shards) < plan.shards:
             check_room(traces.folder, plan, wanted)
         pairs = [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)]
@@ -214,6 +218,17 @@ def claim(traces: TraceSet, wanted: Plan) -> Plan:
         plan = wanted
         write_atomically(folder / PLAN, (plan.model_dump_json(indent=2) + "\n").encode())
     return plan
+
+
+def claim_afresh(pair: LoadedPair, prompts: Sequence[Prompt], traces: TraceSet, wanted: Plan) -> Plan:
+    """As `claim`, but what the folder holds of other inputs is forgotten: not before these prompts are known to be readable."""
+    try:
+        return claim(traces, wanted)
+    except ForeignTrace:
+        for prompt in prompts:
+            pair.encode_prompt(prompt.prompt, prompt.messages)
+        forget(traces.folder)
+        return claim(traces, wanted)
 
 
 class Meter:

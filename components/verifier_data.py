@@ -39,7 +39,7 @@ class Examples:
             is taken from these examples. Groups that the trace lacks are absent.
         ratio: `[rows]` float32, q̄(x)/p̄(x), inf where the target gives x nothing.
         confidence: `[rows]` float32, C: the baseline's score.
-        prompt: `[rows]` ids of the prompts.
+        prompt: `[rows]` ids of the prompts; of several that say the same, the first one's.
         task, kind: `[rows]`, what the prompt is about and what the prefix is made of; None: nobody said, "" for one that has none.
         accepted: `[rows]` float32 in [0, 1], chance that the target keeps x at the trace's temperature; None: not known.
         rows: `[rows]` where each example is in `parts`; None: all of them, in order.
@@ -113,6 +113,9 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
         place = end
     ratio, confidence = np.concatenate(figures, axis=1)
     prompt, task, kind = (np.concatenate(column) for column in zip(*words, strict=True))
+    names, places = np.unique(prompt, return_inverse=True)
+    alike = first_of_the_same(trace)
+    prompt = np.array([alike.get(name, name) for name in names.tolist()])[places]
     return Examples({name: part for name, part in parts.items() if name not in absent}, ratio, confidence, prompt, task, kind)
 
 
@@ -178,6 +181,16 @@ def shuffled_prompts(examples: Examples, seed: int, least: int = LEAST_PROMPTS) 
                              f"this trace has {len(names)}: collect more")
     shuffled: np.ndarray = np.random.default_rng(seed).permutation(names)
     return shuffled
+
+
+def first_of_the_same(trace: TraceSet | pa.Table) -> dict[str, str]:
+    """id → the first id with the same prompt: a question that was asked twice is one prompt, which no split may part."""
+    owners: dict[tuple[int, ...], str] = {}
+    found: dict[str, str] = {}
+    for name, tokens in prompts_of(trace):
+        owner = owners.setdefault(tokens, found.get(name, name))
+        found.setdefault(name, owner)
+    return found
 
 
 def prompts_in_both(trace: TraceSet | pa.Table, other: TraceSet | pa.Table) -> set[str]:

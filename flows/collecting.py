@@ -34,19 +34,11 @@ def collect(station: Station, prompts: Sequence[Prompt], *, max_tokens: int = 96
         kinds: prefix kinds in equal parts; a verifier learns from all, replay and table from the target's own texts.
         turns, log: as in `components.collection.collect`.
     """
-    from components.collection import ForeignTrace, forget
     from components.collection import collect as run
 
     where = folder or station.workspace.traces
-    options: dict[str, Any] = {"max_tokens": max_tokens, "rollout": rollout, "prefix_kinds": tuple(kinds), "temperature": temperature,
-                               "top_p": top_p, "turns": turns, "seed": seed, "batch": SLOTS, "progress": station.bar, "log": log}
-    try:
-        return run(station.pair, prompts, where, **options)
-    except ForeignTrace:
-        if not fresh:
-            raise
-        forget(where)
-        return run(station.pair, prompts, where, **options)
+    return run(station.pair, prompts, where, max_tokens=max_tokens, rollout=rollout, prefix_kinds=tuple(kinds), temperature=temperature,
+               top_p=top_p, turns=turns, seed=seed, fresh=fresh, batch=SLOTS, progress=station.bar, log=log)
 
 
 def context_for(workspace: Workspace, prompts: Sequence[Prompt], *, max_tokens: int, rollout: int, turns: int = 1) -> int | None:

@@ -75,8 +75,9 @@ def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, s
     source, known = find_target(wanted.target)
     name = wanted.name or name_of(wanted.target)
     file = draftwell_home() / "pairs" / f"{name}.yaml"
-    out = wanted.out or draftwell_home() / "pairs" / name / "draft"
+    out = (wanted.out or draftwell_home() / "pairs" / name / "draft").expanduser()
     check_name(name, source, file)
+    check_out(out, work_of(wanted, name))
     chosen = None if wanted.prompts is None else split(wanted.prompts)
     spec = PairSpec(name=name, description=f"{wanted.target} with a draft distilled from it",
                     licence=known.licence if known else "that of the target", target=source, chat=known.chat if known else True,
@@ -92,6 +93,21 @@ def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, s
     artifact.save(out)
     write_pair(spec, file)
     return Distilled(spec, file, out, report)
+
+
+def check_out(out: Path, work: Path) -> None:
+    """Refuse a folder for the draft that would lose what lies there: a finished draft takes the place of the whole folder."""
+    from serving.runtime.artifacts.base import MANIFEST, read_manifest
+
+    here, there = out.expanduser().absolute(), work.expanduser().absolute()
+    if here == there or here in there.parents or there in here.parents:
+        raise DraftwellError(f"the draft's folder {out} and the work folder {work} must lie apart: choose another --out or --work")
+    if here == Path.cwd() or here in Path.cwd().parents:
+        raise DraftwellError(f"{out} holds the folder you are in: choose another --out")
+    if not here.is_dir() or not any(here.iterdir()):
+        return
+    if not (here / MANIFEST).is_file() or read_manifest(here).get("kind") != "distilled_draft":
+        raise DraftwellError(f"{out} holds something else than a draft, which would be lost: choose an empty or a new folder as --out")
 
 
 def keep_report(made: Distilled) -> Path:

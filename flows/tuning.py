@@ -65,7 +65,7 @@ def save_choice(station: Station, config: DecodingConfig) -> None:
     choice = {"strategy": config.strategy, "parameters": config.parameters}
     station.workspace.save(config)
     station.report("tuning", {"pair": station.workspace.spec.name, **choice, "config_digest": config.digest, **config.evidence})
-    write_tuning_report({**config.evidence, "choice": choice}, station.workspace.reports, pair=station.workspace.spec.name)
+    write_tuning_report(config.evidence, station.workspace.reports, pair=station.workspace.spec.name)
 
 
 def champion_config(station: Station) -> tuple[str, dict[str, Any]] | None:
@@ -104,5 +104,6 @@ def choose_plain(station: Station, reason: str) -> dict[str, Any]:
     tuned = DecodingConfig.load(station.workspace.artifacts / "decoding_config", fingerprint=station.pair.fingerprint)
     old = tuned.provenance
     made_of = provenance(station.pair, trace_digest=old.trace_digest, device_class=old.device_class, parents=old.parents)
-    save_choice(station, DecodingConfig("autoregressive", {}, {**tuned.evidence, "reason": reason}, made_of))
-    return {"strategy": "autoregressive", "parameters": {}, "reason": reason}
+    choice: dict[str, Any] = {"strategy": "autoregressive", "parameters": {}}
+    save_choice(station, DecodingConfig("autoregressive", {}, {**tuned.evidence, "choice": choice, "reason": reason}, made_of))
+    return {**choice, "reason": reason}

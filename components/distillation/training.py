@@ -166,6 +166,9 @@ def train(draft: Any, corpus: Sequence[Conversation], head: Head, recipe: Recipe
             for slot in optimizer.param_groups:
                 slot["lr"] = recipe.rate(progress)
             loss, parts = losses(draft, group, head, recipe)
+            if not torch.isfinite(loss):
+                raise DraftwellError(f"training diverged at step {progress['steps']} (the loss is not finite): try --dtype float32; "
+                                     "the last checkpoint is sound")
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)

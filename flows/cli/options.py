@@ -32,7 +32,7 @@ Prompts = Annotated[Path | None, typer.Option(
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N prompts.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of all random streams.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random streams.")]
 PadTarget = Annotated[float | None, typer.Option(
     "--pad-target", min=1.0, help="Pad the target with zeros to this many parameters: the same outputs at a larger model's cost.")]
 Artifacts = Annotated[Path | None, typer.Option("--artifacts", help="Folder of artifact folders that goes before the workspace's.")]

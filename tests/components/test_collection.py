@@ -210,6 +210,27 @@ def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: Tr
     assert trace.digest() == digest
 
 
+def test_a_fresh_start_keeps_the_old_trace_until_its_prompts_are_read(pair: LoadedPair, tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    old = collect(pair, PROMPTS, tmp_path, max_tokens=4).digest()
+
+    def refuse(*_: object) -> list[int]:
+        raise DraftwellError("the chat template refuses this conversation")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoadedPair, "encode_prompt", refuse)
+        with pytest.raises(DraftwellError, match="chat template"):
+            collect(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True)
+    assert TraceSet(tmp_path).digest() == old
+    assert collect(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True).digest() != old
+
+
+def test_a_seed_below_zero_is_refused(pair: LoadedPair, tmp_path: Path) -> None:
+    with pytest.raises(DraftwellError, match="seed must be at least 0"):
+        collect(pair, PROMPTS, tmp_path, max_tokens=4, seed=-1)
+    assert not list(tmp_path.iterdir())
+
+
 class WholeHead(TransformersModel):
     """Gives the logits of a reduced head as those of the whole vocabulary, the others −∞."""
 

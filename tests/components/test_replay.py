@@ -334,6 +334,9 @@ def test_a_chain_counts_and_costs_all_its_steps() -> None:
     assert chain.stats.accepted == single.stats.accepted == 2
     assert [one.per_prompt[0].seconds for one in (single, chain)] == [10 + 2 * 1 + 10, 10 + 3 * 1 + 10]
     assert chain.exact
+    for longer in (4, 5):  # the steps behind the stop token feed on one another
+        again = replay(texts, "vanilla_sd", {"num_speculative_tokens": longer}, Kit(), chaining)
+        assert (again.stats.draft_calls, again.stats.accepted, again.stats.target_calls) == (longer, 2, chain.stats.target_calls)
 
 
 def test_a_prompt_longer_than_the_profile_never_costs_less() -> None:

@@ -101,6 +101,15 @@ def test_no_prompt_is_on_two_sides():
         assert sorted(len(out) for out, _ in sides) == [4, 5, 5]
 
 
+def test_a_question_asked_twice_is_one_prompt():
+    """Served traffic repeats itself: under two ids, one to learn from and one to test on, the same text would be both."""
+    twice = pa.concat_tables([trace(rows=120, prompts=4, name="p"),
+                              trace(rows=120, prompts=4, name="p").set_column(0, "prompt_id", [[f"again{i // 30}" for i in range(120)]])])
+    examples = read_examples(twice)
+    assert set(examples.prompt) == {"p0", "p1", "p2", "p3"}
+    assert (examples.prompt[:120] == examples.prompt[120:]).all()
+
+
 def test_three_prompts_are_enough():
     train, test = split_by_prompt(read_examples(trace(rows=30, prompts=3)), 0)
     assert (len(set(train.prompt)), len(set(test.prompt)), len(folds(train, 0))) == (2, 1, 2)

@@ -88,6 +88,9 @@ def test_a_target_that_asks_itself(run: Any, place: Path, pair_file: Path, monke
     (("--max-tokens", 300), ("--max-tokens 300", "256")),
     (("--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
     (("--out", "no/such/folder"), ("no/such/folder",)),
+    (("--out", Path(__file__).parent), ("holds something else than a draft",)),
+    (("--out", "both", "--work", "both"), ("must lie apart",)),
+    (("--out", "."), ("you are in",)),
     (("--device", "tpu"), ("tpu",)),
 ])
 def test_refused_before_any_work(run: Any, place: Path, pair_file: Path, prompts_file: Path, arguments: tuple[Any, ...],

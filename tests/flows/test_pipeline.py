@@ -100,6 +100,7 @@ def test_the_plain_release_is_what_its_bundle_holds(refused_once: dict[str, Any]
     config: Any = open_bundle(place / refused_once["bundle"]).artifacts()["decoding_config"]
     assert config.strategy == "autoregressive"
     assert config.evidence["reason"] == refused_once["reason"]
+    assert config.evidence["choice"] == {"strategy": "autoregressive", "parameters": {}}
 
 
 def test_gate_and_promote_again(refused_once: dict[str, Any], run: Any, pair_file: Path, prompts_file: Path) -> None:

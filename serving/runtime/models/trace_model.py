@@ -206,13 +206,18 @@ class TraceModel:
         for token in row.tokens[unseen:]:
             self._feed((token,))
             self._say(top, places)
+        ended = False
         for _ in range(row.steps - 1):
-            self._feed((top[-1],))
-            if self.length < len(self.text.ids) or self._left is not None:
-                self._say(top, places)
-            else:  # behind the stop token of the text: a chain goes on, and what it says is dropped
+            if ended:
+                self.length += 1
+            else:
+                self._feed((top[-1],))
+                ended = self._left is None and self.length >= len(self.text.ids)
+            if ended:  # behind the stop token of the text: a chain goes on, and what it says is dropped
                 top.append(OFF_TEXT)
                 places.append(places[-1])
+            else:
+                self._say(top, places)
         return TraceOutput(top, places, self)
 
     def _feed(self, tokens: tuple[int, ...]) -> None:
