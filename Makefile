@@ -58,6 +58,9 @@ test: $(STAMP) ## run the quick tests
 test-all: $(STAMP) ## run every test, the slow ones too
 	$(BIN)/python -m pytest
 
+test-timed: $(STAMP) ## the tests that hold speeds against bars; the machine must be idle
+	$(BIN)/python -m pytest -s --timed -m timed
+
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check
 	$(BIN)/mypy

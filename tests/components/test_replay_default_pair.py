@@ -33,7 +33,7 @@ from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.trace import TRACE_VERSION, TraceSet
+from serving.runtime.trace import TraceSet
 from serving.runtime.types import Sampling
 from tests.components.default_pair import default_pair, kit_of, two_threads
 from tests.components.replaying import counters, rounds_of
@@ -164,7 +164,6 @@ def test_bfloat16_counts_are_within_two_percent(number: int) -> None:
     assert row.count_error <= 0.02
 
 
-@pytest.mark.skipif(TRACE_VERSION < 2, reason="traces of schema 1 say too little about sampled texts")
 @pytest.mark.parametrize(("name", "parameters"), [("vanilla_sd", {}), ("svip", {}), ("spide", {"tau": 0.3, "max_draft": 16}),
                                                   ("pearl", {"num_speculative_tokens": 8})])
 def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters: dict[str, Any]) -> None:
