@@ -18,6 +18,9 @@ from components.sandbox import run_python
 Checker = Callable[[Prompt, str], bool]
 """Whether an answer to a prompt is right. Those that run code raise SandboxUnavailable where it cannot be held."""
 
+SECONDS = 20.0
+"""A program may take this long: the slowest of the references takes four seconds, on an idle core."""
+
 NUMBER = re.compile(r"(?<![\w.])[-−]?(?:[$€£]\s?)?[-−]?(?P<value>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40})"
                     r"(?:\s?/\s?(?P<below>[1-9]\d{0,20})(?!\d|[./]\d))?")
 SOLUTION = re.compile(r"####\s*(?=[-−$€£\s]*\.?\d)")  # GSM8K's mark; "#### Step 2" is a heading
@@ -141,7 +144,7 @@ def choice_said(text: str, choices: Sequence[str]) -> str | None:
 
 def passes_unit_test(prompt: Prompt, answer: str) -> bool:
     """HumanEval (Chen et al. 2021): the completed function passes `check` of its `test`."""
-    return run_python(unit_test_program(prompt, answer)).passed
+    return run_python(unit_test_program(prompt, answer), seconds=SECONDS).passed
 
 
 def unit_test_program(prompt: Prompt, answer: str) -> str:
@@ -159,7 +162,7 @@ def unit_test_program(prompt: Prompt, answer: str) -> str:
 
 def passes_assertions(prompt: Prompt, answer: str) -> bool:
     """MBPP (Austin et al. 2021): every assertion of its `test_list` holds behind the answer and the `test_setup_code`."""
-    return run_python(assertions_program(prompt, answer)).passed
+    return run_python(assertions_program(prompt, answer), seconds=SECONDS).passed
 
 
 def assertions_program(prompt: Prompt, answer: str) -> str:

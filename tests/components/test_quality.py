@@ -109,7 +109,7 @@ def test_what_cannot_be_had_is_none() -> None:
 
 
 def test_a_machine_without_a_sandbox_says_so_and_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(code: str) -> None:
+    def refuse(code: str, *, seconds: float) -> None:
         raise SandboxUnavailable("not here")
 
     monkeypatch.setattr(task_checks, "run_python", refuse)
