@@ -1,4 +1,4 @@
-"""Quality of a strategy's outputs in one place: agreement with the target, ROUGE-L, and accuracy where answers can be checked.
+"""Accuracy of answers that can be checked, by task, beside that of another run's answers.
 
 Small models answer few such prompts rightly, and few prompts decide little: every comparison comes with its interval.
 """
@@ -10,35 +10,12 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
-from components.prompts import Prompt, ids_of
-from components.quality import agreement_of
-from components.rouge import mean_rouge_l
+from components.prompts import Prompt
 from components.sandbox import SandboxUnavailable
 from components.task_checks import Checker, checker_for
-from serving.runtime.pair import LoadedPair
 
 Checked = bool | str | None
 """Whether an answer is right; None where nothing can tell, a sentence where this machine cannot."""
-
-
-def quality_of(pair: LoadedPair, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]],
-               reference: Sequence[Sequence[int]] | None = None, *, temperature: float = 0.0) -> dict[str, Any]:
-    """Every quality figure of the answers to prompts' first turns, as plain JSON.
-
-    Args:
-        outputs: token ids of the answers, one for each prompt.
-        reference: those that decoding without speculation gave to the same prompts, for the tasks' differences.
-        temperature: at which the outputs were drawn.
-    Returns:
-        `argmax_share` of tokens, in [0, 1]; `kl` to the target on own prefixes, nats a token (`quality.agreement`); `rouge_l`, in
-        points, of prompts with a reference; `tasks` (`task_accuracy`). A figure that cannot be had is None.
-    """
-    texts = [pair.decode(output) for output in outputs]
-    sums = agreement_of(pair, [ids_of(pair, prompt) for prompt in prompts], outputs, temperature)
-    overlap = mean_rouge_l(texts, [prompt.reference for prompt in prompts])
-    before = None if reference is None else checked(prompts, [pair.decode(output) for output in reference])
-    return {"argmax_share": sums.share, "kl": sums.kl, "rouge_l": None if overlap is None else 100 * overlap,
-            "tasks": task_accuracy(prompts, checked(prompts, texts), before)}
 
 
 def checked(prompts: Sequence[Prompt], answers: Sequence[str]) -> list[Checked]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from components import task_checks
 from components.evaluation import bench
+from components.figures import Judge
+from components.measuring import measure
 from components.prompts import Prompt
 from components.quality import Agreement, agreement, agreement_of, argmax_matches
-from components.quality_report import checked, paired_difference, quality_of, task_accuracy
+from components.quality_report import checked, paired_difference, task_accuracy
 from components.reports import bench_markdown
 from components.sandbox import SandboxUnavailable
+from serving.runtime.pair import LoadedPair
 from tests.components.test_reports import ENTRY, REPORT
 from tests.components.tiny import VOCAB, table_pair
 from tests.serving.kits import table_kit
@@ -86,12 +91,21 @@ LETTER = [Prompt(f"p{i}", "letters", ["abc"], fields={"answer_key": "A", "choice
 PLAIN = Prompt("q", "chat", ["abc"], "d e")
 
 
+def judged(pair: LoadedPair, prompts: list[Prompt], outputs: list[list[int]], reference: list[list[int]]) -> dict[str, Any]:
+    """What a bench says of a lossy strategy that wrote these outputs, where plain decoding wrote the reference."""
+    measured = measure(pair, table_kit(vocab=VOCAB), [("autoregressive", {}), ("csd", {})], prompts, max_tokens=1, warmup=False)
+    for name, texts in (("autoregressive", reference), ("csd", outputs)):
+        measured[name].runs = [[replace(run, tokens=tokens) for run in runs]
+                               for runs, tokens in zip(measured[name].runs, texts, strict=True)]
+    return Judge(pair, prompts, measured).quality(measured["csd"])
+
+
 def test_every_figure_is_in_one_place() -> None:
     pair = table_pair()
     prompts, outputs = [*LETTER, PLAIN], [[3], [3], [4], [3], [3, 4]]
-    found = quality_of(pair, prompts, outputs, [[3], [4], [4], [4], [4]])
+    found = judged(pair, prompts, outputs, [[3], [4], [4], [4], [4]])
     sums = agreement_of(pair, [pair.encode_prompt("abc")] * 5, outputs)
-    assert (found["argmax_share"], found["kl"]) == (sums.share, sums.kl)
+    assert (found["target_argmax_share"], found["kl"]) == (sums.share, sums.kl)
     assert found["rouge_l"] is not None
     assert set(found["tasks"]) == {"letters"}, "nothing tells whether a chat is right"
     letters = found["tasks"]["letters"]
@@ -102,10 +116,13 @@ def test_every_figure_is_in_one_place() -> None:
 
 
 def test_what_cannot_be_had_is_none() -> None:
-    found = quality_of(table_pair(), [PLAIN, LETTER[0]], [[], []])
-    assert (found["argmax_share"], found["kl"]) == (None, None)
-    assert found["tasks"]["letters"] == {"accuracy": 0.0, "count": 1, "difference": None, "low": None, "high": None, "note": None}
-    assert quality_of(table_pair(), [LETTER[0]], [[3]])["rouge_l"] is None
+    found = judged(table_pair(), [PLAIN, LETTER[0]], [[], []], [[], []])
+    assert (found["target_argmax_share"], found["kl"]) == (None, None)
+    prompts = [PLAIN, LETTER[0]]
+    alone = task_accuracy(prompts, checked(prompts, ["", ""]))
+    assert found["tasks"]["letters"]["accuracy"] == 0.0
+    assert alone["letters"] == {"accuracy": 0.0, "count": 1, "difference": None, "low": None, "high": None, "note": None}
+    assert judged(table_pair(), [LETTER[0]], [[3]], [[3]])["rouge_l"] is None
 
 
 def test_a_machine_without_a_sandbox_says_so_and_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from components.halving import PLAIN
 from components.ledger import Ledger
 from components.measuring import measure
 from components.prompts import Prompt, ids_of
-from components.quality_report import quality_of
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
@@ -37,7 +36,6 @@ USERS: dict[str, Callable[[LoadedPair], Any]] = {
     "config_quality": lambda pair: config_quality(pair, Kit(), GAMMA, PROMPTS, max_tokens=4),
     "contest": lambda pair: Contest(pair, Kit(), max_tokens=4)([PLAIN], PROMPTS),
     "reader": lambda pair: Reader(pair)(PROMPTS, Measured([1.0] * len(PROMPTS), OUTPUTS, [1] * len(PROMPTS))),
-    "quality": lambda pair: quality_of(pair, PROMPTS, OUTPUTS),
     "memory": lambda pair: build_correction_memory(pair, PROMPTS, ORIGIN, max_tokens=4),
     "counting": lambda pair: deterministic_report(pair, [GAMMA], PROMPTS, 4),
     "batching": lambda pair: batch_throughput(pair, Kit(), [PLAIN], PROMPTS, concurrency=2, max_tokens=4),
