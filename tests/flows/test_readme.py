@@ -80,7 +80,7 @@ def pair_blocks() -> list[str]:
 
 @pytest.mark.parametrize("body", pair_blocks())
 def test_pairs_of_ones_own(body: str) -> None:
-    PairSpec.model_validate(yaml.safe_load(body))
+    assert PairSpec.model_validate(yaml.safe_load(body)).name == yaml.safe_load(body)["name"]
 
 
 def test_the_reader_is_told_the_two_commands() -> None:
