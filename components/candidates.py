@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from components.constraints import Constraints, Judge
 from components.contest import Config, Evaluate, QualityOf
 from components.evaluation import prompts_digest
@@ -85,7 +87,7 @@ class Explorer:
     def subject(self) -> dict[str, Any]:
         """What explored values depend on besides the search."""
         return {"prompts": prompts_digest(self.few), "tokens": EXPLORE_TOKENS, "device_class": self.profile.provenance.device_class,
-                "padded_to": self.pair.padded_to, "fingerprint": self.pair.fingerprint}
+                "padded_to": self.pair.padded_to, "fingerprint": self.pair.fingerprint, "threads": torch.get_num_threads()}
 
     def describe(self, name: str) -> dict[str, Any]:
         """The description of a strategy's study, replayed or explored."""

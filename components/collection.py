@@ -3,6 +3,9 @@
 One shard holds the texts of a few prompts and is written when they are done. A run that was killed, at any moment, goes on with
 the first missing shard: what a shard holds depends on its own prompts only, and on what the plan says. Texts in bfloat16 also
 depend on the kind of processor and on the number of threads, so a collection should be resumed where it was begun.
+
+Shards do not depend on each other, so others may write them: `collect` hands the missing ones to `spread`, and whoever gets one
+calls `collect_shard`. The trace is the same, row by row, as that of a run which writes them itself.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.observation import observe
-from components.prompts import Prompt
+from components.prompts import Prompt, ids_of
 from components.texts import room_for_prompts, sampling_of, turns_of, write_texts
 from serving.runtime.artifacts.base import write_atomically
 from serving.runtime.pair import LoadedPair
-from serving.runtime.trace import KINDS, TraceError, TraceHeader, TraceSet
+from serving.runtime.strategies import Strategy
+from serving.runtime.trace import KINDS, LOSSY, TraceError, TraceHeader, TraceSet
 from serving.runtime.types import DraftwellError, Sampling
 
 PLAN, LOCK = "plan.json", ".lock"
@@ -31,6 +37,8 @@ SHARD_PROMPTS = 32
 Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, a few words)."""
+Spread = Callable[[Sequence[int], Callable[[int], None]], None]
+"""Sees to it that the shards of these numbers get written; calls back with each that is there."""
 
 
 class ForeignTrace(DraftwellError):
@@ -65,15 +73,118 @@ def leftovers(folder: Path) -> list[Path]:
     return [*folder.glob(".shard-*"), *folder.glob(f".{PLAN}.*")]
 
 
-def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_tokens: int = 96, temperature: float = 0.0,
-            top_k: int = 0, top_p: float = 1.0, rollout: int = 8, rollout_kinds: Sequence[str] = ("target",), batch: int = 8,
-            hidden: bool = True, prefix_kinds: Sequence[str] = ("target",), turns: int = 1, seed: int = 0, fresh: bool = False,
-            log: Log | None = None, progress: Progress | None = None) -> TraceSet:
+@dataclass(frozen=True)
+class Work:
+    """What is to be collected, wherever it is written to.
+
+    Args:
+        pairs: prompts with the sampling parameters of each.
+        plan: of this pair as it is loaded here; a folder that was claimed earlier has its own.
+    """
+
+    pair: LoadedPair
+    pairs: list[tuple[Prompt, Sampling]]
+    header: TraceHeader
+    plan: Plan
+    kinds: Sequence[str]
+    hidden: bool
+    turns: int
+    strategy: Strategy | None = None
+
+    def part(self, plan: Plan, index: int) -> list[tuple[Prompt, Sampling]]:
+        """The prompts of a shard."""
+        return self.pairs[index * plan.shard_prompts : (index + 1) * plan.shard_prompts]
+
+    def write(self, traces: TraceSet, plan: Plan, index: int, meter: Meter) -> None:
+        """Write a shard."""
+        header = self.header.model_copy(update={"batch": plan.batch})
+        write_shard(self.pair, self.part(plan, index), traces, index, header, plan, self.kinds, hidden=self.hidden, turns=self.turns,
+                    strategy=self.strategy, meter=meter)
+
+
+def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, fresh: bool = False, spread: Spread | None = None,
+            log: Log | None = None, progress: Progress | None = None, **settings: Any) -> TraceSet:
     """Write texts for all prompts and record both models along them.
 
     Args:
         pair: with a draft, and as many slots as requests shall run at once.
         folder: of the trace; a run with the same inputs that was cut short is continued there.
+        fresh: forget a trace of other inputs in the folder, once these prompts have been read.
+        spread: has shards written by others (`collect_shard`, with the same settings); None writes them here, one by one.
+        settings: of `work_of`.
+        log: called with (name, value, shard): `collect_tokens_per_second`, and where the target writes here
+            `generate_tokens_per_second` and the ratio of the two, `collect_to_generate`; last `cut_prompts` and `cut_tokens`.
+        progress: called with (prompts done, prompts in all, tokens per second and time left) whenever a text is done.
+    Raises:
+        DraftwellError: no prompts, no draft, an unknown kind, no room in the context, a folder with another trace, or one that
+            another collection is writing to, or shards that nobody wrote.
+    """
+    work = work_of(pair, prompts, **settings)
+    traces = TraceSet(Path(folder), fingerprint=pair.fingerprint)
+    with alone(traces.folder):
+        plan = claim_afresh(pair, prompts, traces, work.plan) if fresh else claim(traces, work.plan)
+        if len(traces.shards) < plan.shards:
+            check_room(traces.folder, plan, work.plan)
+        missing = [index for index in range(plan.shards) if not traces.shard(index).is_file()]
+        meter = Meter(len(prompts), sum(len(work.part(plan, index)) for index in missing), len(work.kinds), progress)
+
+        def written(index: int) -> None:
+            meter.shard_done()
+            if log:
+                for name, value in meter.rates().items():
+                    log(name, value, index)
+
+        def found(index: int) -> None:
+            meter.shard(work.part(plan, index), work.turns)
+            meter.rows += rows_of(traces.shard(index))
+            written(index)
+
+        if spread is None:
+            for index in missing:
+                meter.shard(work.part(plan, index), work.turns)
+                work.write(traces, plan, index, meter)
+                written(index)
+        elif missing:
+            spread(missing, found)
+            check_whole(traces, plan)
+        if log:
+            for name, value in zip(("cut_prompts", "cut_tokens"), cuts(traces), strict=True):
+                log(name, value, plan.shards - 1)
+    return traces
+
+
+def collect_shard(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, index: int, **settings: Any) -> Path:
+    """Write one shard of a folder that a `collect` of the same inputs holds; one that is there already is left alone.
+
+    Two who write the same shard write the same bytes, and each file appears by a rename, so it harms nobody if a worker that was
+    given up for dead comes back.
+
+    Args:
+        settings: of `work_of`.
+    Raises:
+        ForeignTrace: the folder was not claimed for these prompts, pair and settings, or for more slots or context than there are.
+    """
+    work = work_of(pair, prompts, **settings)
+    traces = TraceSet(Path(folder), fingerprint=pair.fingerprint)
+    plan = read_plan(traces.folder)
+    if plan is None or plan.inputs != work.plan.inputs:
+        raise ForeignTrace(f"{folder} is not claimed here for these prompts, pair and settings: every worker needs the same version of "
+                           "draftwell, the same models, and the folder under the same path")
+    check_room(traces.folder, plan, work.plan)
+    path = traces.shard(index)
+    if not path.is_file():
+        meter = Meter(len(prompts), plan.shard_prompts, len(work.kinds), None)
+        meter.shard(work.part(plan, index), work.turns)
+        work.write(traces, plan, index, meter)
+    return path
+
+
+def work_of(pair: LoadedPair, prompts: Sequence[Prompt], *, max_tokens: int = 96, temperature: float = 0.0, top_k: int = 0,
+            top_p: float = 1.0, rollout: int = 8, rollout_kinds: Sequence[str] = ("target",), batch: int = 8, hidden: bool = True,
+            prefix_kinds: Sequence[str] = ("target",), turns: int = 1, seed: int = 0, strategy: Strategy | None = None) -> Work:
+    """What these settings ask for, checked before anything is written.
+
+    Args:
         rollout: K, draft tokens recorded behind every position.
         rollout_kinds: of `KINDS`, texts that get rollouts; replay and the acceptance table read the target's only.
         batch: requests at once, at most the pair's slots.
@@ -81,13 +192,9 @@ def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_to
         prefix_kinds: of `KINDS`; a text of each kind for every prompt, so that kinds come in equal parts.
         turns: turns of a conversation that get a text, 0 for all.
         seed: of sampled and mixed texts, at least 0.
-        fresh: forget a trace of other inputs in the folder, once these prompts have been read.
-        log: called with (name, value, shard): `collect_tokens_per_second`, and where the target writes `generate_tokens_per_second`
-            and the ratio of the two, `collect_to_generate`; last `cut_prompts` and `cut_tokens`.
-        progress: called with (prompts done, prompts in all, tokens per second and time left) whenever a text is done.
+        strategy: a lossy one that writes the texts of kind `lossy`, which beside `KINDS` may then be among the prefix kinds.
     Raises:
-        DraftwellError: no prompts, no draft, an unknown kind, no room in the context, a folder with another trace, or one that
-            another collection is writing to.
+        DraftwellError: as in `collect`.
     """
     if rollout < 1:
         raise DraftwellError(f"rollout must be at least 1, not {rollout}")
@@ -95,45 +202,51 @@ def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, max_to
         raise DraftwellError(f"turns must be at least 0, which takes all, not {turns}")
     if seed < 0:
         raise DraftwellError(f"seed must be at least 0, not {seed}")
-    check_inputs(pair, prompts, prefix_kinds)
+    check_inputs(pair, prompts, prefix_kinds, strategy)
     sampling = pair.sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     header = TraceHeader(pair=pair.name, fingerprint=pair.fingerprint, dtype=pair.dtype, rollout=rollout, max_tokens=max_tokens,
                          temperature=temperature, top_k=top_k, top_p=top_p, stop_token_ids=tuple(sorted(sampling.stop_token_ids)),
                          rollout_kinds=tuple(kind for kind in prefix_kinds if kind in rollout_kinds))
     inputs = [header.model_dump_json(), seed, hidden, turns, list(prefix_kinds),
-              [[p.id, p.task, p.turns, p.messages, p.answers] for p in prompts]]
+              [[p.id, p.task, p.turns, p.messages, p.answers, *(["raw"] if p.raw else []), *([p.tokens] if p.tokens else [])]
+               for p in prompts], *([identity_of(strategy)] if strategy else [])]
     slots = min([batch, *(model.slots.count for model in pair.models.values() if hasattr(model, "slots"))])
-    wanted = Plan(inputs=hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest(), prompts=len(prompts),
-                  shard_prompts=SHARD_PROMPTS, batch=slots, room=room_for_prompts(pair, max_tokens, rollout))
-    traces = TraceSet(Path(folder), fingerprint=pair.fingerprint)
-    with alone(traces.folder):
-        plan = claim_afresh(pair, prompts, traces, wanted) if fresh else claim(traces, wanted)
-        if len(traces.shards) < plan.shards:
-            check_room(traces.folder, plan, wanted)
-        pairs = [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)]
-        parts = [pairs[first : first + plan.shard_prompts] for first in range(0, len(pairs), plan.shard_prompts)]
-        missing = [index for index in range(plan.shards) if not traces.shard(index).is_file()]
-        meter = Meter(len(prompts), sum(len(parts[index]) for index in missing), len(prefix_kinds), progress)
-        for index in missing:
-            meter.shard(parts[index], turns)
-            write_shard(pair, parts[index], traces, index, header.model_copy(update={"batch": plan.batch}), plan, prefix_kinds,
-                        hidden=hidden, turns=turns, meter=meter)
-            meter.shard_done()
-            if log:
-                for name, value in meter.rates().items():
-                    log(name, value, index)
-        if log:
-            for name, value in zip(("cut_prompts", "cut_tokens"), cuts(traces), strict=True):
-                log(name, value, plan.shards - 1)
-    return traces
+    plan = Plan(inputs=hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest(), prompts=len(prompts),
+                shard_prompts=SHARD_PROMPTS, batch=slots, room=room_for_prompts(pair, max_tokens, rollout, strategy))
+    pairs = [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)]
+    return Work(pair, pairs, header, plan, prefix_kinds, hidden, turns, strategy)
+
+
+def identity_of(strategy: Strategy) -> list[Any]:
+    """What a strategy's texts depend on beside models and prompts, as plain JSON: name, parameters, digests of its artifacts."""
+    artifacts = {kind: artifact.digest for kind, artifact in sorted(strategy.kit.artifacts.items()) if kind in strategy.artifacts}
+    return [strategy.name, strategy.config.model_dump(mode="json"), artifacts]
+
+
+def check_whole(traces: TraceSet, plan: Plan) -> None:
+    """Remove what workers that died left half-written, and refuse a trace that lacks shards."""
+    for rest in leftovers(traces.folder):
+        rest.unlink(missing_ok=True)
+    lost = [index for index in range(plan.shards) if not traces.shard(index).is_file()]
+    if lost:
+        raise DraftwellError(f"{len(lost)} of {plan.shards} shards in {traces.folder} were not written: run the same `draftwell collect` "
+                             "again, it goes on with those")
+
+
+def rows_of(path: Path) -> int:
+    """Rows of a shard, without reading them."""
+    import pyarrow.parquet as pq
+
+    return int(pq.read_metadata(path).num_rows)
 
 
 def write_shard(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], traces: TraceSet, index: int, header: TraceHeader,
-                plan: Plan, kinds: Sequence[str], *, hidden: bool, turns: int, meter: Meter) -> None:
+                plan: Plan, kinds: Sequence[str], *, hidden: bool, turns: int, strategy: Strategy | None, meter: Meter) -> None:
     """Write one shard."""
     import pyarrow as pa
 
-    texts = write_texts(pair, prompts, kinds, room=plan.room, batch=plan.batch, turns=turns, finished=meter.tick, written=meter.wrote)
+    texts = write_texts(pair, prompts, kinds, room=plan.room, batch=plan.batch, turns=turns, strategy=strategy, finished=meter.tick,
+                        written=meter.wrote)
     tables = []
     for _, of_prompt in groupby(texts, key=lambda text: text.prompt.id):
         for table in observe(pair.models, list(of_prompt), header, hidden=hidden):
@@ -144,7 +257,7 @@ def write_shard(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], tr
     traces.write_shard(index, pa.concat_tables(tables))
 
 
-def check_inputs(pair: LoadedPair, prompts: Sequence[Prompt], kinds: Sequence[str]) -> None:
+def check_inputs(pair: LoadedPair, prompts: Sequence[Prompt], kinds: Sequence[str], strategy: Strategy | None = None) -> None:
     """Refuse what cannot be collected, before anything is written."""
     if not prompts:
         raise DraftwellError("there are no prompts to collect from: name a file that holds some")
@@ -152,7 +265,12 @@ def check_inputs(pair: LoadedPair, prompts: Sequence[Prompt], kinds: Sequence[st
         raise DraftwellError("two prompts have the same id: make them unique")
     if "draft" not in pair.models:
         raise DraftwellError(f"pair {pair.name} has no draft model, so there is nothing to trace: choose a pair with one")
-    unknown = [kind for kind in kinds if kind not in KINDS]
+    if LOSSY in kinds and strategy is None:
+        raise DraftwellError(f"texts of kind {LOSSY} are those of a release's own strategy, collected when it is published: choose "
+                             f"kinds of {', '.join(KINDS)}")
+    if strategy is not None and strategy.lossless:
+        raise DraftwellError(f"strategy {strategy.name} is lossless, its texts are the target's own: collect the kind target")
+    unknown = [kind for kind in kinds if kind not in (*KINDS, LOSSY)]
     if unknown or not kinds or len(set(kinds)) != len(kinds):
         raise DraftwellError(f"prefix kinds must be different ones of {', '.join(KINDS)}, not {', '.join(kinds) or 'none'}")
 
@@ -187,8 +305,8 @@ def cuts(traces: TraceSet) -> tuple[int, int]:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a folder against other collections; the lock goes with the process, however that ends."""
+def alone(folder: Path, what: str = "collection", mend: str = "choose another folder") -> Iterator[None]:
+    """Hold a folder against others that do the same; the lock goes with the process, however that ends."""
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,7 +314,7 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DraftwellError(f"another collection is writing to {folder}: wait for it, or choose another folder") from None
+            raise DraftwellError(f"another {what} is writing to {folder}: wait for it, or {mend}") from None
         yield
 
 
@@ -226,7 +344,7 @@ def claim_afresh(pair: LoadedPair, prompts: Sequence[Prompt], traces: TraceSet, 
         return claim(traces, wanted)
     except ForeignTrace:
         for prompt in prompts:
-            pair.encode_prompt(prompt.prompt, prompt.messages)
+            ids_of(pair, prompt)
         forget(traces.folder)
         return claim(traces, wanted)
 

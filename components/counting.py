@@ -27,12 +27,14 @@ from serving.runtime.types import DraftwellError
 
 
 def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
-                         kit: Kit | None = None, progress: Progress | None = None) -> dict[str, Any]:
+                         kit: Kit | None = None, progress: Progress | None = None,
+                         texts: dict[str, list[list[int]]] | None = None) -> dict[str, Any]:
     """Greedy counts of strategies over prompts.
 
     Args:
         pair: loaded in float32.
         kit: artifacts to work with; None takes `fixed_kit`, whose artifacts are the same everywhere.
+        texts: filled with what every strategy wrote: label → an output for each prompt.
     Returns:
         `pair`, `fingerprint`, `prompts_digest`, `prompts`, `max_tokens` and `strategies: {label: {target_calls, judged,
         accepted, output_digest}}`.
@@ -54,6 +56,8 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
             if progress:
                 progress(number * len(prompts) + len(parts), len(prompts) * len(strategies), label)
         total = Stats.total(parts)
+        if texts is not None:
+            texts[label] = outputs
         counts[label] = {"target_calls": total.target_calls, "judged": total.judged, "accepted": total.accepted,
                          "output_digest": hashlib.sha256(json.dumps(outputs).encode()).hexdigest()}
     return {"pair": pair.name, "fingerprint": pair.fingerprint, "prompts_digest": prompts_digest(prompts),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from components.constraints import Objection
 from components.contest import Config, Evaluate, Measured, label_of, measure_all
 from components.prompts import Prompt
 from components.statistics import expanded_tail, paired_bootstrap_ratio
@@ -22,7 +23,7 @@ FINALISTS = 2
 TAIL = 0.05
 """Probability, at most, that a lower bound lies above the truth; shared among the configs that a confirmation compares."""
 
-Fit = Callable[[Config, Sequence[Prompt], Measured, Measured], str | None]
+Fit = Callable[[Config, Sequence[Prompt], Measured, Measured], Objection | None]
 """Why a config breaks a constraint on these prompts, or None; the last argument is plain decoding's."""
 
 
@@ -66,7 +67,7 @@ def halve(evaluate: Evaluate, configs: Sequence[Config], prompts: Sequence[Promp
         champion: what is served now; measured in every rung and in the confirmation, never dropped.
         first: prompts of the first rung; each further one takes as many new ones as all before it together.
         seed: of the bootstrap.
-        fit: constraints, asked behind every rung; who breaks one leaves.
+        fit: constraints, asked behind every rung; who surely breaks one leaves.
     """
     always = [PLAIN] if champion is None or champion == PLAIN else [PLAIN, champion]
     survivors = [config for config in configs if config not in always]
@@ -93,29 +94,39 @@ def halve(evaluate: Evaluate, configs: Sequence[Config], prompts: Sequence[Promp
 
 def drop(rung: Rung, survivors: Sequence[Config], measured: Sequence[tuple[Config, Measured]], prompts: Sequence[Prompt],
          fit: Fit | None, *, last: bool) -> list[Config]:
-    """Who stays, fastest first; who goes is noted in the rung: whoever breaks a constraint, and the slower half of the others.
+    """Who stays, fastest first; who goes is noted in the rung: whoever surely breaks a constraint, and the slower half of the others.
 
-    Behind the last rung nobody goes whose interval overlaps the leader's: there the order of those is chance.
+    Where both leaders are in doubt, the second place goes to the fastest that is not: else a confirmation that proves the doubts right
+    would have nothing left to choose.
+
+    Behind the last rung all but two go, as only these are confirmed; of those whose interval overlaps the leader's it is noted that
+    chance may have decided.
     """
     results, figures = dict_of(measured), {label_of((f["strategy"], f["parameters"])): f for f in rung.figures}
+    objections = {label_of(config): fit(config, prompts, results[label_of(config)], measured[0][1]) if fit else None
+                  for config in survivors}
     fitting = []
     for config in survivors:
-        why = fit(config, prompts, results[label_of(config)], measured[0][1]) if fit else None
-        if why is None:
+        objection = objections[label_of(config)]
+        if objection is None or not objection.sure:
             fitting.append(config)
         else:
-            rung.dropped.append(named(config) | {"why": why})
+            rung.dropped.append(named(config) | {"why": objection.why})
     ranked = sorted(fitting, key=lambda config: -figures[label_of(config)]["speedup"])
-    kept = max(FINALISTS, math.ceil(len(ranked) / 2))
-    stay = []
-    for place, config in enumerate(ranked):
+    clear = next((config for config in ranked if objections[label_of(config)] is None), None)
+    if clear is not None and clear not in ranked[:FINALISTS]:
+        ranked.remove(clear)
+        ranked.insert(FINALISTS - 1, clear)
+    kept = FINALISTS if last else max(FINALISTS, math.ceil(len(ranked) / 2))
+    for place, config in enumerate(ranked[kept:], kept + 1):
         figure = figures[label_of(config)]
-        if place < kept or (last and figure["speedup_high"] >= figures[label_of(ranked[0])]["speedup_low"]):
-            stay.append(config)
-        else:
-            rung.dropped.append(named(config) | {"why": f"{figure['speedup']:.2f} times as fast as {PLAIN[0]}, place {place + 1} of "
-                                                        f"{len(ranked)}"})
-    return stay
+        why = f"{figure['speedup']:.2f} times as fast as {PLAIN[0]}, place {place} of {len(ranked)}"
+        if (objection := objections[label_of(config)]) is not None:
+            why += f", and perhaps {objection.why}"
+        if last and figure["speedup_high"] >= figures[label_of(ranked[0])]["speedup_low"]:
+            why += ", perhaps by chance: its interval overlaps the first one's"
+        rung.dropped.append(named(config) | {"why": why})
+    return ranked[:kept]
 
 
 def compare(measured: Sequence[tuple[Config, Measured]], *, seed: int = 0, tail: float = TAIL) -> list[dict[str, Any]]:

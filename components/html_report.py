@@ -10,6 +10,7 @@ import base64
 from collections.abc import Iterable
 from pathlib import Path
 
+from components.stamps import stamped
 from components.tuning_evidence import Entry, words
 from components.tuning_plots import tuning_plots
 from components.tuning_tables import Section, choice_figures, facts, tuning_tables
@@ -34,11 +35,12 @@ def write_tuning_report(evidence: Entry, folder: Path, *, pair: str | None = Non
 
     Args:
         evidence: of `tuning.tune`.
-        folder: of the reports; plots of a verifier, table or memory that lie there are shown too.
+        folder: of the reports; plots that lie there of the very verifier, table and memory that were tuned with are shown too.
         pair: its name, for the heading.
     """
     drawn = tuning_plots(evidence, folder)
-    others = [path for stem in CAPTIONS if not stem.startswith("tuning_") and (path := folder / f"{stem}.png").is_file()]
+    used = set((evidence.get("artifacts") or {}).values())
+    others = [path for stem in CAPTIONS if not stem.startswith("tuning_") and stamped(path := folder / f"{stem}.png") in used]
     text = tuning_html(evidence, [*drawn, *others], tuning_tables(evidence), pair=pair)
     write_atomically(folder / "tuning.html", text.encode())
     return folder / "tuning.html"

@@ -12,7 +12,7 @@ from torch import Tensor
 from components.distributions import Distributions, draw, residuals
 from components.rollouts import Branches, SlowBranches, branches
 from components.texts import WrittenText
-from serving.runtime.trace import KINDS, TraceHeader, trace_schema
+from serving.runtime.trace import KINDS, LOSSY, TraceHeader, trace_schema
 from serving.runtime.types import Forward, Model, Output, Role
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Observation:
         self.target, self.draft = Distributions.of(target), Distributions.of(draft)
         self.device = draft.compact.device
         # Streams of its own for every text: no uniform that wrote it is used again.
-        self.random = np.random.default_rng([text.sampling.seed, 17, text.turn, KINDS.index(text.kind)])
+        self.random = np.random.default_rng([text.sampling.seed, 17, text.turn, (*KINDS, LOSSY).index(text.kind)])
 
     def columns(self, hidden: bool) -> dict[str, Any]:
         """Everything that is known about the text's positions."""

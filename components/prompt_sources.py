@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ def load_prompts(source: str | Path, *, limit: int | None = None, skip: int = 0,
 
     Args:
         source: `x.jsonl`, `x.jsonl.gz` (see `read_prompts`); a folder of such files with bodies of OpenAI requests, as a server
-            spools them; a .parquet or .csv file; a folder of Parquet files or of `Dataset.save_to_disk`; else
-            `ORG/NAME` or `ORG/NAME:CONFIG` on the Hugging Face hub, of which no more is downloaded than is read.
+            spools them (a chat's `messages`, or the `prompt` of a completion, which is taken raw); a .parquet or .csv file; a folder
+            of Parquet files or of `Dataset.save_to_disk`; else `ORG/NAME` or `ORG/NAME:CONFIG` on the Hugging Face hub, of which no
+            more is downloaded than is read.
         limit: read at most this many, None reads all.
         skip: leave out this many at the start.
         split: of a data set that has several.
@@ -51,7 +53,7 @@ def load_prompts(source: str | Path, *, limit: int | None = None, skip: int = 0,
         raise DraftwellError(f"the number of prompts must be at least 1, not {limit}")
     if skip < 0:
         raise DraftwellError(f"the number of prompts to skip must be at least 0, not {skip}")
-    found = _spooled(path) if path.is_dir() and _jsonl_files(path) else _in_rows(name, _rows(path, name, split), column)
+    found = _spooled(path) if path.is_dir() and jsonl_files(path) else _in_rows(name, _rows(path, name, split), column)
     prompts = list(islice(found, None if limit is None else skip + limit))
     if len(prompts) <= skip:
         raise DraftwellError(f"{name} holds only {len(prompts)} prompts, of which {skip} are skipped: skip fewer" if prompts else
@@ -64,24 +66,61 @@ def load_prompts(source: str | Path, *, limit: int | None = None, skip: int = 0,
     return prompts[skip:]
 
 
-def _jsonl_files(folder: Path) -> list[Path]:
+def jsonl_files(folder: Path) -> list[Path]:
+    """Files of request bodies in a folder, in order."""
     return sorted(path for path in folder.iterdir() if path.name.endswith(JSONL))
 
 
+def readable_requests(files: Iterable[Path]) -> tuple[list[Prompt], list[DraftwellError]]:
+    """Requests of a spool's files that hold a prompt, file by file, and what is wrong with the others.
+
+    Served traffic is what users send: one odd request must not keep all others from being used. A file that cannot be read to its end
+    counts once, and gives what stands before.
+    """
+    found: list[Prompt] = []
+    wrong: list[DraftwellError] = []
+    for path in files:
+        try:
+            for number, line in numbered_lines(path, growing=True):
+                try:
+                    prompt = _request(path, number, line)
+                except DraftwellError as error:
+                    wrong.append(error)
+                else:
+                    found += [] if prompt is None else [prompt]
+        except DraftwellError as error:
+            wrong.append(error)
+    return found, wrong
+
+
 def _spooled(folder: Path) -> Iterator[Prompt]:
-    """Requests of a folder, file by file. A last line that is cut off, without a newline, is still being written: it is left out."""
-    for path in _jsonl_files(folder):
-        for number, line in numbered_lines(path):
-            where = f"{path} line {number}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                if not line.endswith("\n"):
-                    continue
-                raise DraftwellError(f"{where}: not valid JSON: write one request body a line") from error
-            if not isinstance(row, dict):
-                raise DraftwellError(f"{where}: not a JSON object: write one request body a line")
-            yield prompt_of(row, f"{path.name.removesuffix('.gz').removesuffix('.jsonl')}/{number}", _wrong(where))
+    """Requests of a folder, file by file."""
+    for path in jsonl_files(folder):
+        for number, line in numbered_lines(path, growing=True):
+            if (prompt := _request(path, number, line)) is not None:
+                yield prompt
+
+
+def _request(path: Path, number: int, line: str) -> Prompt | None:
+    """The prompt of a request's body. A last line that is cut off, without a newline, is still being written: it is none."""
+    where = f"{path} line {number}"
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        if not line.endswith("\n"):
+            return None
+        raise DraftwellError(f"{where}: not valid JSON: write one request body a line") from error
+    if not isinstance(row, dict):
+        raise DraftwellError(f"{where}: not a JSON object: write one request body a line")
+    prompt = prompt_of(row, f"{path.name.removesuffix('.gz').removesuffix('.jsonl')}/{number}", _wrong(where))
+    return prompt if row.get("prompt") is None else _completion(prompt, where)
+
+
+def _completion(prompt: Prompt, where: str) -> Prompt:
+    """The prompt of a request for a completion, which a server gives to the model as it is."""
+    if len(prompt.turns) > 1:
+        raise DraftwellError(f"{where}: it asks for several completions: write one request for each prompt")
+    return replace(prompt, raw=True)
 
 
 def _wrong(where: str) -> Any:

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.checker_fields import wrong_field
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class Prompt:
         messages: what stands before the first turn, verbatim: a system message, earlier turns.
         answers: recorded answers to the first turns, verbatim; who needs an answer to a later one asks the target.
         fields: the row's other keys, for those who check answers (`answer`, `test`, …).
+        raw: the text goes to the model as it is, without a chat template, as a server's completions do; then it is the only turn.
+        tokens: what the answer to each turn is written behind, where that is known as token ids and not as text (`prompts_of_trace`);
+            `turns` and `answers` then only say how many there are.
     """
 
     id: str
@@ -49,6 +53,8 @@ class Prompt:
     messages: tuple[Message, ...] = ()
     answers: tuple[str, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
+    raw: bool = False
+    tokens: tuple[tuple[int, ...], ...] = ()
 
     @property
     def prompt(self) -> str:
@@ -58,6 +64,8 @@ class Prompt:
 
 def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> list[Prompt]:
     """Prompts of a .jsonl or .jsonl.gz file, whose rows have `prompt` (a string), `turns` (strings) or `messages`.
+
+    `"raw": true` beside a `prompt` or one turn says that it goes to the model as it is.
 
     Args:
         limit: read at most this many, None reads all.
@@ -107,12 +115,16 @@ def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 def ids_of(pair: LoadedPair, prompt: Prompt) -> list[int]:
     """Token ids of a prompt's first turn behind all that stands before it, as the pair's target is asked."""
+    if prompt.tokens:
+        return list(prompt.tokens[0])
+    if prompt.raw:
+        return pair.encode(prompt.prompt)
     return pair.encode_prompt(prompt.prompt, prompt.messages)
 
 
 def context_of(prompt: Prompt) -> list[Any]:
     """All that a first answer depends on, as plain JSON: the first turn, and what stands before it where there is something."""
-    return [prompt.prompt, *prompt.messages]
+    return [prompt.prompt, *prompt.messages, *(["raw"] if prompt.raw else [])]
 
 
 def several_turns(prompts: Sequence[Prompt]) -> int:
@@ -120,14 +132,20 @@ def several_turns(prompts: Sequence[Prompt]) -> int:
     return sum(len(prompt.turns) > 1 for prompt in prompts)
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines that are not blank, decompressed and decoded."""
+def numbered_lines(path: Path, *, growing: bool = False) -> Iterator[tuple[int, str]]:
+    """Numbered lines that are not blank, decompressed and decoded.
+
+    Args:
+        growing: the file is still being written: a last line that ends inside a character is left out.
+    """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 try:
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
+                    if growing and not raw.endswith(b"\n") and error.reason == "unexpected end of data":
+                        return
                     raise DraftwellError(f"{path} line {number}: not UTF-8: save the file as UTF-8") from error
                 if line.strip():
                     yield number, line
@@ -176,8 +194,15 @@ def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], Draftwel
     if not turns or not all(turn.strip() for turn in turns):
         raise wrong("its prompt is empty: write something or remove the line")
     reference = _reference(row.get("reference"))
+    fields = {key: value for key, value in row.items() if key not in KNOWN}
+    if raw := fields.get("raw") is True:
+        del fields["raw"]
+        if messages or len(turns) > 1:
+            raise wrong("`raw` goes with a `prompt` or with one turn, not with a conversation: leave it out")
+    if (problem := wrong_field(fields)) is not None:
+        raise wrong(problem)
     return Prompt(_text(row, *IDS) or name, _text(row, *TASKS), turns, recorded[0] if reference is None and recorded else reference,
-                  messages, recorded, {key: value for key, value in row.items() if key not in KNOWN})
+                  messages, recorded, fields, raw)
 
 
 def conversation(said: Sequence[Mapping[str, Any]],

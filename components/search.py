@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """A search over one trace and kit, with a study for each strategy."""
+    """A search over one trace and kit, with a study for each strategy.
+
+    Args:
+        known: (strategy, `key` of its parameters) → what others have replayed already, so that it is not done again.
+    """
 
     texts: Texts
     kit: Kit
@@ -70,13 +74,12 @@ class Search:
     overlap: bool
     studies: Studies
     trace_digest: str
+    known: Mapping[tuple[str, str], Trial] = field(default_factory=dict)
 
     def run(self, names: Sequence[str], trials: int, log: Log | None, progress: Progress | None) -> list[Trial]:
-        """At most `trials` replays, shared among the strategies; what a small space leaves over goes to the others."""
-        sizes = {name: len(self.configs(name)) for name in names}
-        names, done = sorted(names, key=sizes.__getitem__), list[Trial]()
-        for i, name in enumerate(names):
-            share = max(1, (trials - len(done)) // (len(names) - i))
+        """At most `trials` replays, shared among the strategies."""
+        done: list[Trial] = []
+        for name, share in self.shares(names, trials).items():
             for trial in self.search(name, share, self.predict):
                 done.append(trial)
                 if log:
@@ -84,6 +87,25 @@ class Search:
                 if progress:
                     progress(len(done), trials, name)
         return done
+
+    def shares(self, names: Sequence[str], trials: int) -> dict[str, int]:
+        """Strategy → how many configs it may try, small spaces first: what these leave over goes to the others."""
+        sizes = {name: len(self.configs(name)) for name in names}
+        shares: dict[str, int] = {}
+        for name in sorted(names, key=sizes.__getitem__):
+            shares[name] = max(1, trials // (len(names) - len(shares)))
+            trials -= min(shares[name], sizes[name])
+        return shares
+
+    def unfinished(self, names: Sequence[str], trials: int) -> dict[str, int]:
+        """Strategy → its share, for those whose study does not hold that many configs yet; the longest first."""
+        state = import_optuna().trial.TrialState
+        left = {}
+        for name, share in self.shares(names, trials).items():
+            study = self.studies.open(name, self.describe(name))
+            if len(study.get_trials(states=[state.COMPLETE])) < min(share, len(self.configs(name))):
+                left[name] = share
+        return dict(sorted(left.items(), key=lambda item: -item[1]))
 
     def space(self, name: str) -> Space:
         """The values that a strategy's parameters may have; replayed ones are bounded by the trace's rollouts."""
@@ -131,6 +153,8 @@ class Search:
 
     def predict(self, name: str, parameters: dict[str, Any]) -> Trial:
         """One replay; where the trace's rollouts end too early, an estimate."""
+        if (known := self.known.get((name, key(parameters)))) is not None:
+            return known
         for extend in (False, True):
             try:
                 result = replay(self.texts, name, parameters, self.kit, self.profile, max_tokens=self.max_tokens,

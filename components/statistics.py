@@ -6,15 +6,19 @@ sides of a ratio are always resampled with the same prompts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from serving.runtime.types import DraftwellError
 
+FEWEST_RESAMPLES, MOST_RESAMPLES = 2000, 200_000
+BEYOND = 50
+"""Resamples that should lie beyond a bound: of fewer than tens a far quantile is mostly chance."""
+
 
 def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], seconds_b: Sequence[float],
-                           tokens_b: Sequence[int], *, resamples: int = 2000, tail: float = 0.05,
+                           tokens_b: Sequence[int], *, resamples: int | None = None, tail: float = 0.05,
                            seed: int = 0) -> tuple[float, float, float]:
     """How many times as fast b is as a, with a bootstrap interval.
 
@@ -23,7 +27,7 @@ def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], 
 
     Args:
         seconds_a, tokens_a, seconds_b, tokens_b: one entry a prompt, the same prompts in the same order.
-        resamples: bootstrap resamples of the prompts.
+        resamples: bootstrap resamples of the prompts; None takes as many as the tail needs (`resamples_for`).
         tail: probability left out at **each** end: `low` is a one-sided bound at this level.
     Returns:
         (ratio, low, high), the percentile interval.
@@ -34,9 +38,78 @@ def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], 
     (2.0, 2.0, 2.0)
     """
     table = _table(seconds_a, tokens_a, seconds_b, tokens_b)
-    drawn = np.random.default_rng(seed).integers(0, table.shape[1], size=(resamples, table.shape[1]))
+    prompts = table.shape[1]
+    drawn = np.random.default_rng(seed).integers(0, prompts, size=(resamples or resamples_for(tail, prompts), prompts))
     low, high = np.quantile(_ratio(table[:, drawn].sum(-1)), [tail, 1 - tail])
     return float(_ratio(table.sum(-1))), float(low), float(high)
+
+
+def paired_bootstrap_quantile_ratio(a: Sequence[float], b: Sequence[float], *, quantile: float = 0.95, resamples: int = 2000,
+                                    tail: float = 0.05, seed: int = 0) -> tuple[float, float, float]:
+    """A quantile of b over that of a, with a bootstrap interval: (ratio, low, high).
+
+    Args:
+        a, b: positive values, one a prompt, the same prompts in the same order.
+        quantile: taken upwards, so that the 95th percentile of few prompts is the largest.
+        tail: as in `paired_bootstrap_ratio`.
+    Raises:
+        DraftwellError: no prompts, lengths that differ, values that are not positive.
+
+    >>> paired_bootstrap_quantile_ratio([1.0, 2.0], [2.0, 4.0])
+    (2.0, 2.0, 2.0)
+    """
+    table = _table(a, b)
+    drawn = np.random.default_rng(seed).integers(0, table.shape[1], size=(resamples, table.shape[1]))
+
+    def ratio(values: np.ndarray) -> np.ndarray:
+        tops: np.ndarray = np.quantile(values, quantile, axis=-1, method="higher")
+        return tops[1] / tops[0]
+
+    low, high = np.quantile(ratio(table[:, drawn]), [tail, 1 - tail])
+    return float(ratio(table)), float(low), float(high)
+
+
+def lower_bound(estimate: Callable[[np.ndarray], np.ndarray], columns: Sequence[Sequence[float]], *, tail: float = 0.05) -> float:
+    """A one-sided lower bound of a figure that is made of sums over prompts, for very few of them: a jackknife with Student's t.
+
+    Tukey 1958; Efron & Tibshirani 1993, chapter 11. On two prompts a bootstrap knows four resamples, and its bound is the lower of both;
+    here their distance counts, six times over.
+
+    Args:
+        estimate: sums `[columns, ...]` float64 → the figure.
+        columns: one entry a prompt in each.
+        tail: probability, at most, that the bound lies above the truth.
+    Returns:
+        −inf where there is one prompt, or where without one of them there is no figure.
+
+    >>> [round(lower_bound(lambda sums: sums[0] / sums[1], [shares, [1, 1]]), 2) for shares in ([0.5, 0.48], [0.9, 0.1])]
+    [0.43, -2.03]
+    """
+    table = np.array(columns, dtype=np.float64)
+    prompts = table.shape[1]
+    if prompts < 2:
+        return -np.inf
+    from scipy.stats import t
+
+    sums = table.sum(-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole, without = estimate(sums), estimate(sums[:, None] - table)
+        spread = np.sqrt((prompts - 1) / prompts * ((without - without.mean()) ** 2).sum())
+    bound = float(whole - t.ppf(1 - tail, prompts - 1) * spread)
+    return bound if np.isfinite(bound) else -np.inf
+
+
+def resamples_for(tail: float, prompts: int) -> int:
+    """Resamples of which `BEYOND` lie beyond a bound that leaves out `tail`.
+
+    One resample in nⁿ is n times the most extreme of n prompts: where the tail is smaller than that, no bound lies further out, and
+    more resamples would find nothing. At most `MOST_RESAMPLES`: six prompts or more with a tail below .00025.
+
+    >>> [resamples_for(tail, prompts) for tail, prompts in ((0.05, 8), (0.0025, 8), (1e-9, 2))]
+    [2000, 20000, 2000]
+    """
+    wanted = BEYOND / max(tail, float(prompts) ** -prompts)
+    return round(min(MOST_RESAMPLES, max(FEWEST_RESAMPLES, wanted)))
 
 
 def expanded_tail(tail: float, prompts: int) -> float:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from string import ascii_uppercase
 from typing import Any
 
+from components.checker_fields import KEYS
 from components.prompts import Prompt
 from components.sandbox import run_python
 
@@ -25,6 +26,7 @@ NUMBER = re.compile(r"(?<![\w.])[-−]?(?:[$€£]\s?)?[-−]?(?P<value>(?:\d{1,
                     r"(?:\s?/\s?(?P<below>[1-9]\d{0,20})(?!\d|[./]\d))?")
 SOLUTION = re.compile(r"####\s*(?=[-−$€£\s]*\.?\d)")  # GSM8K's mark; "#### Step 2" is a heading
 ANSWER = re.compile(r"answer(?:\s+(?:is|was)\b\s*:?|\s*[:=])", re.IGNORECASE)
+MARKS = re.compile(r"""[*`"“”]|\$|\\boxed\{|(?<!\w)_+|_+(?!\w)""")  # "new_york" keeps its own
 FENCED = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"""(?:def|class|import|from|if|for|while|try|except|finally|else|elif|with|return|raise|assert|del|print|async)\b"""
                   r"""|[@#)\]}'"]|[A-Za-z_][\w.]*\("""  # a decorator, a comment, what closes brackets, a string; a call
@@ -101,7 +103,7 @@ def picks_the_choice(prompt: Prompt, answer: str) -> bool:
 
 def key_of(prompt: Prompt) -> str | None:
     """The right choice's letter: `answer_key` (`answerKey` on the hub), or AQuA's `answer`."""
-    key = next((prompt.fields[name] for name in ("answer_key", "answerKey", "answer") if prompt.fields.get(name)), None)
+    key = next((prompt.fields[name] for name in KEYS if prompt.fields.get(name)), None)
     return str(key).strip().upper() if re.fullmatch(r"\s*[A-Za-z]\s*", str(key)) else None
 
 
@@ -110,6 +112,8 @@ def choices_of(prompt: Prompt) -> list[str]:
     choices: Any = prompt.fields.get("choices") or prompt.fields.get("options") or []
     if isinstance(choices, dict):
         choices = choices.get("text") or []
+    if not isinstance(choices, list):  # of a table in which the name means something else
+        return []
     return [re.sub(r"^\s*\(?[A-Z]\)\s*", "", str(choice)) for choice in choices[: len(ascii_uppercase)]]
 
 
@@ -117,17 +121,18 @@ def choice_said(text: str, choices: Sequence[str]) -> str | None:
     """The letter of the choice that a text picks; None if it picks none, or several, or words that two choices share.
 
     Looked for in turn: a letter behind "answer is", a letter that begins the text (not the article "A"), the only letter in
-    brackets, the only choice whose words occur.
+    brackets, the only choice whose words occur. Marks of Markdown and quotes around a letter do not count.
 
     >>> [choice_said(text, ["bank", "river bank"]) for text in ("A bank.", "B) river bank", "I say river bank", "Is it (A) or (B)?")]
     ['A', 'B', 'B', None]
     """
     letters = ascii_uppercase[: len(choices)]
-    letter = rf"\(?([{letters}])(?:[).:,]|\s+is\b|\s*$)"
-    for place in [text[mark.end() :].strip(" *\n") for mark in reversed(list(ANSWER.finditer(text)))] + [text.strip(" *\n")]:
+    plain = MARKS.sub("", text)
+    letter = rf"(?:(?:[Oo]ption|[Cc]hoice)\s+)?[(\[]?([{letters}])(?:[])}}.:,;!]|\s+is\b|\s*$)"
+    for place in [plain[mark.end() :].strip() for mark in reversed(list(ANSWER.finditer(plain)))] + [plain.strip()]:
         if found := re.match(letter, place, re.MULTILINE):
             return found[1]
-    bracketed = set(re.findall(rf"\(([{letters}])\)", text))
+    bracketed = set(re.findall(rf"\(([{letters}])\)", plain))
     if bracketed:
         return min(bracketed) if len(bracketed) == 1 else None
     left, named = text.lower(), []

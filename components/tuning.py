@@ -7,13 +7,15 @@ to the constraints and is surely faster than plain decoding in a measurement tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from components.candidates import Explorer, choose_strategies, unfit_champion
-from components.constraints import Constraints, Judge
+import torch
+
+from components.candidates import EXPLORE_TOKENS, Explorer, choose_strategies, unfit_champion
+from components.constraints import Beside, Constraints, Judge
 from components.contest import Config, Evaluate, QualityOf, label_of
 from components.evaluation import prompts_digest
 from components.evidence import artifacts_of, evidence_of, rollouts_of
@@ -24,7 +26,7 @@ from components.machine import describe_machine
 from components.prompts import Prompt
 from components.replay import Texts, read_texts
 from components.search import Log, Progress, Search, Trial, fastest_vanilla, shortlist
-from components.search_space import MEASURED, REPLAYED
+from components.search_space import MEASURED, REPLAYED, key
 from components.studies import Studies
 from components.tuning_evidence import words
 from serving.runtime.artifacts.acceptance_head import AcceptanceHead
@@ -39,6 +41,8 @@ SPECDEC_PP = "specdec_pp"
 FEWEST_PROMPTS = 8
 """Of a confirmation, for a choice over plain decoding. A bootstrap knows no slower prompt than those it has: of n prompts on which
 chance decides, all n say "faster" once in 2ⁿ times, and then so does every resample."""
+Spread = Callable[[Search, Mapping[str, int]], Sequence[Trial]]
+"""Has the configs of these strategies replayed elsewhere, as many of each as it says, and returns what came of them."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Tuned:
 def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit, profile: HardwareProfile, *, evaluate: Evaluate,
          quality: QualityOf | None = None, strategies: Sequence[str] | None = None, constraints: Constraints | None = None,
          champion: Config | None = None, trials: int = 60, explore: int = 5, measure_top: int = 5, max_tokens: int = 64, seed: int = 0,
-         overlap: bool = True, study: Path | None = None, named_study: bool = False, rungs: Path | None = None, log: Log | None = None,
-         progress: Progress | None = None) -> Tuned:
+         overlap: bool = True, study: Path | None = None, named_study: bool = False, rungs: Path | None = None,
+         spread: Spread | None = None, log: Log | None = None, progress: Progress | None = None) -> Tuned:
     """Choose a strategy and its parameters.
 
     Args:
@@ -74,6 +78,8 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
         study: SQLite file of trials, so that a run that was cut short goes on; None keeps them in memory.
         named_study: the user chose that file, so a search of another kind in it is refused.
         rungs: JSON file of what was measured, for the same purpose; whoever keeps the result removes it.
+        spread: has replays made by others, but for SpecDec++, whose rollouts the draft that is loaded here scores; measurements are
+            always made here, one at a time, because they are timings.
         log: called with ("predicted_seconds_per_token/<strategy>", value, trial).
     Raises:
         DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit strategy, a study of another search, a
@@ -94,24 +100,31 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
     studies = Studies(study, seed, named=named_study)
     search = Search(texts, kit, profile, min(max_tokens, texts.max_tokens), overlap, studies, digest)
     evaluate = Ledger(evaluate, rungs, {"fingerprint": pair.fingerprint, "device_class": profile.provenance.device_class,
-                                        "artifacts": artifacts_of(kit), "max_tokens": max_tokens, "padded_to": pair.padded_to})
+                                        "artifacts": artifacts_of(kit), "max_tokens": max_tokens, "padded_to": pair.padded_to,
+                                        "threads": torch.get_num_threads()})
     explorer = Explorer(pair, search, evaluate, quality, prompts, profile)
     try:
         studies.check({name: explorer.describe(name) for name in names})
-        replayed = search.run([name for name in names if name in REPLAYED], trials, log, progress)
+        replayable = [name for name in names if name in REPLAYED]
+        left = search.unfinished(replayable, trials) if spread is not None else {}
+        left.pop(SPECDEC_PP, None)  # its rollouts are scored by the draft that is loaded here
+        if spread is not None and left:
+            search = replace(search, known={(t.strategy, key(t.parameters)): t for t in spread(search, left)})
+        replayed = search.run(replayable, trials, log, progress)
         explored, estimates = explorer.run([name for name in names if name in MEASURED], explore)
     finally:
         studies.close()
     vanilla = fastest_vanilla(search, replayed) if "draft" in pair.models else None
     plain = search.predict(*PLAIN)
     judge = Judge(constraints, quality, vanilla.target_calls_per_token if vanilla else None,
-                  {label_of((t.strategy, t.parameters)): float(t.target_calls_per_token or 0) for t in replayed})
+                  {label_of((t.strategy, t.parameters)): float(t.target_calls_per_token or 0) for t in [plain, *replayed]},
+                  Beside(evaluate, (vanilla.strategy, vanilla.parameters)) if vanilla else None)
     tried = [*replayed, *explored]
-    allowed = [trial for trial in tried if constraints.objection(figures_of(trial, judge)) is None]
+    allowed = [trial for trial in tried if constraints.objection(figures_of(trial, judge, explorer.few)) is None]
     best = [*shortlist([t for t in allowed if t.source == "replayed"], measure_top),
             *shortlist([t for t in allowed if t.source == "measured"], (measure_top + 1) // 2)]
     halved = halve(evaluate, [(trial.strategy, trial.parameters) for trial in best], prompts, champion=champion, seed=seed,
-                   fit=judge.objection)
+                   fit=judge.fit)
     confirmed = [figure | judge.figures(config, prompts, result, halved.confirmed[0][1])
                  for figure, (config, result) in zip(halved.confirmation, halved.confirmed, strict=True)]
     for figure in confirmed:
@@ -134,11 +147,11 @@ def texts_for(pair: LoadedPair, trace: TraceSet, kit: Kit, names: Sequence[str])
     return score_rollouts(pair, texts, head) if SPECDEC_PP in names else texts
 
 
-def figures_of(trial: Trial, judge: Judge) -> dict[str, Any]:
-    """What constraints ask of a trial; ROUGE-L is asked of longer texts only."""
-    calls = trial.target_calls_per_token
+def figures_of(trial: Trial, judge: Judge, few: Sequence[Prompt]) -> dict[str, Any]:
+    """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: what explored ones were measured on."""
+    calls, config = trial.target_calls_per_token, (trial.strategy, trial.parameters)
     return {"lossless": find_strategy(trial.strategy).lossless, "quality_loss": trial.divergence or 0.0, "rouge_l_lost": None,
-            "cost_ratio": calls / judge.vanilla_calls if judge.vanilla_calls and calls is not None else None}
+            "cost_ratio": None if calls is None else judge.cost_ratio(config, calls, few, EXPLORE_TOKENS)}
 
 
 def check_trace(pair: LoadedPair, trace: TraceSet, profile: HardwareProfile) -> TraceSet:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows.progress import announce, counting
 from flows.stations import Bar, Station
@@ -13,13 +12,24 @@ from serving.runtime.pair_files import draftwell_home
 
 if TYPE_CHECKING:
     from components.prompts import Prompt
+    from flows.runners import Fan
     from flows.settings import PipelineSettings
 
 
-@lru_cache(maxsize=1)
-def _loaded(name: str, dtype: str | None, device: str, slots: int, max_context: int | None, any_strategy: bool,
-            pad_target: float | None, say: Say,
-            *places: Path) -> Station:
+_kept: dict[Any, Station] = {}
+"""The pair that was loaded last, by all that it was loaded with."""
+
+
+def _loaded(*asked: Any) -> Station:
+    """The kept pair, or another in its place; it is let go before the next is loaded, as both may not fit into memory."""
+    if asked not in _kept:
+        _kept.clear()
+        _kept[asked] = _load(*asked)
+    return _kept[asked]
+
+
+def _load(name: str, dtype: str | None, device: str, slots: int, max_context: int | None, any_strategy: bool,
+          pad_target: float | None, say: Say, *places: Path) -> Station:
     workspace = Workspace(name, dtype, say)
     from serving.runtime.strategies import STRATEGIES
 
@@ -42,13 +52,20 @@ def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", sl
     return Station(station.workspace, station.pair, bar)
 
 
-def station_of(settings: PipelineSettings, say: Say = announce) -> Station:
-    """The station of a pipeline's settings."""
+def station_of(settings: PipelineSettings, say: Say = announce, **load: Any) -> Station:
+    """The station of a pipeline's settings; `load`: further arguments of `open_station`."""
     if settings.threads:
         import torch
 
         torch.set_num_threads(settings.threads)
-    return open_station(settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"))
+    return open_station(settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"), **load)
+
+
+def fan_of_settings(settings: PipelineSettings) -> Fan | None:
+    """How a pipeline's settings spread its stations over workers."""
+    from flows.runners import fan_of
+
+    return fan_of(settings.runner, settings.workers, threads=settings.threads, device=settings.device)
 
 
 def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,13 +87,25 @@ def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, s
     config = read_config(files.target)
     from components.distillation.distil import distil as run
 
-    recipe = recipe_of(wanted, config)
-    pair = load_target(files, spec, wanted, config, say)
-    artifact, report = run(material(pair, files, wanted, chosen, say), recipe, work_of(wanted, name), name=name, data=words(wanted),
-                           folder=f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}", log=log, say=say)
-    artifact.save(out)
-    write_pair(spec, file)
+    recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
+    with alone_with(name, work_of(wanted, name)):
+        pair = load_target(files, spec, wanted, longest, say)
+        artifact, report = run(material(pair, files, wanted, chosen, say), recipe, work_of(wanted, name), name=name, data=words(wanted),
+                               folder=f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}", log=log, say=say)
+        artifact.save(out)
+        write_pair(spec, file)
     return Distilled(spec, file, out, report)
+
+
+@contextmanager
+def alone_with(name: str, work: Path) -> Iterator[None]:
+    """Hold a pair's name and a work folder against other distillations: of one name only the last would be left."""
+    from components.collection import alone
+
+    with ExitStack() as held:
+        for folder in {work.expanduser().absolute(), (draftwell_home() / "pairs" / name).absolute()}:
+            held.enter_context(alone(folder, "distillation", "choose another --name and --work"))
+        yield
 
 
 def check_out(out: Path, work: Path) -> None:
@@ -194,20 +207,26 @@ def recipe_of(wanted: Wanted, config: Any) -> Recipe:
     return Recipe(layers, wanted.head_tokens, wanted.loss, wanted.minutes, wanted.tokens)  # type: ignore[arg-type]  # the CLI's enum
 
 
-def load_target(files: PairFiles, spec: PairSpec, wanted: Wanted, config: Any, say: Say) -> LoadedPair:
-    """The target alone, with as many slots as its device fills."""
-    from transformers.utils import logging
-
+def longest_of(wanted: Wanted, config: Any) -> int:
+    """Positions that a target of this configuration is loaded with."""
     from components.distillation.distil import LONGEST_PROMPT
-    from serving.runtime.pair import load_pair
 
     longest = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT + wanted.max_tokens
     if longest <= wanted.max_tokens:
         raise DraftwellError(f"--max-tokens {wanted.max_tokens} leaves no room for a prompt in the target's {longest} positions: lower it")
+    return min(longest, LONGEST_PROMPT + wanted.max_tokens)
+
+
+def load_target(files: PairFiles, spec: PairSpec, wanted: Wanted, longest: int, say: Say) -> LoadedPair:
+    """The target alone, with as many slots as its device fills."""
+    from transformers.utils import logging
+
+    from serving.runtime.pair import load_pair
+
     logging.disable_progress_bar()
     say(f"loading {wanted.target} in {wanted.dtype}")
     return load_pair(PairFiles(spec.name, files.target), dtype=spec.dtype, device=wanted.device, slots=AT_ONCE[wanted.device],
-                     max_context=min(longest, LONGEST_PROMPT + wanted.max_tokens), chat=spec.chat, keep_modules=True)
+                     max_context=longest, chat=spec.chat, keep_modules=True)
 
 
 def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[list[Prompt], list[Prompt]] | None, say: Say) -> Source:

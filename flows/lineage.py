@@ -130,7 +130,8 @@ class Finder:
 
         shipped = Path(catalogue.__file__).parent
         manifests = [*shipped.glob("*/draft/artifact.json"), *shipped.glob("*/artifacts/*/*/artifact.json"),
-                     *draftwell_home().glob("pairs/*/*/artifacts/*/artifact.json")]
+                     *draftwell_home().glob("pairs/*/*/artifacts/*/artifact.json"),
+                     *draftwell_home().glob("pairs/*/*/recalibrations/*/artifacts/*/artifact.json")]
         found = {}
         for manifest in sorted(manifests):
             try:
@@ -141,11 +142,12 @@ class Finder:
 
     @cached_property
     def traces(self) -> dict[str, Path]:
-        """digest → folder of the workspaces' traces."""
+        """digest → folder of the workspaces' traces, and of those that recalibrations collected."""
         from serving.runtime.trace import TraceError, TraceSet
 
         found = {}
-        for folder in sorted(draftwell_home().glob("pairs/*/*/traces")):
+        home = draftwell_home()
+        for folder in sorted([*home.glob("pairs/*/*/traces"), *home.glob("pairs/*/*/recalibrations/*/traces")]):
             try:
                 found[TraceSet(folder).digest()] = folder
             except TraceError:

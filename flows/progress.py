@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,13 @@ def announce(line: str) -> None:
     """One line on stderr. Prefect turns `print` into log records, which the demo hides."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+def settle_prefect() -> None:
+    """For commands that run flows, before Prefect is imported: it says only what went wrong, and the server that it starts for a command
+    has time to come up on a busy machine (Prefect gives it 20 seconds)."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
 
 
 def counting(title: str, clock: Callable[[], float] = time.monotonic) -> Callable[..., None]:

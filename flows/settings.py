@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+PLACES = {"prompts", "spool", "reference", "out"}
+"""Settings of all flows that name files and folders."""
+BESIDES = {"pair", "prompts", "spool", "runner", "workers"}
+"""Settings that no result depends on: weights and prompts have digests of their own, and spreading changes nothing."""
 
 
 class PipelineSettings(BaseModel):
@@ -29,4 +35,18 @@ class PipelineSettings(BaseModel):
     max_cost_ratio: float | None = Field(None, gt=0, description="target calls per token of the choice, at most, over those of vanilla "
                                          "speculative decoding at its fastest gamma; None sets no limit")
     device: str = Field("cpu", pattern="^(cpu|cuda)$")
-    threads: int | None = Field(None, ge=1, description="CPU threads; None takes all cores")
+    threads: int | None = Field(None, ge=1, description="CPU threads; None takes all cores; several workers share them")
+    runner: str = Field("threads", pattern="^(threads|ray)$", description="where shards and replays are spread to; what is measured is "
+                        "measured in one place, one at a time")
+    workers: int = Field(1, ge=1, description="shards or replays at once")
+
+
+    def evidence(self, pair: str) -> dict[str, Any]:
+        """What is published with a release: all but the folders and files of this machine; `pair` is the pair's name."""
+        return {**self.model_dump(mode="json", exclude=PLACES), "pair": pair}
+
+
+class TrafficSettings(PipelineSettings):
+    """The same for flows that run by themselves, which go by what is served."""
+
+    spool: Path | None = Field(None, description="folder of served traffic; None takes $DRAFTWELL_HOME/spool/<pair>")

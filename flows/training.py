@@ -40,6 +40,7 @@ def train(station: Station, traces: TraceSet, *, test: TraceSet | None = None, r
     verifier.provenance = verifier.provenance.model_copy(update={"metrics": metrics})
     station.workspace.save(verifier)
     verifier_plots(report, station.workspace.reports)
+    station.stamp(verifier.kind)
     write_text(station.workspace.reports / "verifier.md", verifier_markdown(report))
     station.report("verifier", report)
     return report
@@ -60,6 +61,7 @@ def train_head(station: Station, traces: TraceSet, *, test: TraceSet | None = No
     head, report = train_acceptance_head(station.pair, traces, provenance(station.pair, trace_digest=traces.digest()), test=test, seed=seed)
     station.workspace.save(head)
     acceptance_head_plot(report, station.workspace.reports / "acceptance_head.png")
+    station.stamp(head.kind)
     station.report("acceptance_head", report)
     return report
 
@@ -79,6 +81,8 @@ def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, 
         station.workspace.save(artifact)
     acceptance_plot(table, station.workspace.reports / "acceptance_by_confidence.png")
     rejection_tail(list(memory.counts.values()), station.workspace.reports / "rejections.png")
+    for drawn in (table, memory):
+        station.stamp(drawn.kind)
     report = {"judged": sum(table.total), "accepted": sum(table.accepted), "memory_pairs": len(memory.counts),
               "t_draft_ms": times.t_draft * 1e3, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
     station.report("calibration", report)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.stations import Station
+from flows.stations import Station, champion_of, open_trace
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts import Prompt
+    from flows.runners import Fan
+    from flows.settings import PipelineSettings
     from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.trace import TraceSet
 
@@ -20,7 +22,7 @@ PARENTS = ("acceptance_table", "hardware_profile", "verifier", "correction_memor
 
 def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 64, trials: int = 60,
          lossless_only: bool = True, max_quality_loss: float = 0.1, max_cost_ratio: float | None = None, study: Path | None = None,
-         keep: bool = True) -> Any:
+         keep: bool = True, fan: Fan | None = None) -> Any:
     """Choose strategy and parameters by replay and measurement; the choice and its evidence go into the workspace.
 
     A run that was killed goes on where it stopped when it is started again.
@@ -29,11 +31,13 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
         max_quality_loss, max_cost_ratio: as in `components.constraints.Constraints`.
         study: SQLite file of trials; None takes the workspace's, which may hold other searches too.
         keep: False saves nothing but a `study` that was named: for a padded target, whose times nobody is served with.
+        fan: how replays are spread over workers (`runners.fan_of`); what is measured is measured here, one at a time.
     """
     from components.constraints import Constraints
     from components.contest import Contest, Reader
     from components.provenance import provenance
     from components.tuning import tune as run
+    from flows.runners import spread_replays
     from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import STRATEGIES
 
@@ -48,7 +52,7 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     tuned = run(pair, traces, prompts, kit, profile, trials=trials, max_tokens=max_tokens, constraints=constraints,
                 evaluate=Contest(pair, kit, max_tokens=max_tokens, progress=station.bar), quality=Reader(pair),
                 champion=champion_config(station), study=study or (folder / "study.db" if keep else None),
-                named_study=study is not None, rungs=rungs)
+                named_study=study is not None, rungs=rungs, spread=spread_replays(fan, station, traces.folder) if fan else None)
     if rungs is None:
         return tuned
     made_of = provenance(pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
@@ -56,6 +60,16 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     save_choice(station, DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
     rungs.unlink(missing_ok=True)
     return tuned
+
+
+def tune_as(settings: PipelineSettings, station: Station, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Tune on the workspace's traces as the flows' settings say; returns the choice and why."""
+    from flows.context import fan_of_settings
+
+    tuned = tune(station, open_trace(station), prompts, max_tokens=settings.tune_tokens, trials=settings.trials,
+                 lossless_only=settings.lossless_only, max_quality_loss=settings.max_quality_loss,
+                 max_cost_ratio=settings.max_cost_ratio, fan=fan_of_settings(settings))
+    return {"strategy": tuned.strategy, "parameters": tuned.parameters, "reason": str(tuned.evidence.get("reason", ""))}
 
 
 def save_choice(station: Station, config: DecodingConfig) -> None:
@@ -69,25 +83,16 @@ def save_choice(station: Station, config: DecodingConfig) -> None:
 
 
 def champion_config(station: Station) -> tuple[str, dict[str, Any]] | None:
-    """Strategy and parameters that the pair's champion serves on this device; None without one, or where no registry is to be had.
-
-    A registry that does not exist is not made for this question.
-    """
-    from registry.connection import SQLITE, default_uri
-
-    uri = default_uri()
-    if uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).is_file():
-        return None
-    from registry.releases import find_release
+    """Strategy and parameters that the pair's champion serves on this device; None without one, or where no registry is to be had."""
     from registry.store import Store
     from serving.runtime.artifacts.decoding_config import DecodingConfig
 
-    name, device = station.workspace.spec.name, station.pair.device.partition(":")[0]
     try:
-        store = Store()
-        if "champion" not in store.get_aliases("release", f"{name}.{device}"):
+        champion = champion_of(station.workspace, station.pair.device.partition(":")[0])
+        if champion is None:
             return None
-        pinned = store.resolve("decoding_config", name, find_release(store, name, device, "champion").pins["decoding_config"])
+        store = Store()
+        pinned = store.resolve("decoding_config", champion.pair, champion.pins["decoding_config"])
         with tempfile.TemporaryDirectory() as place:
             config = DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
     except DraftwellError as error:

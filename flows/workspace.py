@@ -56,6 +56,13 @@ class Workspace:
         """The same pair's workspace in another dtype."""
         return Workspace(self.name, dtype, self.say)
 
+    def aside(self, folder: Path) -> Workspace:
+        """The same pair with its traces, artifacts and reports in a folder of their own: for what may not take this one's place yet."""
+        other = Workspace(self.name, self.dtype, self.say)
+        other.root, other._files = folder, self._files
+        other.traces, other.artifacts, other.reports = (folder / n for n in ("traces", "artifacts", "reports"))
+        return other
+
     def load(self, *, slots: int = 1, device: str = "cpu", draft_device: str | None = None, max_context: int | None = None,
              pad_target: float | None = None, strategies: Iterable[str] = (), keep_modules: bool = False) -> LoadedPair:
         """The pair's models, ready to run; `draft_device`, `pad_target` and `keep_modules` as in `load_pair`.
@@ -72,11 +79,14 @@ class Workspace:
         files = self.files()
         from transformers.utils import logging
 
+        from serving.runtime.device import lacks_bfloat16
         from serving.runtime.pair import load_pair
 
         logging.disable_progress_bar()
         padding = "" if pad_target is None else f", the target padded to {pad_target:g} parameters"
-        self.say(f"loading {self.spec.name} in {self.dtype}{padding}")
+        slow = self.dtype == "bfloat16" and device == "cpu" and lacks_bfloat16()
+        advice = " (this CPU has no instructions for it: float32 is faster here)" if slow else ""
+        self.say(f"loading {self.spec.name} in {self.dtype}{padding}{advice}")
         dtype: Any = self.dtype
         return load_pair(files, dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat,
                          pad_target=pad_target, onnx_draft=onnx_draft, draft_device=draft_device, keep_modules=keep_modules,

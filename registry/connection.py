@@ -1,18 +1,19 @@
 """Reaching MLflow: where it is, how it is opened, and what its errors become.
 
-MLflow is imported inside the functions: importing it takes a second, and `draftwell --help` must not pay for that.
+A server that does not answer is tried again with growing pauses, by MLflow's own client. MLflow is imported inside the
+functions: importing it takes a second, and `draftwell --help` must not pay for that.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from registry.access import check_address, hidden, refusal
 from serving.runtime.pair_files import draftwell_home
 from serving.runtime.types import DraftwellError
 
@@ -20,11 +21,24 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 SQLITE = "sqlite:///"
+SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # Pauses of 0, 4, 8, 16, 32 and 64 seconds: an outage of a minute is waited for, a dead server is told after two.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "6",
+}
+"""MLflow's own settings, where the environment does not have others."""
 
 
 def default_uri() -> str:
     """`$MLFLOW_TRACKING_URI`, else a SQLite file in the home."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{draftwell_home() / 'mlflow' / 'mlflow.db'}"
+
+
+def registry_exists() -> bool:
+    """Whether there is a registry to ask; a SQLite file that is not there is none, and asking would make it (seconds)."""
+    uri = default_uri()
+    return not uri.startswith(SQLITE) or Path(uri.removeprefix(SQLITE)).is_file()
 
 
 def artifact_folder(uri: str) -> str | None:
@@ -34,20 +48,46 @@ def artifact_folder(uri: str) -> str | None:
 
 def connect(uri: str) -> MlflowClient:
     """A client for the registry at `uri`; a SQLite database is created by the first, the others wait for it."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    check_address(uri)
+    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or uri
+    check_address(registry_uri, "MLFLOW_REGISTRY_URI")
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         from mlflow import MlflowClient
     except ImportError as error:
         raise DraftwellError("the registry needs the package mlflow: pip install 'draftwell[pipeline]'") from error
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry.abstract_store"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    _say_once_that_we_wait(uri)
     with reaching(uri), _one_at_a_time(uri):
-        client = MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
+        client = MlflowClient(uri, registry_uri)
         if uri.startswith(SQLITE):
             client.search_registered_models(max_results=1)  # creates the tables
     return client
+
+
+class _Waiting(logging.Filter):
+    """Lets the HTTP library's warning of each new try through once, in words for a person."""
+
+    def __init__(self, place: str):
+        super().__init__()
+        self.place, self.told = place, False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not str(record.msg).startswith("Retrying"):
+            return True
+        first, self.told = not self.told, True
+        record.msg, record.args = f"the registry at {self.place} does not answer: trying again for up to two minutes", ()
+        return first
+
+
+def _say_once_that_we_wait(uri: str) -> None:
+    logger = logging.getLogger("urllib3.connectionpool")
+    for old in [known for known in logger.filters if isinstance(known, _Waiting)]:
+        logger.removeFilter(old)
+    if not uri.startswith(SQLITE):
+        logger.addFilter(_Waiting(hidden(uri)))
 
 
 @contextmanager
@@ -81,8 +121,13 @@ def reaching(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        place = re.sub(r"//[^@/]*@", "//", uri)
-        reason = re.sub(r"//[^@/]*@", "//", str(error).strip().splitlines()[0])[:200]
+        place, said = hidden(uri), hidden(str(error).strip())
+        if (why := refusal(error, place)) is not None:
+            raise DraftwellError(hidden(why)) from error
+        if "Max retries exceeded" in said:
+            raise DraftwellError(f"the registry at {place} did not answer, nor when it was tried again: start it, or check "
+                                 "MLFLOW_TRACKING_URI, and run the same command again (nothing is left half promoted)") from error
+        reason = (said.splitlines() or [type(error).__name__])[0][:200]
         raise DraftwellError(
             f"the registry at {place} failed ({reason}): check that it answers and has room, and MLFLOW_TRACKING_URI"
         ) from error

@@ -20,6 +20,9 @@ class Gates(Strict):
     min_acceptance_ratio: float = Field(ge=0, description="acceptance rate over the baseline's")
     min_quality_ratio: float = Field(ge=0, description="quality of a lossy strategy over autoregressive's")
     max_p95_tpot_ratio: float = Field(gt=0, description="p95 time per output token over autoregressive's")
+    max_prediction_loss_ratio: float = Field(ge=1, description="log loss of table and verifier over the champion's, on the same traces")
+    max_bundle_mb: float = Field(gt=0, description="size of the bundle without the models that are fetched, in 10^6 bytes")
+    max_startup_seconds: float = Field(gt=0, description="from the start of a process to its first tokens from the bundle")
 
 
 def load_gates(path: Path | None = None) -> Gates:
@@ -64,6 +67,7 @@ class GateCheck(Strict):
     value: float
     threshold: float
     passed: bool
+    transient: bool = Field(False, description="failed for what the machine lacked at that moment")
 
 
 class GateRecord(Strict):
@@ -75,8 +79,14 @@ class GateRecord(Strict):
     pins: dict[str, int] = Field(description="kind → version that was judged")
     passed: bool
     checks: tuple[GateCheck, ...] = Field(min_length=1)
-    baseline_version: int | None = Field(None, description="release it was compared with; None where there was none")
+    baseline_version: int | None = Field(None, description="the champion when it was judged; None where there was none")
     created: str = Field(description="when it was judged, ISO 8601")
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it failed for nothing but what the machine lacked at that moment: it may be judged again."""
+        failed = [check for check in self.checks if not check.passed]
+        return bool(failed) and all(check.transient for check in failed)
 
     def objection(self, version: int, pins: dict[str, int]) -> str | None:
         """Why the record does not let a release pass, or None."""

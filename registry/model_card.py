@@ -1,47 +1,153 @@
-"""What MLflow shows of an artifact: its MLmodel file with signature and input example, and words for a person.
+"""What MLflow shows of an artifact: its MLmodel file with signature and input example, figures to compare, and words for a person.
 
 The flavour is our own: no `python_function`, hence nothing that MLflow could unpickle or run.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     from mlflow.models import ModelSignature
 
-WORDS = {
-    "verifier": "SPRINTER's verifier: predicts from the draft's features whether the target keeps a draft token.",
-    "acceptance_head": "SpecDec++'s acceptance head: predicts from the draft's last hidden state whether the target keeps a token.",
-    "acceptance_table": "SPIDE's acceptance table: how often the target keeps a token, by the draft's confidence.",
-    "correction_memory": "CSD's correction memory: how often the target corrected one token to another.",
-    "hardware_profile": "Hardware profile: seconds of single draft and target forwards on one class of machine.",
-    "decoding_config": "Tuned decoding configuration: the chosen strategy, its parameters and the evidence.",
-    "distilled_draft": "Draft model distilled from the pair's target.",
-    "release": "Release: the exact versions that are served together. Aliases: candidate, challenger, champion.",
+
+LONGEST = 5000
+"""Characters of a description in MLflow's databases."""
+MOST_ROWS = 16
+"""Rows of a table in a description."""
+
+
+class Card(NamedTuple):
+    """What a person wants to know of a kind."""
+
+    what: str
+    made: str
+    good: str
+    use: str
+
+
+CARDS = {
+    "verifier": Card(
+        "SPRINTER's verifier: predicts from what the draft knows whether the target keeps a draft token.",
+        "`draftwell train`: logistic regression on the draft tokens of a trace, scaled to probabilities on validation prompts.",
+        "`auc` on prompts that nothing was chosen on, beside `baseline_auc` of the draft's confidence alone; `calibration_error` and "
+        "`brier`: the lower, the better.",
+        "`draftwell generate --strategy sprinter`; as a stop policy it serves other strategies too."),
+    "acceptance_head": Card(
+        "SpecDec++'s acceptance head: predicts from the draft's last hidden state whether the target keeps a token.",
+        "`draftwell train --kind acceptance_head`: residual blocks on the hidden states of a trace.",
+        "The loss on held-out prompts: the lower, the better.",
+        "`draftwell generate --strategy specdec_pp`."),
+    "acceptance_table": Card(
+        "SPIDE's acceptance table: how often the target keeps a token, by the draft's confidence.",
+        "`draftwell calibrate`: every position of the target's own texts starts a draft; what is kept of it is counted.",
+        "`acceptance_rate` is the pair's on this traffic; `judged` says on how many tokens the table rests.",
+        "`draftwell generate --strategy spide`, which goes on counting while it serves."),
+    "correction_memory": Card(
+        "CSD's correction memory: how often the target corrected one token to another.",
+        "`draftwell calibrate`: the rejections of standard speculative decoding.",
+        "`patterns` of `rejections`: few patterns for many rejections mean that there is much to rescue.",
+        "`draftwell generate --strategy csd` (lossy), which goes on learning while it serves."),
+    "hardware_profile": Card(
+        "Hardware profile: seconds of single draft and target forwards on one class of machine.",
+        "`draftwell calibrate`, measured on the machine class named below.",
+        "`speed_ratio`: draft forwards that fit into one of the target. It says nothing of another class of machine.",
+        "Strategies pace themselves by it, and the tuner predicts with it."),
+    "decoding_config": Card(
+        "Tuned decoding configuration: the chosen strategy, its parameters and the evidence.",
+        "`draftwell tune`: replay over a trace, then measurements beside plain decoding; the report is among the run's plots.",
+        "`speedup` over plain decoding and its lower bound `speedup_low`, of a measurement that had no part in the choice.",
+        "It is what a release serves. To try it by hand: `draftwell generate --strategy … --set …`."),
+    "distilled_draft": Card(
+        "Draft model distilled from the pair's target: some of its layers, with the target's own embeddings.",
+        "`draftwell distill`, on texts that the target wrote.",
+        "Agreement with the target's own greedy outputs, where it was measured.",
+        "It is the `draft` of the pair's YAML file; a bundle carries it."),
+    "release": Card(
+        "Release: the exact versions that are served together on one device.",
+        "`draftwell demo`, or the flow `release`, pins the artifacts of a workspace; `draftwell gate` judges them.",
+        "Figures of its gate: `gate.speedup` (lower bound over plain decoding), `gate.regression` (against the champion), and more.",
+        "Aliases: `candidate` when made, `challenger` once its gate passed, `champion` when promoted (`draftwell promote`; "
+        "`draftwell rollback --reason …` leads back). `make deploy` takes the champion, whoever named it, if its gate record stands."),
 }
-"""kind → what it is, as a registered model's description."""
+"""kind → its card."""
 
 
-def describe(manifest: dict[str, Any], metrics: dict[str, float]) -> str:
-    """A version's description where the publisher gives none."""
-    made = manifest["provenance"]
-    lines = [WORDS.get(manifest["kind"], manifest["kind"]), "",
-             f"Pair {made['pair']}, fingerprint {made['fingerprint'][:12]}."]
+def describe_model(kind: str) -> str:
+    """Description of a registered model: what all its versions are."""
+    card = CARDS.get(kind)
+    if card is None:
+        return kind
+    return f"{card.what}\n\n**How it is made.** {card.made}\n\n**How good it is.** {card.good}\n\n**How to use it.** {card.use}"
+
+
+def describe(manifest: Mapping[str, Any], metrics: Mapping[str, float], settings: Mapping[str, Any]) -> str:
+    """Description of a version, in Markdown: what it is, how it was made, how good it is, how to use it."""
+    made, kind = manifest["provenance"], manifest["kind"]
+    card = CARDS.get(kind, Card(kind, "", "", ""))
+    origin = [f"Pair {made['pair']}, fingerprint {made['fingerprint'][:12] or 'none (part of it)'}."]
     if made.get("device_class"):
-        lines.append(f"Measured on {made['device_class']}.")
+        origin.append(f"{'For' if kind == 'release' else 'Measured on'} {made['device_class']}.")
     if made.get("trace_digest"):
-        lines.append(f"Made from the traces {made['trace_digest'][:12]}.")
+        origin.append(f"Made from the traces {made['trace_digest'][:12]}.")
+    if made.get("parents"):
+        origin.append("Made with " + ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(made["parents"].items())) + ".")
+    if made.get("git_commit"):
+        origin.append(f"Commit {made['git_commit'][:12]}.")
+    lines = [card.what, "", "**How it was made.** " + " ".join([card.made, *origin]).strip()]
+    if settings:
+        lines += ["", *_rows("setting", {name: str(value) for name, value in settings.items()})]
+    lines += ["", f"**How good it is.** {card.good}"]
     if metrics:
-        rows = [f"| {name} | {value:.4g} |" for name, value in sorted(metrics.items())]
-        lines += ["", "| figure | value |", "| --- | --- |", *rows]
-    return "\n".join(lines)
+        lines += ["", *_rows("figure", {name: f"{value:.4g}" for name, value in metrics.items()})]
+    return "\n".join([*lines, "", f"**How to use it.** {card.use}"])
+
+
+def _rows(title: str, values: Mapping[str, str]) -> list[str]:
+    """A Markdown table of two columns; what is too much to read lies with the run."""
+    shown = [f"| {name} | {values[name]} |" for name in sorted(values)[:MOST_ROWS]]
+    more = len(values) - len(shown)
+    return [f"| {title} | value |", "| --- | --- |", *shown, *([f"| {more} more | see the run |"] if more else [])]
+
+
+def fitting(words: str) -> str:
+    """A description as MLflow's databases hold it; SQLite would take more, PostgreSQL refuses it."""
+    return words if len(words) <= LONGEST else words[: LONGEST - 2] + " …"
+
+
+def figures_of(folder: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Metrics and settings that MLflow compares, read from an artifact's own files; those of its provenance come first."""
+    made, kind = manifest["provenance"], manifest["kind"]
+    metrics = {**made["metrics"], "size_mb": sum((folder / name).stat().st_size for name in manifest["files"]) / 1e6}
+    settings = dict(made["parameters"])
+    if kind == "decoding_config":
+        config = json.loads((folder / "config.json").read_text())
+        settings |= {"strategy": config["strategy"], **{f"parameters.{key}": value for key, value in config["parameters"].items()}}
+        metrics |= _confirmed(config)
+    if kind == "hardware_profile":
+        times = json.loads((folder / "profile.json").read_text())
+        draft, target = times["t_draft"], times["t_verify"]["1"]
+        metrics |= {"t_draft_ms": draft * 1e3, "t_verify_ms": target * 1e3, "speed_ratio": target / draft}
+    return metrics, settings
+
+
+def _confirmed(config: Mapping[str, Any]) -> dict[str, float]:
+    """What the tuner's last measurement says of its choice; nothing where the evidence is of an older form."""
+    confirmation = config["evidence"].get("confirmation")
+    figures = confirmation.get("figures") or () if isinstance(confirmation, dict) else ()
+    for figure in figures:
+        if (figure.get("strategy"), figure.get("parameters")) == (config["strategy"], config["parameters"]):
+            return {key: float(figure[key]) for key in ("speedup", "speedup_low", "seconds_per_token", "target_calls_per_token")
+                    if isinstance(figure.get(key), int | float)}
+    return {}
 
 
 def write_mlmodel(folder: Path, manifest: dict[str, Any], location: str, run_id: str, model_id: str) -> None:
-    """Write MLmodel, and an input example where the kind is a function, beside the artifact's files."""
+    """Write MLmodel and an input example beside the artifact's files."""
     from mlflow.models import Model
     from mlflow.models.utils import _save_example
 
@@ -58,7 +164,7 @@ def write_mlmodel(folder: Path, manifest: dict[str, Any], location: str, run_id:
 
 
 def interface(folder: Path, kind: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
-    """An example input and output of a kind that is a function; the first axis is the batch."""
+    """An example input and output of a kind; the first axis is the batch. A config or a release is a way to continue a text."""
     import numpy as np
 
     if kind == "verifier":
@@ -81,6 +187,8 @@ def interface(folder: Path, kind: str) -> tuple[dict[str, np.ndarray], dict[str,
         return {"tokens": np.array([1])}, {"seconds": np.zeros(1)}
     if kind == "distilled_draft":
         return {"input_ids": np.array([[1, 2, 3]])}, {"logits": np.zeros((1, 3, 1), np.float32)}
+    if kind in ("decoding_config", "release"):
+        return {"input_ids": np.array([[1, 2, 3]])}, {"output_ids": np.array([[4, 5]])}
     return None
 
 

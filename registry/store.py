@@ -12,14 +12,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.connection import artifact_folder, connect, default_uri, reaching
 from registry.folders import base_pair, check_files, copy_artifact, model_name
-from registry.model_card import WORDS, describe, write_mlmodel
+from registry.model_card import describe, describe_model, figures_of, fitting, write_mlmodel
 from registry.strict import validate
 from serving.runtime.artifacts.base import Provenance, digest_of, read_manifest
 from serving.runtime.types import DraftwellError
@@ -82,8 +82,8 @@ class Store:
         The same data for the same pair is registered once: a second call returns the version that exists.
 
         Args:
-            metrics: figures that MLflow compares; those of the provenance are added.
-            parameters: settings that MLflow compares; those of the provenance are added.
+            metrics: figures that MLflow compares; those of the artifact itself are added.
+            parameters: settings that MLflow compares; those of the artifact itself are added.
             plots: pictures and reports, kept with the run.
             description: Markdown for a person; made from the figures where it is empty.
             parents: kind → digest of what it was made from; those of the provenance are added.
@@ -93,14 +93,17 @@ class Store:
         kind, made = manifest["kind"], validate(Provenance, manifest["provenance"], str(folder)).model_dump()
         manifest = {**manifest, "provenance": made}
         name = model_name(kind, pair)
-        tags = {"kind": kind, "digest": digest, "fingerprint": made["fingerprint"],
+        tags = {"kind": kind, "pair": base_pair(kind, pair), "digest": digest, "fingerprint": made["fingerprint"],
                 "trace_digest": made["trace_digest"] or "", "git_commit": made["git_commit"] or "",
-                "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True)}
+                "device_class": made["device_class"] or "", "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True)}
         with reaching(self.uri):
             if existing := self._find(name, digest, made["fingerprint"]):
                 return existing
-            figures, settings = {**made["metrics"], **(metrics or {})}, {**made["parameters"], **(parameters or {})}
-            words = description or describe(manifest, figures)
+            figures, settings = figures_of(folder, manifest)
+            figures, settings = {**figures, **(metrics or {})}, {**settings, **(parameters or {})}
+            words = fitting(description or describe(manifest, figures, settings))
+            if "strategy" in settings:
+                tags["strategy"] = str(settings["strategy"])
             run_id, model_id, source = self._log(folder, manifest, base_pair(kind, pair), figures, settings, plots, words)
             return self._register(name, source, run_id, model_id, tags, words)
 
@@ -141,14 +144,25 @@ class Store:
 
     def _register(self, name: str, source: str, run_id: str, model_id: str, tags: dict[str, str],
                   words: str) -> Published:
+        """The new version; where another process registered the same data meanwhile, its version, and this one goes."""
         from mlflow.exceptions import MlflowException
 
         try:
-            self.client.create_registered_model(name, description=WORDS.get(tags["kind"], tags["kind"]))
+            known = {key: tags[key] for key in ("kind", "pair")}
+            self.client.create_registered_model(name, known, description=describe_model(tags["kind"]))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         version = self.client.create_model_version(name, source, run_id, tags, description=words, model_id=model_id)
+        first = self._find(name, tags["digest"], tags["fingerprint"])
+        if first is not None and first.version < int(version.version):
+            self.client.delete_model_version(name, version.version)  # nobody can have pinned it yet
+            if first.run_id != run_id:
+                self.client.delete_run(run_id)
+                return first
+            # A request that was sent again after a lost answer: both versions are of this run, which stays.
+            version = self.client.get_model_version(name, str(first.version))
+        self.client.update_run(run_id, name=f"{name} version {version.version}")
         link = json.dumps([{"name": name, "version": version.version}])
         self.client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})  # the UI's link from model to version
         return _published(version)
@@ -205,7 +219,7 @@ class Store:
     def set_alias(self, published: Published, alias: str) -> None:
         """Let an alias name this version; it leaves the version that had it."""
         with reaching(self.uri):
-            self.client.set_registered_model_alias(published.name, alias, str(published.version))
+            _insert_or_change(lambda: self.client.set_registered_model_alias(published.name, alias, str(published.version)))
 
     def get_aliases(self, kind: str, pair: str) -> dict[str, int]:
         """alias → version (searching for versions does not tell their aliases)."""
@@ -223,12 +237,41 @@ class Store:
     def set_tag(self, published: Published, key: str, value: str) -> None:
         """Add a tag to a version, or change it."""
         with reaching(self.uri):
-            self.client.set_model_version_tag(published.name, str(published.version), key, value)
+            _insert_or_change(lambda: self.client.set_model_version_tag(published.name, str(published.version), key, value))
+
+    def describe(self, published: Published, words: str) -> None:
+        """Replace a version's description."""
+        with reaching(self.uri):
+            self.client.update_model_version(published.name, str(published.version), fitting(words))
+
+    def description(self, published: Published) -> str:
+        """A version's description."""
+        with reaching(self.uri):
+            return self.client.get_model_version(published.name, str(published.version)).description or ""
 
     def log_text(self, published: Published, text: str, file: str) -> None:
         """Keep a text with the version's run."""
         with reaching(self.uri):
             self.client.log_text(published.run_id, text, file)
+
+    def log_files(self, published: Published, files: Iterable[Path], folder: str) -> None:
+        """Keep files with the version's run, under a folder of its artifacts."""
+        with reaching(self.uri):
+            for file in files:
+                self.client.log_artifact(published.run_id, str(file), folder)
+
+    def log_metrics(self, published: Published, metrics: Mapping[str, float]) -> None:
+        """Add figures to the version's run, which MLflow's compare view reads."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        with reaching(self.uri):
+            self.client.log_batch(published.run_id, [Metric(key, float(value), now, 0) for key, value in metrics.items()])
+
+    def metrics(self, published: Published) -> dict[str, float]:
+        """The figures of the version's run."""
+        with reaching(self.uri):
+            return dict(self.client.get_run(published.run_id).data.metrics)
 
     def versions(self, kind: str, pair: str) -> list[Published]:
         """All versions, the oldest first."""
@@ -246,6 +289,18 @@ class Store:
         from registry.lineage import trace
 
         return trace(self, self.resolve(kind, pair, version_or_alias), pair)
+
+
+def _insert_or_change(write: Callable[[], object]) -> None:
+    """Write an alias or a tag; MLflow looks first and inserts then, and the slower of two processes finds the row taken."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        write()
+    except MlflowException as error:
+        if not any(word in str(error) for word in ("IntegrityError", "UniqueViolation")):  # of SQLite and MySQL, of PostgreSQL
+            raise
+        write()
 
 
 def _published(version: ModelVersion) -> Published:

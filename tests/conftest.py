@@ -39,6 +39,7 @@ def process_settings(folder: Path) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "1",
         "MPLBACKEND": "Agg",
@@ -53,14 +54,16 @@ def process_settings(folder: Path) -> dict[str, str]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Speeds are measured when asked for: what else runs on a machine must not turn a test red."""
     parser.addoption("--timed", action="store_true", help="run the tests that hold speeds against bars (idle machine)")
+    parser.addoption("--soak", action="store_true", help="run the long trials of whole loops (idle machine, up to an hour)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is timed, with its reason."""
-    if not config.getoption("--timed"):
-        for item in items:
-            if item.get_closest_marker("timed"):
-                item.add_marker(pytest.mark.skip(reason="a speed: run it with --timed on an idle machine"))
+    """Skip what wants an idle machine, with its reason."""
+    for mark, what in (("timed", "a speed"), ("soak", "a long trial")):
+        if not config.getoption(f"--{mark}"):
+            for item in items:
+                if item.get_closest_marker(mark):
+                    item.add_marker(pytest.mark.skip(reason=f"{what}: run it with --{mark} on an idle machine"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 PROMPTS = REPO / "components" / "data" / "demo_prompts.jsonl"
-TASKS = ["setup", "demo", "test", "test-all", "lint", "bench", "bench-gpu", "gate", "deploy", "serve", "ui", "clean"]
+TASKS = ["setup", "demo", "test", "test-all", "lint", "audit", "bench", "bench-gpu", "gate", "deploy", "serve", "ui", "prefect-server",
+         "worker", "schedule", "clean"]
 LARGEST_FILE = 40_000_000  # bytes: what the largest shipped model, a qualifier, may take
 MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root)/")
 

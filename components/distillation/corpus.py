@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from components.distillation.writers import Writer
+from serving.runtime.types import DraftwellError
 
 
 @dataclass
@@ -75,17 +76,35 @@ def save_shard(path: Path, rows: Sequence[tuple[list[int], list[int]]], states: 
 
 
 def read_corpus(shards: Iterable[Path]) -> list[Conversation]:
-    """All sequences of these shards, in order."""
-    from safetensors.torch import load_file
+    """All sequences of these shards, in order.
 
+    Raises:
+        DraftwellError: a shard that is damaged.
+    """
     sequences = []
     for path in shards:
-        shard = load_file(path)
+        shard = read_shard(path)
         at = states = 0
         for prompt, total in zip(shard["prompt"].tolist(), shard["total"].tolist(), strict=True):
             sequences.append(Conversation(shard["ids"][at : at + total].long(), prompt, shard["hidden"][states : states + total - 1]))
             at, states = at + total, states + total - 1
     return sequences
+
+
+def read_shard(path: Path) -> dict[str, Tensor]:
+    """The tensors of a shard, as long as one another says."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        shard = load_file(path)
+        total = shard["total"]
+        sound = [len(shard[name]) for name in ("prompt", "ids", "hidden")] == [len(total), int(total.sum()), int((total - 1).sum())]
+    except (OSError, ValueError, KeyError, SafetensorError):
+        sound = False
+    if not sound:
+        raise DraftwellError(f"{path} is damaged: delete it and run the same `draftwell distill` again, which writes it anew")
+    return shard
 
 
 def corpus_digest(sequences: Sequence[Conversation]) -> str:

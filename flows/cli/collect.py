@@ -7,8 +7,21 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learning import Column, Source, Split, load, station
-from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Pair, Seed, Temperature, Threads, say
+from flows.cli.learning import Column, Source, Split, fan_for, load, station
+from flows.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    Limit,
+    MaxTokens,
+    Pair,
+    Runner,
+    RunnerOption,
+    Seed,
+    Temperature,
+    Threads,
+    Workers,
+    say,
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,7 +41,8 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
             fresh: Annotated[bool, typer.Option("--fresh", help="Replace a trace of other prompts or settings.")] = False,
             kinds: Annotated[str, typer.Option("--kinds", help="Prefix kinds, comma-separated; `target` alone is enough to tune.")] = (
                 "bare,draft,target,mixed"),
-            dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
+            runner: RunnerOption = Runner.threads, workers: Workers = 1, dtype: DtypeOption = None, device: DeviceOption = None,
+            threads: Threads = None) -> None:
     """Collect traces: the target's own continuations, and how the draft fares along them. Killed, it goes on where it stopped.
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
@@ -38,12 +52,13 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
     from flows.workspace import Workspace
 
     rows = load(prompts, limit, split=split, column=column)
-    context = collecting.context_for(Workspace(pair, dtype, say), rows, max_tokens=max_tokens, rollout=rollout, turns=turns)
+    load_with = collecting.loading(Workspace(pair, dtype, say), rows, max_tokens=max_tokens, rollout=rollout, turns=turns)
     rates: dict[str, float] = {}
-    with station("collect", pair, dtype, device, threads, slots=collecting.SLOTS, max_context=context) as opened:
+    fan = fan_for(runner, workers, threads, device)
+    with station("collect", pair, dtype, device, threads, **load_with) as opened:
         traces = collecting.collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh, rollout=rollout,
                                     kinds=[k.strip() for k in kinds.split(",") if k.strip()], temperature=temperature, top_p=top_p,
-                                    turns=turns, seed=seed, log=lambda name, value, shard: rates.update({name: value}))
+                                    turns=turns, seed=seed, fan=fan, log=lambda name, value, shard: rates.update({name: value}))
     if rate := rates.get("collect_tokens_per_second"):
         generated = rates.get("generate_tokens_per_second")
         say(f"{rate:.0f} tokens/s" + (f"; the target alone wrote {generated:.0f} tokens/s" if generated else ""))

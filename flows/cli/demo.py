@@ -35,9 +35,9 @@ def demo(pair: Pair = "default",
 
     Example: draftwell demo
     """
-    import os
+    from flows.progress import settle_prefect
 
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    settle_prefect()
     from components.reports import bench_table
     from flows.context import prompts_of
     from flows.settings import PipelineSettings
@@ -48,8 +48,10 @@ def demo(pair: Pair = "default",
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
     from flows.pipeline import pipeline
+    from flows.runners import reaching_prefect
 
-    result = pipeline(settings)
+    with reaching_prefect():
+        result = pipeline(settings)
     console = wide_console()
     console.print(bench_table(result["report"]))
     console.print(f"chosen: {result['strategy']} {result['parameters']}. {result['reason']}")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import pick_device, progress, say, set_threads
+from flows.cli.options import Runner, pick_device, progress, say, set_threads
 
 if TYPE_CHECKING:
     from components.prompts import Prompt
+    from flows.runners import Fan
     from flows.stations import Station
 
 SOURCES = ("JSONL with `prompt`, `turns` or `messages`; a folder of such files, as servers spool them; .parquet, .csv; a saved data set; "
@@ -55,3 +56,13 @@ def publish_kinds(opened: Station, *kinds: str) -> None:
     for kind in kinds:
         made = store.publish(space.artifacts / kind, pair=space.spec.name, plots=pictures_of(space, kind))
         say(f"registered {made.name} version {made.version}")
+
+
+def fan_for(runner: Runner, workers: int, threads: int | None, device: str | None) -> Fan | None:
+    """How parts are spread over workers, None where this process does it all; Prefect, which runs them, says only what went wrong."""
+    from flows.progress import settle_prefect
+
+    settle_prefect()
+    from flows.runners import fan_of
+
+    return fan_of(runner.value, workers, threads=threads, device=pick_device(device))

@@ -9,7 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from flows.cli import bench, collect, decode, demo, distill, lineage, release, train, tune
+from flows.cli import bench, collect, decode, demo, distill, export, lineage, monitor, release, schedule, train, tune
+from flows.failures import telling_of_a_full_disk
 from serving.runtime.types import DraftwellError
 
 
@@ -18,7 +19,8 @@ class OneLineErrors(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:  # typer brings its own copy of click, or takes the installed one
         try:
-            return super().invoke(ctx)
+            with telling_of_a_full_disk():
+                return super().invoke(ctx)
         except DraftwellError as error:
             typer.secho(f"Error: {' '.join(str(error).split())}", err=True, fg="red")
             raise typer.Exit(2) from None
@@ -37,7 +39,7 @@ app = typer.Typer(
     help="Find, train, prove and ship the fastest safe way to run speculative decoding.\n\n"
          "Example: draftwell generate --pair default --strategy vanilla_sd --prompt 'Why is the sky blue?'",
 )
-for group in (decode, bench, distill, collect, train, tune, release, lineage, demo):
+for group in (decode, bench, distill, collect, train, tune, release, monitor, lineage, schedule, demo, export):
     group.add_to(app)
 
 

@@ -21,12 +21,21 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+class Runner(StrEnum):
+    threads = "threads"
+    ray = "ray"
+
+
 Pair = Annotated[str, typer.Option("--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file.")]
 DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Weights and cache; the pair's own if left out.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; CUDA where there is a device, if left out.")]
 DraftDevice = Annotated[str | None, typer.Option(
     "--draft-device", help="Where the torch draft computes: cpu keeps it beside a target on CUDA; the target's device, if left out.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores if left out.")]
+RunnerOption = Annotated[Runner, typer.Option(
+    "--runner", help="Where workers run: threads of this process, or a Ray cluster (that of $RAY_ADDRESS, else one on this machine).")]
+Workers = Annotated[int, typer.Option(
+    "--workers", min=1, help="Parts at once; --threads are shared among them. What is measured is always measured one at a time.")]
 Prompts = Annotated[Path | None, typer.Option(
     "--prompts", help="JSONL (or .jsonl.gz) with `prompt` or `turns`; the shipped demo prompts if left out.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N prompts.")]

@@ -1,21 +1,40 @@
-"""Commands that release: gate, promote, deploy, ui."""
+"""Commands that release: gate, promote, rollback, deploy, ui."""
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import DtypeOption, Limit, MaxTokens, Pair, Prompts, Threads, progress, say, set_threads, wide_console
+from flows.cli.options import (
+    DtypeOption,
+    Limit,
+    MaxTokens,
+    Pair,
+    Prompts,
+    Threads,
+    check_output,
+    progress,
+    say,
+    set_threads,
+    wide_console,
+)
+from flows.failures import telling_of_a_full_disk
 from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from components.gate import GateVerdict
 
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (gate, promote, deploy, ui):
+    for command in (gate, promote, rollback, deploy, ui):
         app.command()(command)
 
 
@@ -24,6 +43,13 @@ def gate(pair: Pair = "default", device: Device = "cpu",
              "--release", help="Alias or number of the release to judge; the candidate, if there is one, if left out.")] = None,
          baseline: Annotated[bool, typer.Option("--baseline", help="Judge only this checkout's deterministic counts, as CI does.")] = False,
          record: Annotated[bool, typer.Option("--record", help="Record this checkout's deterministic counts as the baseline.")] = False,
+         dry_run: Annotated[bool, typer.Option(
+             "--dry-run", help="Measure and judge, but keep no verdict and move no alias; the exit code is that of the verdict.")] = False,
+         unmeasured: Annotated[str | None, typer.Option(
+             "--unmeasured", help="Why a release may pass although champion or traces cannot be measured here; it is kept with the "
+                                  "verdict.")] = None,
+         markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the verdict as Markdown, for a pull request.")] = None,
+         junit: Annotated[Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML, for CI.")] = None,
          prompts: Prompts = None, limit: Limit = 16, max_tokens: MaxTokens = 64, dtype: DtypeOption = None,
          threads: Threads = None) -> None:
     """Judge a release, or this checkout against its recorded baseline; exit code 1 if the gate fails, 2 on an error.
@@ -32,38 +58,87 @@ def gate(pair: Pair = "default", device: Device = "cpu",
 
     Example: draftwell gate --pair default
     """
-    from components.reports import verdict_table
-    from flows.gating import judge_baseline
-    from registry.gates import load_baseline
     from registry.pairs import find_pair
 
-    set_threads(threads)
-    name = find_pair(pair).name
-    if record:
-        record_baseline(pair, name)
-        return
-    wanted = None if baseline else release_to_judge(name, device, release)
-    verdicts = []
-    if wanted is None or load_baseline(name) is not None:
-        with progress("deterministic counts") as bar:
-            verdicts.append(("deterministic counts, float32", judge_baseline(pair, say, bar)))
-    else:
-        say(f"pair {name} has no recorded baseline: the release alone is judged")
-    if wanted is not None:
-        from components.prompts import demo_prompts, read_prompts
-        from flows.context import open_station
-        from flows.gating import gate_release
-
-        rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
-        opened = open_station(pair, dtype, device=device, say=say)
-        with progress("gate") as bar:
-            station = type(opened)(opened.workspace, opened.pair, bar)
-            result = gate_release(station, rows, alias=wanted, device=device, max_tokens=max_tokens)
-        verdicts.append((f"release {result['release']}", result["verdict"]))
-    for title, verdict in verdicts:
-        wide_console().print(verdict_table(verdict, title=title))
+    files = [path for path in (markdown, junit) if path is not None]
+    for path in files:
+        check_output(path)
+        path.unlink(missing_ok=True)  # a gate that breaks off leaves no verdict of an earlier one
+    with errors_are_reported(markdown, junit):
+        set_threads(threads)
+        name = find_pair(pair).name
+        if record:
+            record_baseline(pair, name)
+            return
+        wanted = None if baseline else release_to_judge(name, device, release)
+        verdicts = baseline_verdicts(pair, name, needed=wanted is None)
+        if wanted is not None:
+            verdicts.append(release_verdict(pair, prompts, limit, wanted, device, dtype, max_tokens, dry_run, unmeasured))
+    show(verdicts, markdown, junit)
+    if dry_run:
+        say("a dry run: no verdict was kept, no alias moved")
     if not all(verdict.passed for _, verdict in verdicts):
         raise typer.Exit(1)
+
+
+@contextmanager
+def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[None]:
+    """Whatever keeps the gate from a verdict is no failed gate: it has exit code 2, and CI reads of it in the same files."""
+    try:
+        with telling_of_a_full_disk():
+            yield
+    except Exception as error:
+        from components.reports import error_junit, error_markdown, write_text
+
+        line = " ".join(str(error).split()) or type(error).__name__
+        if markdown is not None:
+            write_text(markdown, error_markdown(line))
+        if junit is not None:
+            write_text(junit, error_junit(line))
+        if isinstance(error, DraftwellError) or getattr(error, "filename", None) is not None:
+            raise
+        traceback.print_exc()  # a fault of ours: Python's own exit code would say 1
+        raise typer.Exit(2) from error
+
+
+def baseline_verdicts(pair: str, name: str, *, needed: bool) -> list[tuple[str, GateVerdict]]:
+    """The deterministic part, where a baseline is recorded; one that is `needed` and missing is an error."""
+    from flows.gating import judge_baseline
+    from registry.gates import load_baseline
+
+    if not needed and load_baseline(name) is None:
+        say(f"pair {name} has no recorded baseline: the release alone is judged")
+        return []
+    with progress("deterministic counts") as bar:
+        return [("deterministic counts, float32", judge_baseline(pair, say, bar))]
+
+
+def release_verdict(pair: str, prompts: Path | None, limit: int | None, wanted: int, device: str, dtype: str | None, max_tokens: int,
+                    dry_run: bool, unmeasured: str | None) -> tuple[str, GateVerdict]:
+    """The measured part: a release beside the champion."""
+    from components.prompts import demo_prompts, read_prompts
+    from flows.context import open_station
+    from flows.gating import gate_release
+
+    rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
+    opened = open_station(pair, dtype, device=device, say=say)
+    with progress("gate") as bar:
+        station = type(opened)(opened.workspace, opened.pair, bar)
+        result = gate_release(station, rows, alias=wanted, device=device, max_tokens=max_tokens, dry_run=dry_run,
+                              unmeasured=unmeasured)
+    return f"release {result['release']}", result["verdict"]
+
+
+def show(verdicts: Sequence[tuple[str, GateVerdict]], markdown: Path | None, junit: Path | None) -> None:
+    """Verdicts as tables, and in files where they were asked for."""
+    from components.reports import verdict_table, verdicts_junit, verdicts_markdown, write_text
+
+    for title, verdict in verdicts:
+        wide_console().print(verdict_table(verdict, title=title))
+    if markdown is not None:
+        write_text(markdown, verdicts_markdown(verdicts))
+    if junit is not None:
+        write_text(junit, verdicts_junit(verdicts))
 
 
 def record_baseline(pair: str, name: str) -> None:
@@ -83,8 +158,11 @@ def record_baseline(pair: str, name: str) -> None:
 
 def release_to_judge(pair: str, device: str, release: str | None) -> int | None:
     """Number of the release that was named, which must exist, or else of the candidate; None where there is none."""
+    from registry.connection import registry_exists
     from registry.store import Store
 
+    if release is None and not registry_exists():
+        return None
     store = Store()
     if release is not None:
         return store.resolve("release", f"{pair}.{device}", release).version
@@ -92,7 +170,10 @@ def release_to_judge(pair: str, device: str, release: str | None) -> int | None:
 
 
 def promote(pair: Pair = "default", device: Device = "cpu",
-            release: Annotated[str, typer.Option("--release", help="Alias or number of the release.")] = "candidate") -> None:
+            release: Annotated[str, typer.Option("--release", help="Alias or number of the release.")] = "candidate",
+            reason: Annotated[str | None, typer.Option(
+                "--reason", help="Why one that was rolled back, or judged beside another champion, shall serve; it is recorded.")] = None
+            ) -> None:
     """Make a release that passed its gate the champion.
 
     Example: draftwell promote --pair default --release candidate
@@ -102,8 +183,30 @@ def promote(pair: Pair = "default", device: Device = "cpu",
     from registry.store import Store
 
     name = find_pair(pair).name
-    done = run(Store(), name, device, release)
+    done = run(Store(), name, device, release, reason=reason)
     typer.echo(f"{done.name} is the champion; `draftwell deploy --pair {pair}` builds its bundle")
+
+
+def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champion is taken back; it is recorded.")],
+             pair: Pair = "default", device: Device = "cpu",
+             to: Annotated[int | None, typer.Option(
+                 "--to", min=1, help="Number of the release that shall be champion; the one before, if left out.")] = None,
+             out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist")) -> None:
+    """Make the champion before the champion again, and let `current` lead to its bundle.
+
+    Example: draftwell rollback --pair default --reason "answers in French are cut"
+    """
+    from registry.bundles import relink
+    from registry.pairs import find_pair
+    from registry.releases import rollback as run
+    from registry.store import Store
+
+    name, store = find_pair(pair).name, Store()
+    bad, good = run(store, name, device, reason, to)
+    typer.echo(f"{good.name} is the champion again, version {bad.version} was rolled back: {reason}")
+    bundle = relink(store, good, out)
+    typer.echo(f"{bundle}  (and {bundle.parent / 'current'})" if bundle else
+               f"its bundle is not in {out}: `draftwell deploy --pair {pair}` builds it")
 
 
 def deploy(pair: Pair = "default", device: Device = "cpu",
@@ -116,6 +219,8 @@ def deploy(pair: Pair = "default", device: Device = "cpu",
 
     Example: draftwell deploy --pair default --alias champion
     """
+    if device not in ("cpu", "cuda"):
+        raise DraftwellError(f"there is no --device {device}: name cpu or cuda")
     from registry.bundles import build_bundle
     from registry.pairs import fetch, find_pair
     from registry.store import Store

@@ -7,8 +7,21 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learning import Column, Publish, Source, Split, Traces, load, publish_kinds, station
-from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, PadTarget, Pair, Threads, check_output, say
+from flows.cli.learning import Column, Publish, Source, Split, Traces, fan_for, load, station
+from flows.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    Limit,
+    MaxTokens,
+    PadTarget,
+    Pair,
+    Runner,
+    RunnerOption,
+    Threads,
+    Workers,
+    check_output,
+    say,
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,11 +41,12 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
              help="Target calls per token, at most, over those of vanilla SD at its fastest gamma; no limit if left out.")] = None,
          study: Annotated[Path | None, typer.Option(
              "--study", help="SQLite file of trials, to go on with or to make; the workspace's if left out.")] = None,
-         pad_target: PadTarget = None, publish: Publish = True, dtype: DtypeOption = None, device: DeviceOption = None,
-         threads: Threads = None) -> None:
+         pad_target: PadTarget = None, publish: Publish = True, runner: RunnerOption = Runner.threads, workers: Workers = 1,
+         dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
     """Choose strategy and parameters: many by replay, a few by measurement, never slower than autoregressive.
 
-    A run that was stopped goes on where it was. With --pad-target nothing is saved or registered.
+    A run that was stopped goes on where it was. The choice is registered as a release, the candidate, with the artifacts of the
+    workspace; with --pad-target nothing is saved or registered.
 
     Example: draftwell tune --pair default --trials 60 --allow-lossy --max-quality-loss 0.05
     """
@@ -42,12 +56,14 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
     rows = load(prompts, limit, split=split, column=column)
     if study is not None:
         check_output(study)
+    fan = fan_for(runner, workers, threads, device)
     with station("tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target) as opened:
         tuned = tuning.tune(opened, stations.open_trace(opened, traces), rows, max_tokens=max_tokens, trials=trials,
                             lossless_only=lossless_only, max_quality_loss=max_quality_loss, max_cost_ratio=max_cost_ratio,
-                            study=study, keep=pad_target is None)
+                            study=study, keep=pad_target is None, fan=fan)
     if publish and pad_target is None:
-        publish_kinds(opened, "decoding_config")
+        made = stations.publish(opened, {}, device=opened.pair.device.partition(":")[0])
+        say(f"registered {made.name}, the candidate: `draftwell gate --pair {pair}` judges it")
     typer.echo(f"chosen: {tuned.strategy} {tuned.parameters}")
     typer.echo(str(tuned.evidence.get("reason", "")))
     if words := rollout_words(tuned.evidence):

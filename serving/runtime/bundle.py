@@ -1,6 +1,7 @@
-"""Bundles: what `make deploy` writes and the server loads. Data files only, checked before anything is read.
+"""Bundles: what `make deploy` writes and the server loads. Everything is checked before anything is loaded.
 
-A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, where asked for, `models/<role>/`. The manifest
+A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, where asked for, `models/<role>/`; beside them lies what
+installs and starts the runtime (a wheel, requirements, `Dockerfile`, `serve.sh`), which the runtime itself never runs. The manifest
 names every file with size and sha256 and carries a digest over itself. Weights that are not bundled are named by a
 folder under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has passed every check.
 """
@@ -9,13 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.runtime.artifacts.base import ArtifactError, digest_of, read_manifest, sha256_file
+from serving.runtime.artifacts.base import ArtifactError, digest_of, is_left_over, read_manifest, sha256_file
 from serving.runtime.pair_files import (
     SIDECAR,
     PairFiles,
@@ -30,8 +34,13 @@ from serving.runtime.types import DraftwellError, Role
 if TYPE_CHECKING:
     from serving.runtime.artifacts.base import Artifact
 
-SCHEMA = 1
+SCHEMA = 2
+"""Version 2 added `runtime` and `origins`; version 1 is still read."""
 MANIFEST = "manifest.json"
+ARTIFACT_SCHEMAS = {"acceptance_head": 1, "acceptance_table": 1, "correction_memory": 1, "decoding_config": 1, "distilled_draft": 1,
+                    "hardware_profile": 1, "verifier": 1}
+"""kind → newest schema that this runtime reads: what `artifact_classes` says, known without importing torch."""
+HASHING_THREADS = 4
 UNBOUND = frozenset({"distilled_draft"})
 """Kinds that are part of a pair's fingerprint and so cannot carry it."""
 
@@ -66,7 +75,7 @@ class Manifest(_Strict):
     schema_version: int = SCHEMA
     digest: str = Field("", description="sha256 over all other fields")
     pair: str
-    device: str = Field(description="cpu or cuda")
+    device: str = Field(pattern="^(cpu|cuda)$", description="cpu or cuda")
     device_class: str | None = Field(None, description="machine class of the hardware profile")
     dtype: str
     chat: bool = Field(False, description="whether prompts go through the chat template")
@@ -77,17 +86,23 @@ class Manifest(_Strict):
     ungated_reason: str | None = Field(None, description="why it was deployed without one")
     versions: dict[str, int] = Field(description="kind → registered version")
     runs: dict[str, str] = Field(description="kind → run id in the registry")
+    runtime: str | None = Field(None, description="version of the runtime whose wheel lies in the bundle")
     models: dict[Role, ModelRecord]
+    origins: dict[Role, str] = Field(default_factory=dict, description="where the weights of bundled models come from, worded as a source")
     files: dict[str, FileRecord] = Field(description="path inside the bundle → its record; all files but this one")
 
     def computed_digest(self) -> str:
         """sha256 over the manifest without its digest."""
-        body = json.dumps(self.model_dump(exclude={"digest"}), sort_keys=True)
-        return hashlib.sha256(body.encode()).hexdigest()
+        return digest_of_body(self.model_dump(exclude={"digest"}))
 
     def to_json(self) -> str:
         """The text of `manifest.json`."""
         return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
+
+
+def digest_of_body(body: dict[str, Any]) -> str:
+    """sha256 over the fields of a manifest, without its digest."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -102,8 +117,6 @@ class Bundle:
         classes = artifact_classes()
         found = {}
         for kind in self.manifest.versions:
-            if kind not in classes:
-                raise BundleError(f"{self.path} holds a {kind}, which this runtime does not know: upgrade draftwell")
             bound = None if kind in UNBOUND else self.manifest.fingerprint
             found[kind] = classes[kind].load(self.path / "artifacts" / kind, fingerprint=bound)
         return found
@@ -162,22 +175,40 @@ def open_bundle(path: Path) -> Bundle:
     Args:
         path: the bundle's folder, or a link to it (`dist/<pair>/current`), which is followed once.
     Raises:
-        BundleError: it is missing, damaged, holds unlisted files, or is newer than this runtime; the file is named.
+        BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is newer than this runtime; the file is
+            named. No artifact and no weight has been loaded then.
     """
     path = path.resolve()
     if not path.is_dir():
         raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`")
     manifest = _read_manifest(path)
-    for name, record in manifest.files.items():
-        _check_file(path, name, record)
-    listed = {*manifest.files, MANIFEST}
-    for file in sorted(path.rglob("*")):
-        name = file.relative_to(path).as_posix()
-        if file.is_symlink() or (not file.is_dir() and name not in listed and file.name != SIDECAR):
-            raise BundleError(f"{file} is not part of the bundle: remove it or deploy again")
+    _check_tree(path, manifest)
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing lets go of the interpreter; the first wrong file in order is named
+        for _ in pool.map(lambda item: _check_file(path, *item), manifest.files.items()):
+            pass
     for kind in manifest.versions:
-        _check_fingerprint(path, kind, manifest)
+        _check_artifact(path, kind, manifest)
     return Bundle(path, manifest)
+
+
+def _check_tree(path: Path, manifest: Manifest) -> None:
+    """Refuse links, and files that the manifest does not list; digests that the runtime keeps beside weights are neither, nor is
+    what another server, or one that was killed, has written of them."""
+    models = {path / record.folder for record in manifest.models.values()}
+    listed = {*manifest.files, MANIFEST, *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values())}
+    for file in sorted(_entries(path)):
+        if file.is_symlink():
+            raise BundleError(f"{file} is a link, and a bundle has none: remove it or deploy again")
+        if file.parent in models and is_left_over(file.name, SIDECAR):
+            continue
+        if not file.is_dir() and file.relative_to(path).as_posix() not in listed:
+            raise BundleError(f"{file} is not part of the bundle: remove it or deploy again")
+
+
+def _entries(path: Path) -> Iterator[Path]:
+    """All that lies below a folder, links not followed."""
+    for folder, folders, files in os.walk(path):
+        yield from (Path(folder) / name for name in (*folders, *files))
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -186,7 +217,7 @@ def _read_manifest(path: Path) -> Manifest:
         data: Any = json.loads(file.read_text())
     except FileNotFoundError as error:
         raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{file} is cut or not JSON: deploy again") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA:
@@ -197,7 +228,7 @@ def _read_manifest(path: Path) -> Manifest:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again") from error
-    if manifest.digest != manifest.computed_digest():
+    if manifest.digest != digest_of_body({key: value for key, value in data.items() if key != "digest"}):
         raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again")
     if "target" not in manifest.models:
         raise BundleError(f"{file} names no target: deploy again")
@@ -218,14 +249,22 @@ def _check_file(path: Path, name: str, record: FileRecord) -> None:
         raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again")
 
 
-def _check_fingerprint(path: Path, kind: str, manifest: Manifest) -> None:
+def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     folder = path / "artifacts" / kind
+    if kind not in ARTIFACT_SCHEMAS:
+        raise BundleError(f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell")
     if f"artifacts/{kind}/artifact.json" not in manifest.files:
         raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again")
     try:
-        found = read_manifest(folder)["provenance"]["fingerprint"]
-    except (ArtifactError, KeyError, TypeError) as error:
+        found = read_manifest(folder)
+    except ArtifactError as error:
         raise BundleError(f"{folder} holds no artifact: deploy again") from error
-    if kind not in UNBOUND and found != manifest.fingerprint:
-        raise BundleError(f"the {kind} in {folder} has fingerprint {found[:12]}, the bundle "
+    if found["kind"] != kind:
+        raise BundleError(f"{folder} holds a {found['kind']}, not a {kind}: deploy again")
+    if found["schema_version"] > ARTIFACT_SCHEMAS[kind]:
+        raise BundleError(f"the {kind} in {folder} has schema {found['schema_version']}, this runtime reads up to "
+                          f"{ARTIFACT_SCHEMAS[kind]}: upgrade draftwell")
+    mark = found["provenance"]["fingerprint"]
+    if kind not in UNBOUND and mark != manifest.fingerprint:
+        raise BundleError(f"the {kind} in {folder} has fingerprint {mark[:12]}, the bundle "
                           f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again")

@@ -45,6 +45,11 @@ def instruction_set() -> str:
     return slug(torch.backends.cpu.get_cpu_capability())
 
 
+def lacks_bfloat16() -> bool:
+    """Whether this CPU has no instructions for bfloat16: prompts and drafts are then read several times slower than in float32."""
+    return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def slug(name: str) -> str:
     """Lower case letters, digits and underscores, joined by dashes."""
     return re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from serving.runtime.failures import readable
 from serving.runtime.models.cuda_graph import Marks, read
-from serving.runtime.session import Session
+from serving.runtime.session import UNLIMITED, Session
 from serving.runtime.strategies.base import Strategy
 from serving.runtime.task import Task
-from serving.runtime.types import ContextTooLong, Forward, Model, Output, Role, Sampling
+from serving.runtime.types import SHADOW, ContextTooLong, Emitted, Forward, Model, Output, Role, Sampling
 from serving.runtime.workers import Workers
 
 
@@ -38,9 +38,9 @@ class Job:
         """All final tokens so far."""
         return self.session.text.output
 
-    def new_tokens(self) -> list[int]:
-        """Final tokens since the last call."""
-        fresh = self.output[self._sent :]
+    def new_tokens(self) -> list[Emitted]:
+        """Final tokens since the last call, with where they come from and, where asked for, their ratings."""
+        fresh = self.session.emitted(self._sent)
         self._sent += len(fresh)
         return fresh
 
@@ -88,9 +88,11 @@ class Engine:
         self._flights: list[Flight] = []
         self._workers: Workers | None = None
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy) -> Job:
+    def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED) -> Job:
         """Start a request; it waits for its first forward when this returns.
 
+        Args:
+            draft_limit: as in `Session`; it can be changed between steps.
         Raises:
             ContextTooLong: prompt and max_tokens exceed the context of a model that the strategy uses.
             DraftwellError: an empty prompt, or no free slot.
@@ -100,7 +102,7 @@ class Engine:
             if len(prompt) + sampling.max_tokens > model.max_context:
                 raise ContextTooLong(f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} exceed the {role}'s context of "
                                      f"{model.max_context}: shorten one of them")
-        session = Session(prompt, sampling, models)
+        session = Session(prompt, sampling, models, draft_limit)
         job = Job(session, Task(strategy.run(session)), strategy.overlaps)
         self.jobs.append(job)
         self._advance(job, job.task, None)
@@ -215,12 +217,12 @@ class Engine:
             else:
                 job.session.stats.time_forward(leaf.waiting, landed.started - job.started, landed.ended - job.started, len(flight.group))
             leaf.seconds += landed.ended - landed.started
-            if isinstance(output, Exception):
+            if isinstance(output, Exception) and leaf.waiting.model != SHADOW:  # a shadow hears of it itself
                 self._end(job, output)
             else:
                 self._advance(job, leaf, output)
 
-    def _advance(self, job: Job, leaf: Task, output: Output | None) -> None:
+    def _advance(self, job: Job, leaf: Task, output: Output | Exception | None) -> None:
         try:
             leaf.resume(output)
             job.task.join()

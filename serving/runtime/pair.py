@@ -24,7 +24,7 @@ from serving.runtime.models.padding import pad_to
 from serving.runtime.models.static_llama import StaticLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
-from serving.runtime.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, weights_digest
+from serving.runtime.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
 from serving.runtime.types import DraftwellError, Model, Role, Sampling, VocabularyMismatch
 from serving.runtime.workers import shares
 
@@ -44,6 +44,7 @@ class LoadedPair:
         fingerprint: what artifacts are checked against.
         chat: prompts go through the tokenizer's chat template, where it has one.
         padded_to: parameters of a target that was padded to cost as much as a larger one; None for the target as it is.
+        settings: digest of what lay beside the weights (`pair_files.settings_digest`); "" where it was not loaded from files.
     """
 
     name: str
@@ -55,6 +56,7 @@ class LoadedPair:
     fingerprint: str
     chat: bool = True
     padded_to: int | None = None
+    settings: str = ""
 
     def engine(self, *, split: bool | None = None) -> Engine:
         """An engine over the pair's models; `split` as in `Engine`."""
@@ -125,6 +127,7 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
     Raises:
         DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
     """
+    settings = settings_digest(files)  # before they are read: what is replaced meanwhile then differs from what is there
     tokenizer = load_tokenizer(files.target)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     modules: dict[Role, Any] = {"target": load_module(files.target, torch_dtype, device)}
@@ -156,7 +159,8 @@ def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu
         model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
         if isinstance(model, LeanLlama) and not keep_modules:
             model.release()
-    return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to)
+    return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to,
+                      settings)
 
 
 def over_slots(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> ModuleModel:
@@ -205,10 +209,11 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
 def build_distilled(draft: DistilledDraft, target: Any, device: str | None = None) -> Any:
     """A module with the draft's layers and the target's own embeddings; a copy of them, if on another `device`."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
     settings = dict(draft.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    with torch.device("cpu"):
+    with torch.device("cpu"), no_init_weights():  # every weight is lent or loaded below: drawing random ones took as long as all the rest
         module = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
     place = torch.device(device or target.device)
     lent = target.get_input_embeddings(), target.get_output_embeddings()

@@ -7,6 +7,7 @@ and the dtype. Paths, machines and file dates do not enter it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -23,6 +24,8 @@ SIDECAR = ".weights.sha256.json"
 DTYPES = ("bfloat16", "float32", "float16")
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Files that fix a vocabulary; the first complete set counts (settings and chat templates do not)."""
+SETTINGS = (".json", ".model", ".txt", ".jinja")
+"""Suffixes of what lies beside weights: configurations, tokenizer, chat template, generation config."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,18 @@ def weights_digest(folder: Path) -> str:
         state = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
         entry = known.get(file.name)
         if not isinstance(entry, dict) or entry != {**state, "sha256": entry.get("sha256")}:
-            entry = {**state, "sha256": sha256_file(file)}
+            entry = {**state, "sha256": _sha256_once(file.resolve(), stat.st_size, stat.st_mtime_ns)}
         entries[file.name] = entry
     if entries != known:
         with contextlib.suppress(OSError):
             write_atomically(folder / SIDECAR, json.dumps(entries, indent=2, sort_keys=True).encode())
     return combine_digests({name: str(entry["sha256"]) for name, entry in entries.items()})
+
+
+@functools.lru_cache
+def _sha256_once(file: Path, size: int, mtime_ns: int) -> str:
+    """sha256 of a file, computed once in a process as long as size and date stay: a folder may be read-only."""
+    return sha256_file(file)
 
 
 def _read_sidecar(folder: Path) -> dict[str, object]:
@@ -114,6 +123,16 @@ def tokenizer_digest(folder: Path) -> str:
         if all(path.is_file() for path in paths):
             return combine_digests({path.name: sha256_file(path) for path in paths})
     raise DraftwellError(f"{folder} holds no tokenizer (tokenizer.json): fetch the model again, or save one there")
+
+
+def settings_digest(files: PairFiles) -> str:
+    """sha256 over everything beside the weights: what a pair reads, says and stops at, and the fingerprint leaves out.
+
+    An artifact's folder does not count: its digest, which the fingerprint holds, is over all of it.
+    """
+    digests = {f"{role}/{path.name}": sha256_file(path) for role, folder in files.roles().items() if not is_artifact(folder)
+               for path in folder.iterdir() if path.is_file() and path.suffix in SETTINGS and not path.name.startswith(".")}
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
 def combine_fingerprint(weights: Mapping[Role, str], tokenizer: str, dtype: str) -> str:

@@ -1,4 +1,4 @@
-"""One position of several: what a judge saw at it, kept as the distribution that a token was proposed under."""
+"""Some positions of several: one that a judge saw, kept as the distribution that a token was proposed under; or the last ones."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from serving.runtime.types import Rows, Stream, TokenFigures
 
 
 class RowView:
-    """Row `at` of other rows, as rows of length 1 (satisfies `Rows`); nothing is copied or computed twice."""
+    """`count` rows of other rows from row `at` on (satisfies `Rows`); nothing is copied or computed twice."""
 
-    def __init__(self, rows: Rows, at: int):
-        self.rows, self.at, self.sampling = rows, at, rows.sampling
+    def __init__(self, rows: Rows, at: int, count: int = 1):
+        self.rows, self.at, self.count, self.sampling = rows, at, count, rows.sampling
 
     def __len__(self) -> int:
-        return 1
+        return self.count
 
     @property
     def top(self) -> list[int]:
-        return [self.rows.top[self.at]]
+        return self.rows.top[self.at : self.at + self.count]
 
     def probs(self, row: int) -> Tensor:
         return self.rows.probs(self.at + row)
 
     def raw(self, row: int) -> Tensor:
         return self.rows.raw(self.at + row)
+
+    def raw_logprobs(self, row: int) -> Tensor:
+        return self.rows.raw_logprobs(self.at + row)
 
     def raw_prob(self, row: int, token: int) -> float:
         return self.rows.raw_prob(self.at + row, token)

@@ -18,6 +18,9 @@ from torch import Tensor
 from serving.runtime import types
 from serving.runtime.types import DraftwellError, NotFinite, Sampling
 
+LEAST_TEMPERATURE = 1e-30
+"""What smaller ones are taken for: float32 has no reciprocal of them, and 0/0 is no distribution."""
+
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """Warped probabilities of one position, or of several.
@@ -29,7 +32,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    scaled = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature  # the largest at 0: nothing overflows
+    scaled = (logits - logits.amax(-1, keepdim=True)) / max(sampling.temperature, LEAST_TEMPERATURE)  # the largest at 0: nothing overflows
     if 0 < sampling.top_k < scaled.shape[-1]:
         kth = scaled.topk(sampling.top_k).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -math.inf)
@@ -82,6 +85,13 @@ def spread(columns: Tensor, support: Tensor | None, vocab_size: int, rest: float
     if support is None:
         return columns
     return columns.new_full((*columns.shape[:-1], vocab_size), rest).index_copy_(-1, support, columns)
+
+
+def rate(rows: types.Rows, row: int, token: int, count: int) -> types.Rating:
+    """Log-prob of a token at a row, and the `count` likeliest tokens of that row."""
+    logprobs = rows.raw_logprobs(row)
+    best = logprobs.topk(min(count, len(logprobs)))
+    return types.Rating(float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
 
 
 class LogitRows:
@@ -149,6 +159,11 @@ class LogitRows:
             self._raw[row] = spread(self._softmax(row), self._support, self._vocab_size)
         return self._raw[row]
 
+    def raw_logprobs(self, row: int) -> Tensor:
+        """Natural logarithms `[vocab]` of a row's raw probabilities."""
+        _ = self.top  # checks for NaN
+        return spread(self._logits[row].log_softmax(-1), self._support, self._vocab_size, -math.inf)
+
     def raw_logit(self, row: int, token: int) -> float:
         """Raw logit of a token."""
         _ = self.top  # checks for NaN
@@ -178,15 +193,16 @@ class LogitRows:
     def token_figures(self, row: int, token: int) -> types.TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
 
-        With d = z − max z and e = exp d: C = 1/Σe, H = ln Σe − Σ e·d/Σe, over the columns that there are. numpy, since ten small
-        operations of torch take longer than what they compute. The likeliest token, which greedy drafts consist of, is not looked for.
+        C = max q̄ and H = −Σ q̄·ln q̄, over the columns that there are: few operations, since right behind a forward each costs
+        more to begin with than to compute. The likeliest token, which greedy drafts consist of, is not looked for.
         """
         likeliest = token == self.top[row] and self._adjusted is self._logits  # also checks for NaN
-        below = self._logits[row].cpu().numpy()
-        below = np.maximum(below - below.max(), -1e4)  # finite, so that a ban, −∞, weighs 0 and not NaN
-        weights = np.exp(below)
-        total = float(weights.sum())
-        confidence, entropy = 1.0 / total, max(0.0, math.log(total) - float(weights @ below) / total)
+        logs = self._logits[row].log_softmax(-1)
+        weights = logs.exp()
+        confidence, moment = float(weights.max()), float(weights.dot(logs))
+        if math.isnan(moment):  # a token that is ruled out weighs nothing: 0 · −∞ shall be 0
+            moment = float(weights.dot(logs.clamp(min=-1e4)))
+        entropy = max(0.0, -moment)
         if likeliest:
             return types.TokenFigures(confidence, confidence, entropy, 0)
         raw_prob = self.raw_prob(row, token)

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from serving.runtime.failures import check_request
-from serving.runtime.sampling import Streams
+from serving.runtime.row_view import RowView
+from serving.runtime.sampling import Streams, rate
 from serving.runtime.stats import Stats
-from serving.runtime.types import Draft, Forward, Model, Output, Role, Rows, Sampling, Step, Text, Verdict
+from serving.runtime.types import (
+    Draft,
+    Emitted,
+    Forward,
+    Model,
+    Origin,
+    Output,
+    Rating,
+    Recorder,
+    Role,
+    Rows,
+    Sampling,
+    Step,
+    Text,
+    Verdict,
+)
+
+UNLIMITED = sys.maxsize
 
 
 class Lane:
@@ -20,10 +39,13 @@ class Lane:
         self.length = 0
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
+        self.recorder: Recorder | None = None  # of the few requests whose distributions are kept (recording.py)
 
     @property
     def chains(self) -> bool:
         """Whether `read` takes `steps`: the model can choose tokens by itself, and they are the ones that this request would."""
+        if self.recorder is not None:  # a chain skips the row behind a bonus token
+            return False
         asked = self.sampling
         altered = asked.penalises or asked.biases or asked.banned_token_ids
         return asked.greedy and not altered and getattr(self.model, "chains", False)
@@ -45,8 +67,15 @@ class Lane:
             self.stats.qualifier_calls += 1
         else:
             self.stats.draft_calls += steps
-        output: Output = yield Forward(self.role, self.slot, unseen, keep, prefill, steps)
+        kept = keep
+        if self.recorder is not None:  # also the rows of tokens that the model has not read yet, which nobody else asks for
+            kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
+        output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps)
         self.length = len(sequence) + steps - 1
+        if self.recorder is not None:  # it may have come while the forward ran
+            self.recorder.saw(self.role, sequence, output, steps)
+        if kept > keep:
+            output = output.last(keep)
         written = sequence[self.prompt_length :] if self.sampling.penalises else ()
         return output.rows(self.sampling, written)
 
@@ -64,6 +93,7 @@ class Lane:
         asked for, closed with the session."""
         while len(self.branches) <= number:
             self.branches.append(Lane(self.role, self.model, self.model.open_branch(), self.sampling, self.stats, self.prompt_length))
+            self.branches[-1].recorder = self.recorder
         branch = self.branches[number]
         self.model.fork(self.slot, branch.slot, length, min(branch.shared, length))
         branch.length = branch.shared = length
@@ -100,17 +130,24 @@ class Session:
     Args:
         prompt: token ids, at least one.
         models: the pair's models by role; a slot is opened on each.
+        draft_limit: draft tokens a verification at most, 0 for plain decoding. A busy server changes it between forwards; schedules
+            read it when a draft begins, so it never looks at the tokens that it cuts, and any strategy stays as exact as it is.
     Raises:
         InvalidRequest: an empty prompt, or a token outside the vocabulary.
         VocabularyMismatch: the models' vocabularies differ.
     """
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model]):
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model], draft_limit: int = UNLIMITED):
+        self.draft_limit = draft_limit
         self.text = Text(prompt, sampling)
         check_request(prompt, sampling, models)
         self.sampling = sampling
         self.rng = Streams(sampling.seed)
         self.stats = Stats()
+        self.recorded = False
+        self.origins: list[Origin] = []  # of the output's tokens
+        self.ratings: list[Rating] = []  # theirs too, where asked for; behind the output while a strategy trusts its draft
+        self.prompt_ratings: list[Rating | None] = []  # None: the first token, which nothing predicts
         self.lanes: dict[Role, Lane] = {}
         try:
             for role, model in models.items():
@@ -133,27 +170,96 @@ class Session:
 
     def prefill(self) -> Step[None]:
         """Read the prompt and sample the first token from the target, which gives the shortest time to first token."""
+        yield from self.decode_plainly()
+
+    def decode_plainly(self) -> Step[None]:
+        """One token from the target, without a draft."""
         rows = yield from self.target.read(self.text.ids)
         self.append_sampled(rows)
 
+    def draft_room(self, taken: int) -> int:
+        """How long a draft may be now: what the budget leaves behind `taken` tokens, at most `draft_limit`."""
+        return min(self.text.remaining - taken, self.draft_limit)
+
     def append_sampled(self, rows: Rows) -> None:
         """Append one token sampled from the target."""
-        self.stats.sampled += self.text.append([rows.sample(0, self.rng.sample)])
+        self.stats.sampled += self.append([rows.sample(0, self.rng.sample)], ["target"], rows)
+
+    def append(self, tokens: Sequence[int], origins: Sequence[Origin], rows: Rows | None = None) -> int:
+        """Make tokens final, up to the first stop token or the budget; return how many were taken.
+
+        Args:
+            origins: one for each token.
+            rows: the target's, the first of them for the first token that has no rating yet; None where the target has not read so
+                far, because the draft is trusted: `verify` or `rate_rest` makes up for it.
+        """
+        taken = self.text.append(tokens)
+        self.origins += origins[:taken]
+        if rows is not None:
+            self._rate(rows)
+        return taken
 
     def verify(self, draft: Draft) -> Step[Rows]:
         """Target rows for every draft token and for the bonus token behind them: `len(draft) + 1` rows."""
         self.stats.target_calls += self.target.length == 0  # a prompt's forward that also verifies is a call
-        return (yield from self.target.read(self.text.ids + draft.tokens, keep=len(draft) + 1))
+        count, unrated = len(draft) + 1, self.unrated
+        rows = yield from self.target.read(self.text.ids + draft.tokens, keep=unrated + count)
+        if not unrated:
+            return rows
+        self._rate(rows)
+        return RowView(rows, unrated, count)
 
-    def commit(self, draft: Draft, verdict: Verdict) -> None:
-        """Make a verdict's tokens final and roll every lane back behind a rejection."""
+    def commit(self, draft: Draft, verdict: Verdict, rows: Rows) -> None:
+        """Make a verdict's tokens final and roll every lane back behind a rejection.
+
+        Args:
+            rows: the target's, for the draft's tokens and the one behind them.
+        """
         kept = len(self.text.ids) + verdict.accepted
         tokens = draft.tokens[: verdict.accepted]
-        self.text.append(tokens if verdict.token is None else [*tokens, verdict.token])
+        self.append(tokens if verdict.token is None else [*tokens, verdict.token], verdict.origins, rows)
         self.stats.count(draft, verdict)
         if verdict.rejected:
             for lane in self.lanes.values():
                 lane.rollback(kept)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Let somebody see what draft and target say from here on, or nobody any more."""
+        self.recorded = recorder is not None
+        for role in ("target", "draft"):
+            if role in self.lanes:
+                for lane in (self.lanes[role], *self.lanes[role].branches):
+                    lane.recorder = recorder
+
+    @property
+    def unrated(self) -> int:
+        """Output tokens whose rating was asked for and is not known yet."""
+        return 0 if self.sampling.logprobs is None else len(self.origins) - len(self.ratings)
+
+    def emitted(self, start: int) -> list[Emitted]:
+        """Final tokens from output position `start` on, up to the first that still waits for its rating."""
+        known = len(self.origins) - self.unrated
+        ratings = self.ratings[start:known] if self.ratings else [None] * (known - start)
+        tokens = self.text.ids[self.text.prompt_length + start : self.text.prompt_length + known]
+        return [Emitted(*token) for token in zip(tokens, self.origins[start:known], ratings, strict=True)]
+
+    def rate_rest(self) -> Step[None]:
+        """Rate what the target has not read, with one more forward if there is anything."""
+        if self.unrated:
+            self._rate((yield from self.target.read(self.text.ids[:-1], keep=self.unrated)))
+
+    def rate_prompt(self, rows: Rows, start: int) -> None:
+        """Rate prompt tokens by rows of which the first has read the prompt up to its token `start`."""
+        if not self.prompt_ratings:
+            self.prompt_ratings.append(None)
+        for row, token in enumerate(self.text.ids[start + 1 : min(start + 1 + len(rows), self.text.prompt_length)]):
+            self.prompt_ratings.append(rate(rows, row, token, self.sampling.logprobs or 0))
+
+    def _rate(self, rows: Rows) -> None:
+        if self.sampling.logprobs is None:
+            return
+        for row, token in enumerate(self.text.ids[self.text.prompt_length + len(self.ratings) :]):
+            self.ratings.append(rate(rows, row, token, self.sampling.logprobs))
 
     def close(self) -> None:
         """Give all slots back."""

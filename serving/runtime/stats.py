@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from serving.runtime.types import Draft, Forward, Verdict
+from serving.runtime.types import SHADOW, Draft, Forward, Verdict
 
 Interval = tuple[str, float, float]
 """Role, start and end of a forward, in seconds from the start of the request."""
@@ -54,7 +54,9 @@ class Stats:
     overlap_seconds: list[tuple[float, float]] = field(default_factory=list)
 
     def time_forward(self, command: Forward, start: float, end: float, sharers: int) -> None:
-        """Note a forward that ran from `start` to `end` for `sharers` requests."""
+        """Note a forward that ran from `start` to `end` for `sharers` requests; a shadow's is none of the request's."""
+        if command.model == SHADOW:
+            return
         self.timeline.append((command.model, start, end))
         seconds = (end - start) / sharers
         if command.prefill:

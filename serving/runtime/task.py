@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from serving.runtime.types import Forward, Overlap
@@ -43,6 +43,12 @@ class Task:
             self.join()
         else:
             self.waiting = command
+
+    def wrap(self, around: Callable[[Generator[Any, Any, Any], Forward], Generator[Any, Any, Any]]) -> None:
+        """Put a generator around what is left of this one, which waits for a forward: that is what it must yield first."""
+        assert self.waiting is not None
+        self.steps = around(self.steps, self.waiting)
+        self.waiting = next(self.steps)
 
     def join(self) -> None:
         """Go on once all children are done."""

@@ -30,6 +30,10 @@ HEADER = b"draftwell.trace"
 KINDS = ("bare", "draft", "target", "mixed")
 """What the prefixes of a text are made of (SPRINTER, section 3.2): original text, or text by draft, target, or both."""
 
+LOSSY = "lossy"
+"""Kind of the texts that a lossy strategy has served, or has written in a collection as it would serve them: text by both models, but by
+that strategy's own rule and not by the coin that writes `mixed` ones, so that the two are other texts."""
+
 
 class TraceError(DraftwellError):
     """A trace that is missing, empty, broken, newer than this runtime, or of another pair."""
@@ -63,7 +67,7 @@ def trace_schema(header: TraceHeader) -> pa.Schema:
         ("prompt_id", pa.string()),
         ("task", pa.string()),  # null where the prompt names none
         ("turn", pa.int32()),  # 0 is the first turn of a conversation
-        ("kind", pa.string()),  # one of KINDS
+        ("kind", pa.string()),  # one of KINDS, or LOSSY
         ("temperature", pa.float32()),
         ("position", pa.int32()),  # 0 is the first position of the continuation
         ("prompt_tokens", ints),  # at position 0, else null
@@ -150,7 +154,7 @@ class TraceSet:
         Args:
             columns: names to read, None for all (hidden states are most of a trace).
         Raises:
-            TraceError: no shards, or one of them is broken, foreign or newer than this runtime.
+            TraceError: no shards, or one of them is broken, foreign, newer than this runtime, or made with other settings.
         """
         import pyarrow as pa
 
@@ -236,19 +240,29 @@ class TraceSet:
             raise _broken(path) from error
 
     def _check(self, path: Path) -> TraceHeader:
-        """The header of a shard that may be read."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            metadata = pq.read_schema(path).metadata or {}
-        except (OSError, pa.ArrowException) as error:
-            raise _broken(path) from error
-        header = _parse(path, metadata.get(HEADER, b""))
+        """The header of a shard that may be read, the same as the first one's."""
+        header = _header(path)
         if self.fingerprint is not None and header.fingerprint != self.fingerprint:
             raise TraceError(f"{path} is a trace of pair {header.pair} with fingerprint {header.fingerprint[:12]}, not "
                              f"{self.fingerprint[:12]}: collect one with this pair and dtype")
+        first = self._present()[0]
+        if path != first and header != (other := _header(first)):
+            unlike = next(name for name in TraceHeader.model_fields if getattr(header, name) != getattr(other, name))
+            raise TraceError(f"{path} has another {unlike} ({getattr(header, unlike)}) than {first.name} ({getattr(other, unlike)}): the "
+                             "shards of a folder are of one collection, put this one elsewhere")
         return header
+
+
+def _header(path: Path) -> TraceHeader:
+    """What a shard says of itself."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowException) as error:
+        raise _broken(path) from error
+    return _parse(path, metadata.get(HEADER, b""))
 
 
 def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:

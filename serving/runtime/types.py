@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-Role = Literal["target", "draft", "qualifier", "draft_onnx"]
+Role = Literal["target", "draft", "qualifier", "draft_onnx", "shadow"]
 """What a model is to its pair. `draft_onnx` is the draft in ONNX Runtime, loaded for strategies that prefer it."""
+SHADOW: Literal["shadow"] = "shadow"
+"""The draft where it only reads along (shadow.py)."""
 FinishReason = Literal["stop", "length"]
+Origin = Literal["accepted", "rescued", "recovered", "target"]
+"""Where a final token comes from: the draft (kept by the exact rule, or against it), or the target (at a rejection, or elsewhere: plain
+decoding, the prompt's first token, a bonus)."""
 T = TypeVar("T")
 
 
@@ -62,6 +67,8 @@ class Sampling:
         presence_penalty: subtracted once from the logit of every token that the output holds already (OpenAI's meaning).
         frequency_penalty: subtracted as often as the output holds the token. Prompt tokens never count for either.
         logit_bias: token → number added to its logit; kept as sorted pairs.
+        repeatable: the client chose the seed to get the same answer again: a busy server leaves such a request's drafts alone.
+        logprobs: rate every token by the target and name so many of the likeliest beside it; None: rate nothing, which costs nothing.
     """
 
     max_tokens: int = 128
@@ -74,6 +81,8 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    repeatable: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
@@ -86,6 +95,8 @@ class Sampling:
             raise InvalidRequest(f"top_p must be in (0, 1], not {self.top_p}")
         if self.top_k < 0:
             raise InvalidRequest(f"top_k must be at least 0, not {self.top_k}")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise InvalidRequest(f"logprobs must be at least 0, not {self.logprobs}: leave it out for none")
         for name in ("presence_penalty", "frequency_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise InvalidRequest(f"{name} must be a finite number, not {getattr(self, name)}")
@@ -155,6 +166,18 @@ class Output:
             self._logits = spread(self.compact, self.support, self.vocab_size, -math.inf)
         return self._logits
 
+    def __len__(self) -> int:
+        return int(self.compact.shape[0])
+
+    def last(self, count: int) -> Output:
+        """The last `count` of the kept positions."""
+        return self.part(len(self) - count, len(self)) if count < len(self) else self
+
+    def part(self, start: int, end: int) -> Output:
+        """The kept positions from `start` up to `end`."""
+        states = None if self.hidden is None else self.hidden[start:end]
+        return Output(self.compact[start:end], states, self.support, self.vocab_size)
+
     def rows(self, sampling: Sampling, written: Sequence[int] = ()) -> Rows:
         """The kept positions under a request's sampling parameters.
 
@@ -179,6 +202,40 @@ class TokenFigures(NamedTuple):
     """How many tokens have a larger raw probability."""
 
 
+class Rating(NamedTuple):
+    """What the target thinks of a token: natural logarithms of its raw probabilities (temperature 1, bans applied, before penalties,
+    biases, top-k and top-p), whatever the strategy."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens of the position with theirs, best first."""
+
+
+class Emitted(NamedTuple):
+    """A final token as a request hands it out.
+
+    Args:
+        rating: where the request asked for log-probs.
+    """
+
+    id: int
+    origin: Origin = "target"
+    rating: Rating | None = None
+
+
+class Recorder(Protocol):
+    """Sees what the models of one request say."""
+
+    def saw(self, role: Role, sequence: Sequence[int], output: Output, steps: int) -> None:
+        """A forward of draft or target is over; must not raise.
+
+        Args:
+            sequence: text and draft that the model has read now; its list may grow, what is in it stays.
+            output: what it says at its last positions, each about the token that comes next.
+            steps: as in `Forward`: behind `sequence` the model has read its own greedy tokens, one fewer.
+        """
+
+
 class Rows(Protocol):
     """Distributions of consecutive positions of one model: *warped* for sampling and judging, *raw* for the rest."""
 
@@ -195,6 +252,9 @@ class Rows(Protocol):
 
     def raw(self, row: int) -> Tensor:
         """Raw probabilities `[vocab]` float32 (temperature 1, bans applied) of a row."""
+
+    def raw_logprobs(self, row: int) -> Tensor:
+        """Natural logarithms `[vocab]` float32 of a row's raw probabilities."""
 
     def raw_logit(self, row: int, token: int) -> float:
         """Raw logit of a token."""
@@ -251,11 +311,13 @@ class Draft:
         rows: for each token the one-row distribution it was drawn from; empty for a deterministic proposal (n-gram,
             ranked candidates), whose distribution is one-hot.
         confidence: C of each token's distribution, where the drafter computes it (METHODS, "Two pairs").
+        cut: a busy server's limit ended it, so its length says nothing of the stop policy.
     """
 
     tokens: list[int] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
+    cut: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -275,17 +337,34 @@ class Verdict:
         accepted: number of leading draft tokens kept (rescued ones included).
         token: the token sampled from the target behind them, or None when the text ended inside the draft.
         judged: number of draft tokens looked at: the kept ones and the first rejected.
-        rescued: kept against the exact rule.
+        rescued_at: places of the draft tokens kept against the exact rule.
     """
 
     accepted: int
     token: int | None
     judged: int
-    rescued: int = 0
+    rescued_at: Sequence[int] = ()
 
     @property
     def rejected(self) -> bool:
         return self.judged > self.accepted
+
+    @property
+    def rescued(self) -> int:
+        """How many were kept against the exact rule."""
+        return len(self.rescued_at)
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Of the kept tokens, and of the one behind them if there is one.
+
+        >>> Verdict(accepted=2, token=9, judged=3, rescued_at=[1]).origins
+        ['accepted', 'rescued', 'recovered']
+        """
+        kept: list[Origin] = ["rescued" if i in self.rescued_at else "accepted" for i in range(self.accepted)]
+        if self.token is not None:
+            kept.append("recovered" if self.rejected else "target")
+        return kept
 
 
 @dataclass

@@ -1,20 +1,25 @@
-"""The HTTP application: routes, error shapes, and the scheduler's life."""
+"""The HTTP application: routes, error shapes, and the life of what answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from serving.server.deployments import Deployments, Pinning
 from serving.server.errors import APIError, install_error_handlers
-from serving.server.scheduler import Scheduler
+from serving.server.metrics import CountAnswers, Metrics, metrics_router
+from serving.server.observer import Observer
+from serving.server.offers import offers_router
+from serving.server.page import page_router
+from serving.server.scheduler import QUEUE_CAPACITY
 from serving.server.schemas import ChatRequest, CompletionRequest
+from serving.server.security import Security, install_security, is_trusted
 from serving.server.served import ServedModel
-from serving.server.service import Service
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "the request is wrong: {\"error\": {\"message\", \"type\", \"param\", \"code\"}}"},
@@ -22,55 +27,82 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(served: ServedModel, *, drain_seconds: float | None = 30.0) -> FastAPI:
-    """The application that serves one model. Its scheduler starts and ends with the application's lifespan.
+def create_app(served: ServedModel, *, drain_seconds: float | None = 30.0, capacity: int = QUEUE_CAPACITY,
+               observers: Sequence[Observer] = (), security: Security | None = None, request_timeout: float | None = None,
+               allow_parameters: bool = False) -> FastAPI:
+    """The application that serves one model. What answers starts and ends with the application's lifespan.
+
+    `app.state.deployments` is what serves; `Deployments.switch` makes it another.
 
     Args:
         drain_seconds: how long requests in flight may still run when the server goes down; None: as long as they need.
+        capacity: requests that may wait for a slot; more are answered 429.
+        observers: told of every request (observer.py).
+        security: keys, origins and sizes; None: no key, no other site's pages.
+        request_timeout: seconds after which a request is given up; None: as long as it takes.
+        allow_parameters: let requests change the thresholds of strategies.
     """
-    scheduler = Scheduler(served.pair.engine(), served.strategy, served.slots, threads=served.threads)
-    service = Service(served, scheduler)
+    metrics = Metrics(served.name)
+    deployments = Deployments(served, capacity=capacity, observers=[metrics, *observers])
+    metrics.watch(deployments)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        scheduler.start()
+        deployments.start()
         try:
             yield
         finally:
-            await asyncio.to_thread(scheduler.close, drain_seconds)
+            await asyncio.to_thread(deployments.close, drain_seconds)
 
     app = FastAPI(title="Draftwell", lifespan=lifespan, docs_url=None, redoc_url=None, responses=ERRORS)
+    app.add_middleware(Pinning, deployments=deployments)
     install_error_handlers(app)
-    card = {"id": served.name, "object": "model", "created": served.created, "owned_by": "draftwell"}
+    install_security(app, security or Security())
+    app.add_middleware(CountAnswers, metrics=metrics)  # outside of all others: what those refuse is counted too
+    app.state.request_timeout = request_timeout
+    app.state.allow_parameters = allow_parameters
+    app.include_router(metrics_router(metrics))
+    app.include_router(page_router())
+    app.include_router(offers_router(lambda: deployments.current.served, allow_parameters=allow_parameters))
+
+    def card() -> dict[str, Any]:
+        now = deployments.current.served
+        return {"id": now.name, "object": "model", "created": now.created, "owned_by": "draftwell"}
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """The one model that this server has."""
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": [card()]}
 
     @app.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
         """A model by name."""
-        if name != served.name:
+        if name != deployments.current.served.name:
             raise APIError(404, f"the model '{name}' does not exist", param="model", code="model_not_found")
-        return card
+        return card()
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await service.chat(body, request)
+        return await deployments.current.service.chat(body, request)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a prompt."""
-        return await service.complete(body, request)
+        return await deployments.current.service.complete(body, request)
 
     @app.get("/health")
-    async def health() -> JSONResponse:
-        """Whether requests are answered, and how busy the slots are."""
-        state = {"status": "ok" if scheduler.accepts else "unavailable", "model": served.name, "strategy": served.strategy.name,
-                 "slots": served.slots, "running": scheduler.running, "waiting": scheduler.waiting}
-        return JSONResponse(state, 200 if scheduler.accepts else 503)
+    async def health(request: Request) -> JSONResponse:
+        """Whether the process is alive (503: restart it), what it serves and how busy it is."""
+        state = deployments.health()
+        if state["last_switch_error"] and not is_trusted(request):
+            state["last_switch_error"] = "a switch was refused: ask with a key, or read the log"
+        return JSONResponse(state, 200 if state["status"] != "failed" else 503)
 
-    app.state.scheduler = scheduler
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """Whether new requests are taken; 503 while the server starts or goes down."""
+        return JSONResponse({"ready": deployments.ready}, 200 if deployments.ready else 503)
+
+    app.state.deployments = deployments
     return app

@@ -7,28 +7,38 @@ result depends on the tokens alone, never on how they were grouped into rounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from serving.runtime.types import Emitted, Origin, Rating
 
 HALF = "\ufffd"
 """What decoders write in place of bytes that are no character (yet)."""
 
 Decode = Callable[[Sequence[int]], str]
+LONGEST_LEAD = 8
+"""Tokens of a prompt to look through for text: a character has four bytes, and special tokens may stand behind it."""
 
 
 class Detokenizer:
     """Decodes token by token; a character whose bytes are spread over tokens waits until it is whole.
 
     Only a short window is decoded at each token: the tokens of the last piece of text, which decide about the spaces at
-    its border, and those that came since.
+    its border, and those that came since. The first window begins with the prompt's last tokens (as in vLLM and TGI): the
+    decoders of SentencePiece tokenizers drop the space that a text begins with, and an answer to a prompt begins none.
+
+    Args:
+        decode: token ids → text.
+        prompt: ids that the answer continues.
 
     >>> Detokenizer(lambda ids: bytes(ids).decode(errors="replace")).push(65)
     'A'
     """
 
-    def __init__(self, decode: Decode):
+    def __init__(self, decode: Decode, prompt: Sequence[int] = ()):
         self._decode = decode
-        self._ids: list[int] = []
+        self._ids = _lead(decode, prompt)
         self._start = 0  # the window starts here
-        self._read = 0  # tokens before this one are text already
+        self._read = len(self._ids)  # tokens before this one are text already
 
     def push(self, token: int) -> str:
         """The text that `token` completes, often empty."""
@@ -48,6 +58,15 @@ class Detokenizer:
     def _unread(self) -> str:
         known = self._decode(self._ids[self._start : self._read])
         return self._decode(self._ids[self._start :])[len(known) :]
+
+
+def _lead(decode: Decode, prompt: Sequence[int]) -> list[int]:
+    """The fewest tokens at a prompt's end that are text of whole characters; none where there are no such."""
+    for count in range(1, min(LONGEST_LEAD, len(prompt)) + 1):
+        lead = list(prompt[-count:])
+        if (text := decode(lead)) and HALF not in text:
+            return lead
+    return []
 
 
 class StopStrings:
@@ -94,34 +113,89 @@ class StopStrings:
         return 0
 
 
+@dataclass(frozen=True)
+class TokenInfo:
+    """A token whose text is final.
+
+    Args:
+        text: what it adds to the answer; empty for tokens that are not shown, and while a character is incomplete.
+        rating: log-prob and likeliest tokens, where the request asked for them.
+    """
+
+    text: str
+    id: int
+    origin: Origin
+    rating: Rating | None = None
+
+
 class TextStream:
     """The text of one answer: detokenised, cut at stop strings, with the tokens that it took.
 
     Args:
         decode: token ids → text, special tokens left out.
         stop: strings that end the answer and are not part of it.
+        prompt: ids that the answer continues.
+
+    `tokens` counts those up to the one that completes a stop string, `accepted` those of them that came from the draft.
     """
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = ()):
-        self._detokenizer = Detokenizer(decode)
+    def __init__(self, decode: Decode, stop: Sequence[str] = (), prompt: Sequence[int] = ()):
+        self._detokenizer = Detokenizer(decode, prompt)
         self._stop = StopStrings(stop)
+        self._held: list[tuple[str, Emitted]] = []  # tokens whose text is not shown yet, or not all of it
+        self._credit = 0  # characters of theirs that are
+        self._final: list[TokenInfo] = []
         self.tokens = 0
+        self.accepted = 0
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string was completed."""
         return self._stop.stopped
 
-    def push(self, tokens: Sequence[int]) -> str:
+    def push(self, tokens: Sequence[Emitted]) -> str:
         """Text of further tokens; those behind the one that completes a stop string are neither shown nor counted."""
         shown = []
         for token in tokens:
             if self.stopped:
                 break
             self.tokens += 1
-            shown.append(self._stop.push(self._detokenizer.push(token)))
+            self.accepted += token.origin in ("accepted", "rescued")
+            text = self._detokenizer.push(token.id)
+            self._held.append((text, token))
+            shown.append(self._show(self._stop.push(text)))
         return "".join(shown)
 
     def flush(self) -> str:
         """Text that was held back, once no token follows."""
-        return self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+        rest = self._detokenizer.flush()
+        if rest and self._held:  # bytes that the last token left open
+            text, token = self._held.pop()
+            self._held.append((text + rest, token))
+        shown = self._show(self._stop.push(rest) + self._stop.flush())
+        self._settle(len(self._held))
+        return shown
+
+    def take(self) -> list[TokenInfo]:
+        """Tokens that became final since the last call. Their texts make up what is shown, though they may come a little later."""
+        final, self._final = self._final, []
+        return final
+
+    def _show(self, shown: str) -> str:
+        """Settle the tokens that `shown` completes; one without text goes with the next that has some, so that none comes alone."""
+        self._credit += len(shown)
+        while (at := next((i for i, (text, _) in enumerate(self._held) if text), None)) is not None:
+            text, token = self._held[at]
+            if len(text) > self._credit and not self.stopped:
+                break
+            self._held[at] = text[: self._credit], token  # a stop string may begin within a token, or before it
+            self._credit -= len(self._held[at][0])
+            self._settle(at + 1)
+        if self.stopped:
+            self._settle(len(self._held))
+        return shown
+
+    def _settle(self, count: int) -> None:
+        """The first `count` held tokens are final."""
+        self._final += [TokenInfo(text, token.id, token.origin, token.rating) for text, token in self._held[:count]]
+        del self._held[:count]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
 LONGEST_MESSAGE = 500
-UNION_BRANCHES = ("str", "int", "constrained-str")
+UNION_BRANCHES = ("str", "int", "constrained-str", "constrained-int")
 """What pydantic adds to the place of an error inside a union; others hold a bracket, as `list[int]`."""
+TOO_MANY_REQUESTS = 429
 
 
 class APIError(Exception):
@@ -25,23 +29,54 @@ class APIError(Exception):
         status: HTTP status code.
         param: the request field at fault.
         code: OpenAI's machine-readable code.
+        headers: of the answer.
     """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+                 headers: Mapping[str, str] | None = None):
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
 
     @property
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if self.status == TOO_MANY_REQUESTS:
+            kind = "rate_limit_error"
         param = None if self.param is None else clean(self.param)
         return {"error": {"message": clean(self.message), "type": kind, "param": param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
 
 
 def clean(text: str) -> str:
     """Text that any JSON encoder takes (no lone surrogates) and of bounded length."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
+
+
+_folders: set[str] = set()
+
+
+def hide_folders(*folders: Path) -> None:
+    """Let `without_paths` know folders, and so those above them, whose names may hold spaces, quotes and the like."""
+    for folder in folders:
+        for path in {folder.absolute(), folder.resolve()}:
+            _folders.update(str(part) for part in (path, *path.parents) if part != part.parent)
+
+
+def without_paths(error: Exception | str) -> str:
+    """A message as clients may see it: of every absolute path only the last part, and one line.
+
+    >>> without_paths("the bundle /srv/dist/pair/7-cpu is damaged")
+    'the bundle 7-cpu is damaged'
+    """
+    text = str(error)
+    for folder in sorted(_folders, key=len, reverse=True):  # the longest first: what lies above it is part of it
+        text = re.sub(rf"(?<![\w.]){re.escape(folder)}(?![\w.-])", lambda found: "/" if found.string[found.end():][:1] == "/" else
+                      Path(found[0]).name, text)
+    return " ".join(re.sub(r"(?<![\w.])/+(?:[^\s/:'\"]+/)*([^\s/:'\"]*)", r"\1", text).split())
 
 
 def internal_error(error: Exception) -> APIError:
@@ -51,12 +86,14 @@ def internal_error(error: Exception) -> APIError:
 
 
 def from_validation(error: RequestValidationError) -> APIError:
-    """The most telling of pydantic's complaints: the deepest in the body, and not that of a union's other branch."""
-    found = max(error.errors(), key=lambda e: (len(e["loc"]), not e["type"].endswith("_type")))
+    """The most telling of pydantic's complaints: not that of a union's other branch, and the deepest in the body."""
+    found: Mapping[str, Any] = max(error.errors(), key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
     context: Mapping[str, Any] = found.get("ctx") or {}
     param = context.get("param") or field_path(found["loc"])
     if found["type"] == "json_invalid":
         return APIError(400, f"the body is not JSON: {context.get('error', found['msg'])}")
+    if found["loc"] == ("body",) and found["type"] in ("model_attributes_type", "dict_type"):
+        return APIError(400, "the body must be a JSON object, sent with the header Content-Type: application/json")
     if found["type"] == "missing":
         return APIError(400, f"missing required parameter: '{param}'" if param else "the body is empty: send JSON", param=param)
     if found["type"] in ("unknown_field", "unsupported_field"):
@@ -78,21 +115,41 @@ def field_path(loc: tuple[int | str, ...]) -> str | None:
 def install_error_handlers(app: FastAPI) -> None:
     """Give every error of the app, FastAPI's and Starlette's own included, OpenAI's shape."""
 
-    def answer(error: APIError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        return JSONResponse(error.body, error.status, headers)
-
     @app.exception_handler(APIError)
     async def on_api_error(request: Request, error: APIError) -> JSONResponse:
-        return answer(error)
+        return error.response
 
     @app.exception_handler(RequestValidationError)
     async def on_validation(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(from_validation(error))
+        return from_validation(error).response
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
-        return answer(APIError(error.status_code, f"{error.detail}: {request.method} {request.url.path}"), error.headers)
+        code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status_code)
+        message = f"{error.detail}: {request.method} {request.url.path}" if error.status_code in (404, 405) else str(error.detail)
+        return APIError(error.status_code, message, code=code, headers=error.headers).response
 
-    @app.exception_handler(Exception)
-    async def on_fault(request: Request, error: Exception) -> JSONResponse:
-        return answer(internal_error(error))
+    app.add_middleware(CatchFaults)
+
+
+class CatchFaults:
+    """Answers 500 to what nobody expected. Starlette's own handler answers too, but raises again, and the connection is cut: a client
+    that has sent its next request on it already would get no answer to that."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await internal_error(error).response(scope, receive, send)

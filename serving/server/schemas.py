@@ -1,7 +1,8 @@
-"""Requests in OpenAI's shape.
+"""Requests in OpenAI's shape, with one extension: `speculation`.
 
 Fields that cannot change the answer are ignored. Fields that would change it and are not supported are refused unless
 they hold the value that means "off"; so are fields nobody knows, because a mistyped `temperature` must not go unnoticed.
+Everything is bounded: what a request may cost is known before anything is done for it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from pydantic_core import PydanticCustomError
 
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls",
+    "parallel_tool_calls", "prediction", "reasoning_effort",
 })
-"""Fields about billing, logging and caching: whatever they hold, the answer is the same."""
+"""Fields about billing, logging, caching, speed, and about tools and thoughts that are not there: the answer is the same."""
 
 SMALLEST_TOP_P = 1e-9
 """What OpenAI's top_p = 0 means: the most likely token alone."""
+MOST_PARAMETERS = 32
+MOST_CHOICES = 128
+"""Choices of one request: prompts × `n`."""
+LONGEST_TEXT = 500_000
+"""Characters of one prompt or message; encoding more takes seconds, and no context holds it."""
+LONGEST_TOKENS = 131_072
 
 
 def whole_characters(text: str) -> str:
@@ -28,8 +35,16 @@ def whole_characters(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(whole_characters)]
-StopString = Annotated[Text, StringConstraints(min_length=1, max_length=256)]
+Name = Annotated[str, StringConstraints(max_length=256)]
+Text = Annotated[str, StringConstraints(max_length=LONGEST_TEXT), AfterValidator(whole_characters)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(whole_characters)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=LONGEST_TOKENS, fail_fast=True)]
+TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+
+
+def contradiction(param: str, message: str) -> PydanticCustomError:
+    """A field that does not go with another one."""
+    return PydanticCustomError("contradiction", message, {"param": param})
 
 
 class StreamOptions(BaseModel):
@@ -38,6 +53,19 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = Field(None, description="end the stream with a chunk that holds the usage")
+
+
+class SpeculationOptions(BaseModel):
+    """How to decode. Lossless strategies change the speed of an answer only, lossy ones its text too."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    strategy: Name | None = Field(None, description="one that this server offers; by default what the bundle was tuned for")
+    enabled: bool | None = Field(None, description="false decodes plainly, token by token")
+    stats: bool | None = Field(None, description="false leaves out what speculation brought; it is part of the answer by default")
+    trace: bool | None = Field(None, description="tell of every token where it comes from: accepted, rescued, recovered or target")
+    parameters: Annotated[dict[Name, bool | int | float | Name], Field(max_length=MOST_PARAMETERS)] | None = Field(
+        None, description="thresholds of the strategy in place of its tuned ones, within their bounds; where the server allows it")
 
 
 class Known(BaseModel):
@@ -55,24 +83,33 @@ class Known(BaseModel):
             if name not in self.OFF:
                 raise PydanticCustomError("unknown_field", "unrecognized request argument: {param}", {"param": name})
             if value not in self.OFF[name]:
-                raise PydanticCustomError("unsupported_field", "this server does not support {param} yet: leave it out", {"param": name})
+                raise PydanticCustomError("unsupported_field", "this server does not support {param}: leave it out", {"param": name})
         return self
 
 
 class Generation(Known):
     """What both endpoints share."""
 
-    model: str
+    model: Name
     max_tokens: int | None = Field(None, ge=1, description="tokens to generate at most")
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="answers to each prompt, 1 by default; n = 1 gives the first of them")
     temperature: float | None = Field(None, ge=0, le=2, description="1 by default; 0 takes the most likely token")
     top_p: float | None = Field(None, ge=0, le=1, description="1 by default; sample from the most likely tokens of this mass")
+    top_k: int | None = Field(None, ge=-1, le=10**6, description="sample from so many of the most likely tokens; 0, -1 and by default: all")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="subtracted once from the logit of a token that the answer holds")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="subtracted as often as the answer holds the token")
+    logit_bias: Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=300)] | None = Field(
+        None, description="token id → number added to its logit, for the whole answer")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="the same seed gives the same answer; random by default")
     stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = Field(None, description="strings that end the answer")
     stream: bool | None = Field(None, description="send the answer as it comes, as server-sent events")
     stream_options: StreamOptions | None = None
+    timeout: float | None = Field(None, gt=0, le=86_400, description="seconds after which to give up; the server may have a shorter limit")
+    speculation: SpeculationOptions | None = Field(None, description="Draftwell's extension: how to decode, and what to tell of it")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "n": (1,), "top_logprobs": (0,), "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},),
+        "min_p": (0,), "repetition_penalty": (1,), "length_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,),
+        "use_beam_search": (False,),
     }
 
     @property
@@ -88,28 +125,56 @@ class Generation(Known):
         """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def decoding(self) -> SpeculationOptions:
+        return self.speculation or SpeculationOptions()
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many of the likeliest tokens to name beside each one; None: no log-probs at all."""
+        raise NotImplementedError
+
     def sampling_settings(self) -> dict[str, Any]:
         """Keyword arguments for `Sampling`, with OpenAI's defaults."""
         return {
             "temperature": 1.0 if self.temperature is None else float(self.temperature),
             "top_p": 1.0 if self.top_p is None else max(float(self.top_p), SMALLEST_TOP_P),
+            "top_k": max(0, self.top_k or 0),
+            "presence_penalty": float(self.presence_penalty or 0.0),
+            "frequency_penalty": float(self.frequency_penalty or 0.0),
+            "logit_bias": {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()},
+            "logprobs": self.alternatives,
+            "repeatable": self.seed is not None,
         }
 
 
 class CompletionRequest(Generation):
     """Body of `POST /v1/completions`."""
 
-    prompt: Text | list[int] | list[Text] | list[list[int]] = Field(description="text or token ids; one prompt per request")
+    prompt: Text | Tokens | Annotated[list[Text | Tokens], Field(max_length=MOST_CHOICES, fail_fast=True)] = Field(
+        description="text or token ids, or a list of them")
+    max_tokens: int | None = Field(None, ge=0, description="tokens to generate at most, 16 by default; 0 with echo only")
+    logprobs: int | None = Field(None, ge=0, le=20, description="the log-prob of every token, and so many of the likeliest beside it")
+    echo: bool | None = Field(None, description="begin the answer with the prompt, and its log-probs if they are asked for")
 
-    OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
-        "best_of": (1,), "logprobs": (), "echo": (False,), "suffix": ("",),
-    }
+    OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {"best_of": (1,), "suffix": ("",)}
 
-    def single_prompt(self) -> str | list[int] | None:
-        """The prompt, out of its list if it is alone there; None where there are several."""
+    @model_validator(mode="after")
+    def check_budget(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise contradiction("max_tokens", "at least 1, or 0 together with echo")
+        return self
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one or several."""
         if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
-            return self.prompt  # type: ignore[return-value]
-        return self.prompt[0] if len(self.prompt) == 1 else None
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt
 
 
 class TextPart(BaseModel):
@@ -125,14 +190,14 @@ class Message(Known):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)] | None = None
 
     # What clients send back of an earlier answer is fine while it is empty. Templates know no names.
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = {
         "tool_calls": ([],), "function_call": (), "audio": (), "refusal": ("",), "annotations": ([],),
     }
 
-    name: str | None = None
+    name: Name | None = None
 
     @model_validator(mode="after")
     def check_content(self) -> Self:
@@ -151,15 +216,27 @@ class Message(Known):
 class ChatRequest(Generation):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, max_length=2048, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1, description="as max_tokens; goes first where both are given")
+    logprobs: bool | None = Field(None, description="tell the log-prob of every token")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="name so many of the likeliest tokens beside it; needs logprobs")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
-        "logprobs": (False,), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "prediction": (), "reasoning_effort": ("none",),
-        "verbosity": ("medium",), "web_search_options": (),
+        "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+        "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "verbosity": ("medium",),
+        "web_search_options": (),
     }
+
+    @model_validator(mode="after")
+    def check_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise contradiction("top_logprobs", "needs logprobs: true")
+        return self
 
     @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,9 +24,10 @@ PROMPTS, TOKENS = 20, 64
 
 @contextmanager
 def two_threads() -> Iterator[None]:
-    """For a real model, unlike the tiny ones of other tests."""
+    """For a real model, unlike the tiny ones of other tests. One where tests run side by side: two teams on a core hinder each other."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(before, min(2, usable_cores())))
+    beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(before, min(2, usable_cores() // beside)))
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 
 from components import collection
 from components.collection import alone, collect, cuts, is_complete
+from components.drift_prompts import prompts_of_trace
 from components.prompts import Prompt
+from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.sampling import LogitRows
-from serving.runtime.strategies import build_strategy
+from serving.runtime.strategies import Kit, Strategy, build_strategy
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError, Forward, Output, Role, Sampling
 from tests.components.tiny import EOS, VOCAB, llama, llama_pair, near, pair_of, table_pair
@@ -52,6 +55,13 @@ def ask(pair: LoadedPair, role: Role, ids: list[int]) -> Output:
         return model.forward([Forward(role, slot, tuple(ids), prefill=True)])[0]
     finally:
         model.close(slot)
+
+
+def test_a_raw_prompt_is_another_input_than_a_chat(pair: LoadedPair, tmp_path: Path) -> None:
+    collect(pair, [PROMPTS[1]], tmp_path, max_tokens=4, rollout=2)
+    with pytest.raises(collection.ForeignTrace):
+        collect(pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2)
+    collect(pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2, fresh=True)
 
 
 def test_texts_are_the_targets_own_as_if_each_ran_alone(pair: LoadedPair, trace: TraceSet) -> None:
@@ -347,3 +357,54 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(pair: Lo
             collect(which, prompts, tmp_path / "new", **settings)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "new").exists()
+
+
+def lossy(name: str = "lossy_sd", **parameters: Any) -> Strategy:
+    return build_strategy(name, parameters, Kit({"correction_memory": CorrectionMemory.empty()}))
+
+
+def test_texts_of_a_lossy_strategy_are_what_it_decodes(pair: LoadedPair, tmp_path: Path) -> None:
+    trace = collect(pair, PROMPTS, tmp_path, max_tokens=16, rollout=1, prefix_kinds=("lossy",), strategy=lossy(tau=0.2))
+    for rows in texts_of(trace):
+        alone = pair.engine().generate(rows[0]["prompt_tokens"], GREEDY, lossy(tau=0.2)).output
+        assert [row["token"] for row in rows] == alone
+        assert {row["kind"] for row in rows} == {"lossy"}
+        assert [row["correction"] for row in rows] == [row["target_token"] for row in rows]
+    everything = [row for rows in texts_of(trace) for row in rows]
+    assert any(row["token"] != row["correction"] for row in everything), "or it is the target's own text"
+
+
+def test_another_config_does_not_go_on_with_a_collection(pair: LoadedPair, tmp_path: Path) -> None:
+    def again(strategy: Strategy) -> TraceSet:
+        return collect(pair, PROMPTS[:1], tmp_path / "trace", max_tokens=4, rollout=1, prefix_kinds=("lossy",), strategy=strategy)
+
+    learnt = lossy("csd", use_memory=False)
+    learnt.kit.artifacts["correction_memory"].save(tmp_path / "one")
+    digest = again(learnt).digest()
+    assert again(learnt).digest() == digest
+    other = lossy("csd", use_memory=False)
+    other.kit.artifacts["correction_memory"].update(3, 4)  # type: ignore[attr-defined]
+    other.kit.artifacts["correction_memory"].save(tmp_path / "other")
+    for strategy in (lossy("csd", use_memory=False, tau=0.5), lossy("fuzzy_sd"), other):
+        with pytest.raises(collection.ForeignTrace):
+            again(strategy)
+
+
+def test_the_kind_of_a_lossy_strategy_needs_one(pair: LoadedPair, tmp_path: Path) -> None:
+    for strategy, told in ((None, "texts of kind lossy are those of a release's own strategy"),
+                           (build_strategy("vanilla_sd"), "strategy vanilla_sd is lossless")):
+        with pytest.raises(DraftwellError, match=told):
+            collect(pair, PROMPTS, tmp_path, prefix_kinds=("lossy",), strategy=strategy)
+
+
+def test_prompts_of_a_trace_are_collected_on_again_token_by_token(pair: LoadedPair, tmp_path: Path) -> None:
+    """Conversations with their turns, and prompts that were cut."""
+    asked = [Prompt("a", "qa", ["one", "two"]), Prompt("b", None, ["x" * 400])]
+    first = collect(pair, asked, tmp_path / "first", max_tokens=8, rollout=1, turns=0, prefix_kinds=("bare", "target"))
+    assert cuts(first)[0] == 1
+    found = prompts_of_trace(first)
+    assert [(prompt.id, prompt.task, len(prompt.turns)) for prompt in found] == [("a", "qa", 2), ("b", None, 1)]
+    second = collect(pair, found, tmp_path / "second", max_tokens=8, rollout=1, turns=0)
+    mine, theirs = ([rows for rows in texts_of(trace) if rows[0]["kind"] == "target"] for trace in (second, first))
+    for name in ("prompt_id", "turn", "prompt_tokens", "token", "correction"):
+        assert [[row[name] for row in rows] for rows in mine] == [[row[name] for row in rows] for rows in theirs]

@@ -119,6 +119,22 @@ def test_a_rerun_keeps_finished_shards(target, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.parametrize("harm", ["cut", "empty", "zeros", "no lengths", "longer than its lengths"])
+def test_a_damaged_shard_is_named_in_one_line(shards, tmp_path, harm):
+    from safetensors.torch import load_file, save_file
+
+    shard, whole = tmp_path / shards[1].name, shards[1].read_bytes()
+    if harm == "no lengths":
+        save_file({name: tensor for name, tensor in load_file(shards[1]).items() if name != "total"}, shard)
+    elif harm == "longer than its lengths":
+        save_file(load_file(shards[1]) | {"ids": torch.zeros(7, dtype=torch.int32)}, shard)
+    else:
+        shard.write_bytes({"cut": whole[:-9], "empty": b"", "zeros": bytes(len(whole))}[harm])
+    with pytest.raises(DraftwellError, match=f"{shard.name} is damaged: delete it and run the same `draftwell distill` again") as error:
+        read_corpus([shards[0], shard])
+    assert "\n" not in str(error.value)
+
+
 def test_shards_of_other_inputs_are_not_mixed_in(target, tmp_path):
     """In one folder: other prompts, another target and other lengths get shards of their own."""
     whole = write(target, tmp_path)

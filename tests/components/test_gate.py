@@ -5,8 +5,18 @@ import random
 import pytest
 
 from components.counting import deterministic_report
-from components.gate import GateVerdict, compare_with_baseline, judge
+from components.gate import (
+    Footprint,
+    GateVerdict,
+    columns,
+    compare_with_baseline,
+    judge,
+    judge_footprint,
+    leaves_doubt,
+    paces,
+)
 from components.prompts import Prompt
+from components.statistics import paired_bootstrap_ratio
 from serving.runtime.types import DraftwellError
 from tests.components.tiny import llama_pair, table_pair
 
@@ -157,6 +167,18 @@ def test_counts_that_moved_are_caught():
     assert dropped == ["vanilla_sd: accepted", "vanilla_sd: acceptance"]
 
 
+def test_one_flipped_near_tie_among_few_tokens_is_no_drop():
+    recorded = changed(judged=98, accepted=41)
+    for accepted in (39, 40, 43):
+        assert compare_with_baseline(changed(judged=98, accepted=accepted), recorded, THRESHOLDS).passed
+    assert compare_with_baseline(changed(judged=100, accepted=40), recorded, THRESHOLDS).passed
+    assert failed(compare_with_baseline(changed(judged=98, accepted=38), recorded, THRESHOLDS)) == [
+        "vanilla_sd: accepted", "vanilla_sd: acceptance"]
+    assert "vanilla_sd: acceptance" in failed(compare_with_baseline(changed(judged=0, accepted=0), recorded, THRESHOLDS))
+    assert failed(compare_with_baseline(changed(judged=140, accepted=97), changed(judged=140, accepted=100), THRESHOLDS)) == [
+        "vanilla_sd: accepted", "vanilla_sd: acceptance"], "3 % of enough tokens is a drop"
+
+
 def test_a_strategy_that_was_not_run_fails_and_a_new_one_is_noted():
     report = counts()
     report["strategies"]["spide"] = report["strategies"].pop("vanilla_sd")
@@ -169,3 +191,120 @@ def test_a_strategy_that_was_not_run_fails_and_a_new_one_is_noted():
 def test_reports_about_different_things_are_not_compared(other):
     with pytest.raises(DraftwellError, match="record it again"):
         compare_with_baseline(counts() | {other: 7}, counts(), THRESHOLDS)
+
+
+# What is planted, and what never fails: ten runs each, with clocks that waver as real ones do.
+
+PAIRS_OF_SEEDS = [(seed, 100 + seed) for seed in range(10)]
+
+
+def clock(pace: float, seed: int, *, runs: int = 1, prompts: int = 16, noise: float = 0.04, hiccup: float = 0.05) -> list[dict]:
+    """Prompts decoded at a pace (seconds a token): every run has noise of its own, and now and then another process had the core."""
+    drawn, lengths = random.Random(seed), random.Random(7)
+    rows = []
+    for i in range(prompts):
+        n = lengths.choice([24, 64, 128])
+        work = n * pace * lengths.uniform(0.6, 1.4)  # the prompt's difficulty is the same for everybody
+        times = sorted(work * (1 + noise * drawn.gauss(0, 1)) * (drawn.uniform(1.2, 1.6) if drawn.random() < hiccup else 1)
+                       for _ in range(runs))
+        rows.append({"prompt_id": f"p{i}", "tokens": n, "seconds": times[(runs - 1) // 2], "ttft_ms": pace * 1e3})
+    return rows
+
+
+def measured(rows: list[dict], reference: list[dict], **changes) -> dict:
+    """An entry as a bench makes it of a clock: speedup with its interval, and the slowest requests."""
+    speedup, low, _ = paired_bootstrap_ratio(*columns(reference), *columns(rows))
+    slowest = max(paces(rows).values()) / max(paces(reference).values())
+    same = {"identical_outputs": len(rows), "near_ties": 0}
+    return entry(per_prompt=rows, speedup=speedup, speedup_low=low, tpot_p95_ratio=slowest, **same, **changes)
+
+
+def judged(seeds: tuple[int, int], *, pace: float = 0.03, **changes) -> GateVerdict:
+    """A candidate beside a champion of pace .03 and autoregressive decoding of .04, measured again where that leaves doubt."""
+    for runs in (1, 3):
+        plain = clock(0.04, 1000 * runs + seeds[0], runs=runs)
+        champion = measured(clock(0.03, 10 * runs + seeds[1], runs=runs), plain)
+        candidate = measured(clock(pace, seeds[0], runs=runs), plain, **changes)
+        verdict = judge(candidate, champion, champion, THRESHOLDS, reference={"per_prompt": plain})
+        if not leaves_doubt(verdict, candidate, champion, THRESHOLDS):
+            break
+    return verdict
+
+
+@pytest.mark.parametrize("seeds", PAIRS_OF_SEEDS)
+def test_ten_runs_of_an_unchanged_candidate_never_fail(seeds):
+    assert failed(judged(seeds)) == []
+
+
+@pytest.mark.parametrize("seeds", PAIRS_OF_SEEDS)
+def test_planted_15_percent_slower(seeds):
+    assert "regression" in failed(judged(seeds, pace=0.03 * 1.15))
+
+
+@pytest.mark.parametrize("seeds", PAIRS_OF_SEEDS)
+def test_planted_acceptance_drop_of_3_percent(seeds):
+    assert failed(judged(seeds, acceptance_rate=0.6 * 0.97)) == ["acceptance"]
+
+
+@pytest.mark.parametrize("seeds", PAIRS_OF_SEEDS)
+def test_a_slow_tail_is_caught_and_a_single_slow_request_is_none(seeds):
+    plain = clock(0.04, 1000 + seeds[0], hiccup=0)
+    rows = clock(0.03, seeds[0], hiccup=0)
+
+    def verdict(slow: int) -> list[str]:
+        tail = [row | {"seconds": row["seconds"] * (3 if i < slow else 1)} for i, row in enumerate(rows)]
+        return failed(judge(entry(per_prompt=tail, tpot_p95_ratio=9.9), None, None, {"max_p95_tpot_ratio": 1.1},
+                            reference={"per_prompt": plain}))
+
+    assert verdict(1) == []
+    assert verdict(6) == ["p95 time per token"]
+
+
+def test_one_word_for_the_acceptance_of_another_config():
+    """The gate's caller gives no reference where the champion decodes otherwise; then acceptance is noted, not judged."""
+    plain = clock(0.04, 1)
+    candidate, champion = measured(clock(0.03, 2), plain, acceptance_rate=0.3), measured(clock(0.03, 3), plain)
+    verdict = judge(candidate, champion, None, THRESHOLDS, reference={"per_prompt": plain})
+    assert verdict.passed
+    assert any("acceptance not checked" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize(("found", "bad"), [
+    (Footprint(12.0, 30.0), []), (Footprint(300.0, 30.0), ["bundle size"]), (Footprint(12.0, 130.0), ["start-up"]),
+    (Footprint(12.0, 3.0, failure="the bundle does not start: no memory"), ["start-up"]),
+    (Footprint(12.0, note="start-up not measured: cuda"), [])])
+def test_size_and_start_of_a_bundle(found, bad):
+    verdict = judge_footprint(found, {"max_bundle_mb": 250, "max_startup_seconds": 120})
+    assert failed(verdict) == bad
+    assert verdict.notes == ((found.note,) if found.note else ())
+    if found.failure:
+        assert verdict.checks[-1].detail == found.failure
+
+
+def test_only_a_start_that_took_too_long_may_be_another_days():
+    """A slow minute of the machine; what is too large, or does not start, is so each week."""
+    limits = {"max_bundle_mb": 250, "max_startup_seconds": 120}
+    for found, transient in ((Footprint(12.0, 130.0), True), (Footprint(12.0, 240.0, failure="the bundle was not ready after 240 s"), True),
+                             (Footprint(12.0, 3.0, failure="the bundle does not start"), False), (Footprint(300.0, 30.0), False)):
+        assert [check.transient for check in judge_footprint(found, limits).checks if not check.passed] == [transient], found
+
+
+def test_verdicts_add_up():
+    good, bad = judge_footprint(Footprint(1.0), {"max_bundle_mb": 2}), judge_footprint(Footprint(3.0, note="n"), {"max_bundle_mb": 2})
+    assert (good + good).passed
+    assert failed(good + bad) == ["bundle size"]
+    assert (good + bad).notes == ("n",)
+
+
+def test_doubt_is_what_is_no_clear_pass():
+    plain, champion = rows(0.04, noise=0), entry(per_prompt=rows(0.03, noise=0))
+    for pace, doubt in ((0.03, False), (0.0312, False), (0.033, True), (0.06, True)):
+        candidate = entry(per_prompt=rows(pace, noise=0))
+        verdict = judge(candidate, champion, None, THRESHOLDS, reference={"per_prompt": plain})
+        assert leaves_doubt(verdict, candidate, champion, THRESHOLDS) is doubt, pace
+    slow = entry(speedup_low=0.9, per_prompt=rows(0.03, noise=0))
+    assert leaves_doubt(judge(slow, champion, None, THRESHOLDS), slow, champion, THRESHOLDS)
+    assert leaves_doubt(judge(slow, None, None, THRESHOLDS), slow, None, THRESHOLDS), "a first release is measured again too"
+    assert not leaves_doubt(judge(entry(), None, None, THRESHOLDS), entry(), None, THRESHOLDS)
+    lossy = entry(acceptance_rate=0.1, per_prompt=rows(0.03, noise=0))  # no clock will mend that
+    assert not leaves_doubt(judge(lossy, champion, champion, THRESHOLDS), lossy, champion, THRESHOLDS)

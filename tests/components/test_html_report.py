@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from components.html_report import tuning_html, write_tuning_report
+from components.html_report import CAPTIONS, tuning_html, write_tuning_report
 from components.plots import rejection_tail
+from components.stamps import stamp
 from components.tuning_tables import SHOWN_TRIALS, choice_figures, tuning_tables
 from tests.components.evidence import LOSSLESS, LOSSY, OLD, PLAIN, trial
 
@@ -55,6 +57,7 @@ def page_of(evidence: dict[str, Any]) -> Page:
 @pytest.mark.parametrize("evidence", [LOSSLESS, LOSSY, OLD], ids=["lossless", "lossy", "old"])
 def test_a_report_is_whole_and_needs_nothing_else(tmp_path: Path, evidence: dict[str, Any]) -> None:
     rejection_tail([5, 2, 1], tmp_path / "rejections.png")
+    stamp(tmp_path / "rejections.png", "a" * 64)
     file = write_tuning_report(evidence, tmp_path, pair="tiny")
     assert file == tmp_path / "tuning.html"
     text = file.read_text()
@@ -63,12 +66,32 @@ def test_a_report_is_whole_and_needs_nothing_else(tmp_path: Path, evidence: dict
     assert text.lstrip().lower().startswith("<!doctype html>")
     assert page.addresses
     assert [address for address in page.addresses if not address.startswith(("data:image/png;base64,iVBOR", "#"))] == []
-    assert page.tags.count("img") == len(list(tmp_path.glob("*.png")))
+    assert page.tags.count("img") == len(list(tmp_path.glob("tuning_*.png"))) + ("artifacts" in evidence)
     assert "script" not in page.tags
     assert "link" not in page.tags
     assert not re.search(r"https?:|url\(|@import", re.sub(r"base64,[\w+/=]+", "", text))
     assert "prefers-color-scheme: dark" in text
     assert len(text) < 3_000_000
+
+
+def test_pictures_are_of_the_artifacts_that_were_tuned_with(tmp_path: Path) -> None:
+    """A verifier that was trained since, a picture without a stamp, one that was drawn anew, and no picture at all."""
+    evidence = {**LOSSLESS, "artifacts": {"acceptance_table": "a" * 64, "verifier": "b" * 64, "correction_memory": "c" * 64}}
+    for name, digest in (("roc", "d" * 64), ("acceptance_by_confidence", "a" * 64), ("reliability", "")):
+        rejection_tail([5, 2, 1], tmp_path / f"{name}.png")
+        if digest:
+            stamp(tmp_path / f"{name}.png", digest)
+    (tmp_path / "rejections.png").write_bytes(b"no picture")
+
+    def captions() -> set[str]:
+        text = html.unescape(write_tuning_report(evidence, tmp_path).read_text())
+        return {stem for stem, caption in CAPTIONS.items() if caption in text and not stem.startswith("tuning_")}
+
+    assert captions() == {"acceptance_by_confidence"}
+    stamp(tmp_path / "roc.png", "b" * 64)
+    assert captions() == {"acceptance_by_confidence", "roc"}
+    rejection_tail([4], tmp_path / "roc.png")
+    assert captions() == {"acceptance_by_confidence"}
 
 
 @pytest.mark.parametrize(("evidence", "values"), [

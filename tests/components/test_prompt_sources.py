@@ -39,10 +39,28 @@ def test_a_spool_of_requests_is_read_file_by_file_up_to_a_line_that_is_being_wri
     first, second, third = load_prompts(tmp_path)
     assert (first.id, first.turns, first.messages) == ("2026-11-20/1", ["你好"], ({"role": "system", "content": "be kind"},))
     assert (second.id, second.turns) == ("2026-11-20/2", ["once upon"])
+    assert [prompt.raw for prompt in (first, second, third)] == [False, True, True], "completions have no chat template"
     assert third.id == "2026-11-21/1"
+    (tmp_path / "2026-11-21.jsonl").write_text('{"prompt": ["a"]}\n{"prompt": ["a", "b"]}\n')
+    with pytest.raises(DraftwellError, match=r"2026-11-21.jsonl line 2: it asks for several completions"):
+        load_prompts(tmp_path)
+    assert load_prompts(tmp_path, limit=3)[2].turns == ["a"]
     (tmp_path / "2026-11-20.jsonl").write_text('{"prompt": \n{"prompt": "a"}\n')
     with pytest.raises(DraftwellError, match=r"2026-11-20.jsonl line 1: not valid JSON"):
         load_prompts(tmp_path)
+
+
+def test_a_spool_line_that_ends_inside_a_character_is_still_being_written(tmp_path: Path) -> None:
+    whole = json.dumps({"messages": [{"role": "user", "content": "你好"}]}, ensure_ascii=False).encode()
+    spool = tmp_path / "day.jsonl"
+    for cut in range(1, len(whole)):
+        spool.write_bytes(whole + b"\n" + whole[:cut])
+        assert [prompt.id for prompt in load_prompts(tmp_path)] == ["day/1"], cut
+    middle = whole.index("你".encode())
+    for wrong in (whole[: middle + 1] + b"\n" + whole, b'{"prompt": "\xff'):  # a whole line that is cut, and bytes of another encoding
+        spool.write_bytes(whole + b"\n" + wrong)
+        with pytest.raises(DraftwellError, match=r"day.jsonl line 2: not UTF-8"):
+            load_prompts(tmp_path)
 
 
 @pytest.mark.parametrize(("columns", "expected"), [

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from components.prompts import Prompt, demo_prompts, read_prompts
+from components.task_checks import checker_for
 from serving.runtime.types import DraftwellError
 
 GOOD = '{"prompt": "Hello"}\n'
@@ -55,6 +57,30 @@ def test_other_keys_are_kept_for_those_who_check_answers(tmp_path: Path) -> None
     prompt, = read_prompts(write(tmp_path / "p.jsonl", json.dumps(row)))
     assert prompt.fields == {"answer": "#### 4", "test_list": ["assert f() == 1"]}
     assert (prompt.answers, prompt.reference) == (("y",), "y")
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"test": 5, "entry_point": "f"}, "`test` must be text"), ({"test": "def check(f): pass", "entry_point": ["f"]}, "`entry_point` must"),
+    ({"test_list": "assert f() == 1"}, "`test_list` must be a list of assertions"), ({"test_list": ["assert f()", 5]}, "`test_list` must"),
+    ({"test_list": ["assert f()"], "test_setup_code": ["import os"]}, "`test_setup_code` must be text"),
+    ({"answer_key": "B", "choices": 5}, "`choices` must be a list"), ({"answerKey": "B", "choices": {"text": "bank"}}, "`choices` must"),
+    ({"answer": "B", "options": "A)bank B)library"}, "`options` must be a list")])
+def test_what_no_checker_can_read_is_found_before_anything_is_measured(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    path = write(tmp_path / "p.jsonl", GOOD + json.dumps({"prompt": "x", **fields}))
+    with pytest.raises(DraftwellError, match=f"line 2: its {words}.*: mend or remove it") as error:
+        read_prompts(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("fields", [
+    {"test": 5}, {"entry_point": 5}, {"choices": 5}, {"options": "none"}, {"choices": 5, "answer_key": "Boston"}, {"test_list": []},
+    {"test_setup_code": 5}, {"answer": ["1", "2"]}, {"choices": [1, 2.5, "x"], "answer_key": "A"},
+    {"choices": {"label": ["A"], "text": ["x"]}, "answerKey": "A"}])
+def test_fields_of_other_tables_may_be_anything(tmp_path: Path, fields: dict[str, Any]) -> None:
+    prompt, = read_prompts(write(tmp_path / "p.jsonl", json.dumps({"prompt": "x", **fields})))
+    assert prompt.fields == fields
+    checker = checker_for(prompt)
+    assert checker is None or checker(prompt, "A") in (True, False)
 
 
 def test_limit_and_skip_pick_a_window_and_read_no_further(tmp_path: Path) -> None:

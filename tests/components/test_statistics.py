@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from components.statistics import expanded_tail, paired_bootstrap_ratio
+from components.statistics import expanded_tail, paired_bootstrap_ratio, resamples_for
 from serving.runtime.types import DraftwellError
 
 
@@ -50,6 +50,31 @@ def test_an_expanded_tail_holds_with_few_prompts() -> None:
 
     assert share_above_one(expanded_tail(0.05, prompts)) <= 0.065
     assert share_above_one(0.05) >= 0.08
+
+
+def test_a_far_tail_does_not_hang_on_a_handful_of_resamples() -> None:
+    """A fourth of 5 % on eight prompts, expanded: of 2,000 resamples two or three lay beyond the bound."""
+    rng = np.random.default_rng(4)
+    seconds = np.exp(rng.normal(0, 0.2, (2, 8))).tolist()
+    tail = expanded_tail(0.05 / 4, 8)
+
+    def spread(resamples: int | None) -> float:
+        return float(np.std([paired_bootstrap_ratio(seconds[0], [8] * 8, seconds[1], [8] * 8, tail=tail, resamples=resamples, seed=seed)[1]
+                             for seed in range(20)]))
+
+    assert 2000 * tail < 4
+    assert resamples_for(tail, 8) * tail >= 30
+    assert spread(None) < 0.5 * spread(2000)
+
+
+def test_resamples_are_as_many_as_the_tail_needs_and_no_more() -> None:
+    assert resamples_for(0.05, 40) == 2000
+    assert resamples_for(expanded_tail(0.05, 2), 2) == 2000, "of two prompts there are four resamples"
+    for prompts in range(2, 40):
+        tail = expanded_tail(0.05 / 3, prompts)
+        resamples = resamples_for(tail, prompts)
+        assert 2000 <= resamples <= 200_000
+        assert resamples * max(tail, prompts ** -prompts) >= 30, prompts
 
 
 def test_an_expanded_tail_is_narrower_and_ends_where_prompts_are_many() -> None:

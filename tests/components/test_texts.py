@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.prompts import Message, Prompt
+from components.prompts import Message, Prompt, context_of, ids_of
 from components.texts import WrittenText, cut_messages, template_around, write_texts
 from serving.runtime.pair import LoadedPair
 from serving.runtime.types import DraftwellError
@@ -77,6 +77,21 @@ def test_what_a_template_alone_does_not_leave_room_for_keeps_its_end(pair: Loade
     ids = pair.encode_messages([user("hello")])
     assert cut_messages(pair, [user("hello")], 4) == (ids[-4:], len(ids) - 4)
     assert cut_messages(pair, [user("hello")], len(ids)) == (ids, 0)
+
+
+def test_a_completion_is_read_as_it_was_written(pair: LoadedPair) -> None:
+    """Beside a chat in the same batch, cut like plain text, and bare up to its last word."""
+    told, said = Prompt("t", None, ["once upon a time"], raw=True), Prompt("s", None, ["once upon a time"])
+    raw, chat = write(pair, [told, said])
+    assert raw.prompt_tokens == ids_of(pair, told) == pair.encode("once upon a time")
+    assert chat.prompt_tokens == ids_of(pair, said) == pair.encode_prompt("once upon a time")
+    assert context_of(told) != context_of(said) == ["once upon a time"]
+    long, = write(pair, [Prompt("l", None, ["word " * 100 + "end"], raw=True)])
+    assert (len(long.prompt_tokens), spelt(pair, long.prompt_tokens)[-8:]) == (ROOM, "word end")
+    assert long.cut_tokens == len(pair.encode("word " * 100 + "end")) - ROOM
+    whole, framed = write(pair, [told, said], ("bare",))
+    assert spelt(pair, whole.prompt_tokens + whole.tokens) == "once upon a time"
+    assert spelt(pair, framed.prompt_tokens + framed.tokens) == "<|start|>user\nonce upon a time"
 
 
 def test_bare_texts_end_with_the_users_words(pair: LoadedPair) -> None:

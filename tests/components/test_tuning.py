@@ -30,6 +30,7 @@ from components.search_space import (
     space_of,
     start,
 )
+from components.threads import using_threads
 from components.tuning import FEWEST_PROMPTS, tune
 from components.tuning_evidence import rollout_words
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
@@ -357,6 +358,22 @@ def test_a_tuning_that_was_killed_in_the_second_rung_measures_the_rest_only(pair
     second = Clock(speeds)
     assert run(pair, trace, second, **settings) == expected
     assert second.calls == whole.calls[rungs[1] - 1:]
+
+
+def test_a_tuning_with_other_threads_measures_anew(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+    """Seconds of one thread beside seconds of two would be compared as if a config were twice as fast."""
+    settings: dict[str, Any] = {"study": tmp_path / "study.db", "rungs": tmp_path / "rungs.json", "strategies": ["vanilla_sd", "csd"],
+                                "constraints": LOSSY}
+    first, same, other = Clock({"vanilla_sd": 1.3}), Clock({}), Clock({"vanilla_sd": 1.3})
+    with using_threads(1):
+        run(pair, trace, first, **settings)
+        run(pair, trace, same, **settings)
+    assert same.calls == []
+    with using_threads(2):
+        run(pair, trace, other, **settings)
+        assert other.calls == first.calls, "explored and measured once more"
+        with pytest.raises(DraftwellError, match="the threads of csd is not the same"), using_threads(1):
+            run(pair, trace, Clock({}), **settings, named_study=True)
 
 
 def test_explored_configs_are_measured_briefly(pair: LoadedPair, trace: TraceSet) -> None:

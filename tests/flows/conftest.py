@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,20 @@ def pair_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve short prompts."""
     return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl")
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A server with a database of its own, for this session; PREFECT_HOME is a temporary folder already (tests/conftest.py).
+
+    The one server of a process: Prefect's thread that sends events, of which task runs are made, stays with the server it began with.
+    """
+    from prefect.events.worker import EventsWorker
+    from prefect.testing.utilities import prefect_test_harness
+
+    EventsWorker.drain_all()
+    with prefect_test_harness(server_startup_timeout=300):  # seconds; a busy machine
+        yield
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.flows.tiny_files import snapshot
 from tests.registry.making import release, table
 
 COMMANDS = ("pairs", "strategies", "generate", "bench", "serve", "collect", "train", "calibrate", "tune", "gate", "promote", "deploy", "ui",
-            "lineage", "demo", "doctor", "distill")
+            "lineage", "demo", "doctor", "distill", "rollback", "schedule", "monitor", "export")
 HEAVY = ("torch", "transformers", "mlflow", "prefect")
 HELP = f"""
 import json, sys
@@ -141,7 +141,9 @@ GENERATE = ("generate", "--prompt", "hi")
     (("demo", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
     (("demo", "--pair", "smolm2"), ("unknown pair smolm2",)),
     (("gate", "--pair", "smolm2-135m"), ("did you mean",)),
+    (("gate", "--junit", "nowhere/gate.xml"), ("nowhere", "does not exist")),
     (("promote", "--pair", "smolm2-135m"), ("did you mean",)),
+    (("rollback", "--pair", "smolm2-135m", "--reason", "slow"), ("did you mean",)),
     (("deploy", "--pair", "smolm2-135m"), ("did you mean",)),
     (("serve", "--pair", "smolm2-135m"), ("did you mean",)),
     (("serve",), ("smollm2-135m", "draftwell deploy")),

@@ -68,3 +68,34 @@ def test_slots_are_as_long_as_the_longest_conversation_needs(pair_file: Path, tm
             {"role": "user", "content": "three"}]
     assert len(pair.encode_messages(talk)) + 6 + 4 <= needed < 256
     assert context_for(space, [prompt], max_tokens=200, rollout=4) is None  # more than the models read
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          raw: bool) -> None:
+    """Its own words take a hundred tokens around every message; of raw text nothing is added."""
+    from components.prompts import Prompt, ids_of
+    from components.texts import write_texts
+    from flows.collecting import context_for
+    from flows.workspace import Workspace
+    from serving.runtime import pair as loading
+
+    real = loading.load_tokenizer
+
+    def wordy(folder: Path) -> Any:
+        tokenizer = real(folder)
+        words = "the man in the inn " * 5
+        tokenizer.chat_template = "{% for message in messages %}" + words + "{{ message.content }}" + words + "{% endfor %}"
+        return tokenizer
+
+    monkeypatch.setattr(loading, "load_tokenizer", wordy)
+    space = Workspace(str(pair_file))
+    prompt = Prompt("p", None, ["one two"], raw=raw)
+    needed = context_for(space, [prompt], max_tokens=6, rollout=4)
+    assert needed is not None
+    pair = loading.load_pair(space.files(), dtype="float32", max_context=needed)
+    whole = ids_of(pair, prompt)
+    assert (len(whole) > 64) == (not raw)
+    assert needed == -(-(len(whole) + 6 + 4) // 64) * 64, "and no more than that"
+    text, = write_texts(pair, [(prompt, pair.sampling(max_tokens=6))], ("target",), room=needed - 10, batch=1)
+    assert (text.prompt_tokens, text.cut_tokens) == (whole, 0)

@@ -112,6 +112,21 @@ def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -
     assert snapshot(place) == {}
 
 
+@pytest.mark.parametrize("held", ["draftwell/pairs/kept", "draftwell/distill/kept"])
+def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(run: Any, place: Path, pair_file: Path, prompts_file: Path,
+                                                                        held: str) -> None:
+    from components.collection import alone
+
+    command = ("distill", "--target", pair_file.parent / "target", "--prompts", prompts_file, "--name", "kept", "--no-publish", *QUICK)
+    with alone(place / held, "distillation"):
+        done = run(*command)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"another distillation is writing to {place / held}: wait for it" in done.stderr
+        assert not [path for path in snapshot(place) if not path.endswith(".lock")], "nothing was loaded or written"
+    done = run(*command)
+    assert done.exit_code == 0, (done.output, done.exception)
+
+
 def test_prompts_of_any_source(run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table with a column of the user's own, and a spool of served traffic, as `collect` takes them."""
     from flows import distilling

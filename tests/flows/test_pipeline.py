@@ -19,15 +19,6 @@ from serving.runtime.trace import TraceSet
 KINDS = ("verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config")
 
 
-@pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A server with a database of its own, for this session; PREFECT_HOME is a temporary folder already (tests/conftest.py)."""
-    from prefect.testing.utilities import prefect_test_harness
-
-    with prefect_test_harness():
-        yield
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty folder to work in."""

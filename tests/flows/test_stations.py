@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from components.html_report import CAPTIONS
 from tests.flows.tiny_files import snapshot
 
 
@@ -65,10 +67,31 @@ def test_stations_one_by_one(collect: Callable[..., Any], run: Any, pair_file: P
     made = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts"
     kinds = {"verifier", "acceptance_head", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config"}
     assert {path.name for path in made.iterdir()} == kinds
+    page = html.unescape((made.parent / "reports" / "tuning.html").read_text())
+    assert [stem for stem in ("acceptance_by_confidence", "rejections", "roc", "reliability") if CAPTIONS[stem] not in page] == []
     for strategy in ("sprinter", "specdec_pp"):
         done = run("generate", "--pair", pair_file, "--strategy", strategy, "--prompt", "the inn", "--max-tokens", 8)
         assert done.exit_code == 0, done.output
     assert not (own_stores / "mlflow.db").exists()
+
+
+def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path,
+                                                              tmp_path: Path) -> None:
+    """As many texts at once, in slots as long; and one pair at a time in memory."""
+    from flows import context, learn
+    from flows.settings import PipelineSettings
+
+    settings = PipelineSettings(pair=str(pair_file), prompts=prompts_file, bench_prompts=2, collect_prompts=3, collect_tokens=8)
+    made = learn.collect_task.fn(settings)
+    rows = tmp_path / "same.jsonl"
+    prompts = [prompt.id for prompt in context.prompts_of(settings)["collect"]]
+    lines = [json.loads(line) for line in prompts_file.read_text().splitlines()[2:5]]
+    rows.write_text("".join(json.dumps({"id": name, **line}) + "\n" for name, line in zip(prompts, lines, strict=True)))
+    done = run("collect", "--pair", pair_file, "--prompts", rows, "--max-tokens", 8, "--out", tmp_path / "traces")
+    assert done.exit_code == 0, (done.output, done.exception)
+    plans = [json.loads((Path(folder) / "plan.json").read_text()) for folder in (made["folder"], tmp_path / "traces")]
+    assert plans[0] == plans[1]
+    assert (plans[0]["batch"], len(context._kept)) == (16, 1)
 
 
 def test_calibration_decodes_several_prompts_at_once(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path,

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.stamps import stamped
+from serving.runtime.artifacts.base import digest_of
 from serving.runtime.trace import HEADER, TraceSet
 
 WORDS = ("the man", "an onion", "on the hand", "then the end", "in an hour", "none other", "ten men", "one on one", "an inn", "her hat")
@@ -90,6 +92,7 @@ def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces:
     assert "## Transfer between tasks" in page
     for name in ("roc.png", "roc_by_lambda.png", "reliability.png"):
         assert (space / "reports" / name).read_bytes().startswith(b"\x89PNG")
+        assert stamped(space / "reports" / name) == digest_of(space / "artifacts" / "verifier")
     made = Verifier.load(space / "artifacts" / "verifier")
     assert (made.ratio, made.features) == (1.5, ("before", "scalars"))
     assert made.provenance.metrics["score_share"] == report["cost"]["share"]

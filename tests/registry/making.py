@@ -13,8 +13,10 @@ from registry.store import Published, Store
 from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Artifact, Provenance
+from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.artifacts.decoding_config import DecodingConfig
 from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.artifacts.verifier import Verifier
 from serving.runtime.pair_files import fingerprint
 
@@ -56,6 +58,22 @@ def distilled(donor: str = "d" * 64) -> DistilledDraft:
     return DistilledDraft(state, {"num_hidden_layers": 1}, torch.tensor([0, 1]), donor, made)
 
 
+def memory(print_of_pair: str) -> CorrectionMemory:
+    made = Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"patterns": 2.0})
+    return CorrectionMemory({(3, 4): 2, (5, 6): 1}, made)
+
+
+def profile(print_of_pair: str) -> HardwareProfile:
+    made = Provenance(pair="tiny", fingerprint=print_of_pair, device_class="cpu-2-cores")
+    return HardwareProfile(0.002, {1: 0.01, 8: 0.02}, 0.001, made)
+
+
+def every_kind(print_of_pair: str) -> list[Artifact]:
+    """One artifact of every kind but release."""
+    return [verifier(print_of_pair), head(print_of_pair), table(print_of_pair), memory(print_of_pair), profile(print_of_pair),
+            config(print_of_pair), distilled()]
+
+
 def publish(store: Store, artifact: Artifact, folder: Path, **more) -> Published:
     artifact.save(folder)
     return store.publish(folder, pair="tiny", **more)
@@ -70,7 +88,8 @@ def release(store: Store, spec, files, folder: Path, accepted: int = 3) -> Relea
     return create_release(store, "tiny", "cpu", pins, model_records(spec, files), {"speedup": 1.2, "prompts": ["a"]})
 
 
-def verdict(of: ReleaseVersion, value: float = 1.1) -> GateRecord:
+def verdict(of: ReleaseVersion, value: float = 1.1, beside: int | None = None) -> GateRecord:
+    """What a gate says that held a release against the champion `beside`, if there was one."""
     check = GateCheck(name="min_speedup_lower_bound", value=value, threshold=1.0, passed=value >= 1)
     return GateRecord(pair=of.pair, device=of.device, release_version=of.version, pins=of.pins, passed=check.passed,
-                      checks=(check,), created="2026-11-21T10:00:00Z")
+                      checks=(check,), baseline_version=beside, created="2026-11-21T10:00:00Z")

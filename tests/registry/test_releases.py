@@ -1,13 +1,25 @@
 """Releases pin exact versions; only a passed verdict about just these lets one become champion."""
 
 import json
+import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from registry.gates import GateRecord
 from registry.pairs import PairSpec, model_records
-from registry.releases import create_release, find_release, gate_record, promote, record_gate
+from registry.releases import (
+    ReleaseVersion,
+    adopt,
+    create_release,
+    find_release,
+    gate_record,
+    promote,
+    record_gate,
+    rollback,
+)
 from registry.store import Store
 from serving.runtime.pair_files import PairFiles, fingerprint
 from serving.runtime.types import DraftwellError
@@ -23,7 +35,9 @@ def test_a_release_pins_versions_and_names_weights(store: Store, spec: PairSpec,
     assert made.contents.models["target"] == model_records(spec, files)["target"]
     assert store.get_aliases("acceptance_table", "tiny") == {"candidate": 1}
     run = store.client.get_run(made.published.run_id)
-    assert run.data.metrics == {"speedup": 1.2}
+    assert run.data.metrics["speedup"] == 1.2
+    assert run.data.metrics["acceptance_table.brier"] == 0.25  # the figures of what it pins, to compare releases by
+    assert run.data.params == {"acceptance_table": "1", "decoding_config": "1"}
     assert store.client.get_experiment(run.info.experiment_id).name == "draftwell/tiny"
     assert release(store, spec, files, tmp_path / "again") == made  # the same pins are the same release
     kinds = {parent.kind for parent in store.lineage("release", "tiny.cpu", 1).parents}
@@ -37,15 +51,15 @@ def test_aliases_move_from_candidate_to_challenger_to_champion(
     assert store.get_aliases("release", "tiny.cpu") == {"candidate": 1, "challenger": 1}
     promote(store, "tiny", "cpu", 1)
     two = release(store, spec, files, tmp_path / "two", accepted=2)
-    promote(store, "tiny", "cpu", "candidate", verdict(two))
+    promote(store, "tiny", "cpu", "candidate", verdict(two, beside=1))
     assert store.get_aliases("release", "tiny.cpu") == {"candidate": 2, "challenger": 2, "champion": 2}
     assert store.get_aliases("acceptance_table", "tiny") == {"candidate": 2, "challenger": 2, "champion": 2}
-    assert find_release(store, "tiny", "cpu", "champion").published.tags["previous"] == "1"
-    assert gate_record(find_release(store, "tiny", "cpu", 2)) == verdict(two)
+    assert gate_record(find_release(store, "tiny", "cpu", 2)) == verdict(two, beside=1)
     kept = [file.path for file in store.client.list_artifacts(two.published.run_id, "gates")]
     assert kept == ["gates/2026-11-21T100000Z.json"]
-    promote(store, "tiny", "cpu", 2)
-    assert find_release(store, "tiny", "cpu", "champion").published.tags["previous"] == "1"
+    assert store.metrics(two.published)["gate.min_speedup_lower_bound"] == 1.1
+    promote(store, "tiny", "cpu", 2)  # once more changes nothing
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 1
 
 
 def test_nothing_is_promoted_without_a_verdict_about_just_these_versions(
@@ -95,3 +109,194 @@ def test_artifacts_of_different_models_make_no_release(
         create_release(store, "tiny", "cpu", {"decoding_config": 9}, models, {})
     made = create_release(store, "tiny", "cpu", {"distilled_draft": 1, "acceptance_table": 1}, models, {})
     assert made.fingerprint == "a" * 64
+
+
+def champions(store: Store, spec: PairSpec, files: PairFiles, folder: Path, count: int) -> list[ReleaseVersion]:
+    """Releases that were promoted one behind the other."""
+    made = []
+    for n in range(1, count + 1):
+        made.append(release(store, spec, files, folder / str(n), accepted=n))
+        promote(store, "tiny", "cpu", n, verdict(made[-1], beside=n - 1 or None))
+    return made
+
+
+def aliases(store: Store) -> tuple[int, int]:
+    """The champion, and which table is called so."""
+    return store.get_aliases("release", "tiny.cpu")["champion"], store.get_aliases("acceptance_table", "tiny")["champion"]
+
+
+def test_rollback_brings_the_champion_before_back_and_keeps_the_reason(
+        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champions(store, spec, files, tmp_path, 3)
+    begin = time.perf_counter()
+    bad, good = rollback(store, "tiny", "cpu", "answers in French are cut")
+    assert time.perf_counter() - begin < 5
+    assert (bad.version, good.version) == (3, 2)
+    assert aliases(store) == (2, 2)
+    note = json.loads(find_release(store, "tiny", "cpu", 3).published.tags["rolled_back"])
+    assert (note["reason"], note["to"]) == ("answers in French are cut", 2)
+    kept = [file.path for file in store.client.list_artifacts(bad.published.run_id, "rollbacks")]
+    assert len(kept) == 1
+    rollback(store, "tiny", "cpu", "still")  # one further back, and not to and fro
+    assert aliases(store) == (1, 1)
+    with pytest.raises(DraftwellError, match=r"version 1 has no champion before it: name a release .* with --to"):
+        rollback(store, "tiny", "cpu", "once more")
+    assert aliases(store) == (1, 1)
+
+
+def test_what_was_rolled_back_serves_again_only_for_a_reason(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    """A schedule that gates and promotes the same release again must not undo what a person decided."""
+    _, two = champions(store, spec, files, tmp_path, 2)
+    rollback(store, "tiny", "cpu", "too slow in the evening")
+    record_gate(store, verdict(two, beside=1))
+    with pytest.raises(DraftwellError, match=r"version 2 is not promoted, it was rolled back on .* \(too slow in the evening\): "
+                                             r"publish another release, .*--reason"):
+        promote(store, "tiny", "cpu", 2)
+    with pytest.raises(DraftwellError, match=r"version 2 does not come back, it was rolled back"):
+        rollback(store, "tiny", "cpu", "and this one", to=2)
+    assert aliases(store) == (1, 1)
+    promote(store, "tiny", "cpu", 2, reason="the evening's load was another's")
+    assert aliases(store) == (2, 2)
+    assert rollback(store, "tiny", "cpu", "it was not")[1].version == 1
+
+
+class CutOff:
+    """MLflow's client, which is interrupted just before its n-th change."""
+
+    def __init__(self, client: Any, last: int):
+        self.client, self.last, self.changes = client, last, 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.client, name)
+
+        def change(*arguments: Any, **options: Any) -> Any:
+            self.changes += 1
+            if self.changes == self.last:
+                raise KeyboardInterrupt
+            return found(*arguments, **options)
+
+        return change if name.startswith(("set_", "log_")) else found
+
+
+def test_wherever_a_rollback_is_cut_off_the_next_one_finishes_it(
+        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    """As its error says: run the same command again. It takes back no more than one."""
+    champions(store, spec, files, tmp_path, 3)
+    database = Path(store.uri.removeprefix("sqlite:///"))
+
+    def registry(name: str, last: int) -> Store:
+        copy = shutil.copyfile(database, database.with_name(f"{name}.db"))
+        found = Store(f"sqlite:///{copy}")
+        found.client = CutOff(found.client, last)  # type: ignore[assignment]
+        return found
+
+    whole = registry("whole", 0)
+    rollback(whole, "tiny", "cpu", "a trial")
+    changes = whole.client.changes  # type: ignore[attr-defined]
+    assert changes >= 5
+    for last in range(1, changes + 1):
+        cut = registry(str(last), last)
+        with pytest.raises(KeyboardInterrupt):
+            rollback(cut, "tiny", "cpu", "a trial")
+        bad, good = rollback(cut, "tiny", "cpu", "a trial")
+        assert (bad.version, good.version, aliases(cut)) == (3, 2, (2, 2)), f"cut off before change {last}"
+        assert cut.client.list_artifacts(bad.published.run_id, "rollbacks")
+        assert rollback(cut, "tiny", "cpu", "and another")[1].version == 1, f"what was whole is not finished twice, change {last}"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"reason": " "}, "needs a reason"), ({"reason": "x", "to": 2}, "is the champion already"), ({"reason": "x", "to": 9}, "no version 9")])
+def test_a_rollback_that_cannot_be_changes_nothing(
+        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, arguments: dict, message: str) -> None:
+    champions(store, spec, files, tmp_path, 2)
+    with pytest.raises(DraftwellError, match=message):
+        rollback(store, "tiny", "cpu", **arguments)
+    assert aliases(store) == (2, 2)
+    assert "rolled_back" not in find_release(store, "tiny", "cpu", 2).published.tags
+
+
+def test_the_way_back_leads_past_a_champion_whose_gate_failed_since(
+        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    _, two, _ = champions(store, spec, files, tmp_path, 3)
+    record_gate(store, verdict(two, value=0.5))
+    assert rollback(store, "tiny", "cpu", "x")[1].version == 1
+    assert aliases(store) == (1, 1)
+
+
+def test_a_verdict_beside_an_older_champion_promotes_nothing(
+        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    """Two candidates that were judged beside the same champion: the second was never held against the first."""
+    champions(store, spec, files, tmp_path, 1)
+    two, three = (release(store, spec, files, tmp_path / f"made{n}", accepted=n) for n in (2, 3))
+    for each in (two, three):
+        record_gate(store, verdict(each, beside=1))
+    promote(store, "tiny", "cpu", 2)
+    with pytest.raises(DraftwellError, match=r"version 3 is not promoted, its gate held it against version 1, and version 2 is the "
+                                             r"champion now: run `draftwell gate --pair tiny --release 3`, or .* --reason"):
+        promote(store, "tiny", "cpu", 3)
+    with pytest.raises(DraftwellError, match="against no champion, and version 2 is"):
+        promote(store, "tiny", "cpu", 3, verdict(three))
+    assert aliases(store) == (2, 2)
+    assert gate_record(find_release(store, "tiny", "cpu", 3)) == verdict(three, beside=1)
+    promote(store, "tiny", "cpu", 3, verdict(three, beside=2))
+    assert rollback(store, "tiny", "cpu", "a trial")[1].version == 2  # which was judged beside 1
+    promote(store, "tiny", "cpu", 2)  # once more changes nothing
+    promote(store, "tiny", "cpu", 1, reason="the first was the best")
+    assert aliases(store) == (1, 1)
+
+
+def test_no_ungated_release_comes_back(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champions(store, spec, files, tmp_path, 1)
+    release(store, spec, files, tmp_path / "ungated", accepted=4)
+    with pytest.raises(DraftwellError, match=r"version 2 does not come back, it has no gate record: name another"):
+        rollback(store, "tiny", "cpu", "x", to=2)
+    assert aliases(store) == (1, 1)
+
+
+def test_a_champion_named_by_hand_is_followed_and_can_be_rolled_back(
+        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    one, _ = champions(store, spec, files, tmp_path, 2)
+    store.set_alias(one.published, "champion")  # as MLflow's UI does
+    assert aliases(store) == (1, 2)
+    adopt(store, find_release(store, "tiny", "cpu", "champion"))
+    assert aliases(store) == (1, 1)
+    assert rollback(store, "tiny", "cpu", "the hand was wrong")[1].version == 2
+    assert aliases(store) == (2, 2)
+
+
+def test_a_promotion_that_was_cut_off_is_whole_and_the_next_one_tidies_up(
+        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    champions(store, spec, files, tmp_path, 1)
+    two = release(store, spec, files, tmp_path / "two", accepted=2)
+    record_gate(store, verdict(two, beside=1))
+    real, calls = store.set_alias, []
+
+    def cut_off(published, alias) -> None:
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(published.name)
+        real(published, alias)
+
+    monkeypatch.setattr(store, "set_alias", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        promote(store, "tiny", "cpu", 2)
+    monkeypatch.undo()
+    assert calls == ["release.tiny.cpu"], "the first change is the whole promotion"
+    assert aliases(store) == (2, 1)
+    adopt(store, find_release(store, "tiny", "cpu", "champion"))
+    assert aliases(store) == (2, 2)
+
+
+def test_the_verdict_can_be_read_where_the_release_is_shown(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    one = release(store, spec, files, tmp_path / "one")
+    plot = tmp_path / "speedup.png"
+    plot.write_bytes(b"png")
+    for words in ("**Gate failed**", "**Gate passed**"):
+        record_gate(store, verdict(one), words=words, figures={"mat": 2.5}, files=[plot])
+    shown = store.description(one.published)
+    assert shown.startswith("Release: the exact versions")
+    assert shown.count("## Last gate") == 1
+    assert shown.endswith("**Gate passed**")
+    assert store.metrics(one.published)["mat"] == 2.5
+    kept = {file.path for file in store.client.list_artifacts(one.published.run_id, "gates")}
+    assert kept == {"gates/2026-11-21T100000Z.json", "gates/2026-11-21T100000Z.md", "gates/2026-11-21T100000Z"}

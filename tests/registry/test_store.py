@@ -1,17 +1,22 @@
 """Publishing, finding, naming and downloading artifacts."""
 
+import dataclasses
 import json
+import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy.orm
 import yaml
 
+from registry.model_card import CARDS
 from registry.store import Store
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import digest_of
 from serving.runtime.types import DraftwellError
-from tests.registry.making import config, distilled, head, publish, table, verifier
+from tests.registry.making import config, distilled, head, memory, profile, publish, table, verifier
 
 MARK = "f" * 64
 
@@ -31,8 +36,10 @@ def test_publish_resolve_and_download_return_the_same_artifact(store: Store, tmp
     assert AcceptanceTable.load(folder, fingerprint=MARK).accepted == [3] * 20
 
     run = store.client.get_run(made.run_id)
-    assert run.data.metrics == {"brier": 0.25, "ece": 0.1}
+    assert run.data.metrics == {"brier": 0.25, "ece": 0.1, "size_mb": run.data.metrics["size_mb"]}
+    assert run.data.metrics["size_mb"] == (folder / "table.json").stat().st_size / 1e6
     assert run.data.params == {"prompts": "12"}
+    assert run.info.run_name == "acceptance_table.tiny version 1"
     assert [f.path for f in store.client.list_artifacts(made.run_id, "plots")] == ["plots/curve.png"]
     assert run.info.status == "FINISHED"
 
@@ -45,26 +52,76 @@ def test_the_same_data_is_registered_once(store: Store, tmp_path: Path) -> None:
     assert [v.version for v in store.versions("acceptance_table", "tiny")] == [1, 2, 3]
 
 
+def test_a_request_that_is_sent_again_costs_no_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is lost, the HTTP client posts again, and the server makes a second version of the same run."""
+    real = store.client.create_model_version
+
+    def twice(*arguments, **options):
+        real(*arguments, **options)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(store.client, "create_model_version", twice)
+    made = publish(store, table(MARK), tmp_path / "a", metrics={"ece": 0.1})
+    assert [v.version for v in store.versions("acceptance_table", "tiny")] == [made.version] == [1]
+    run = store.client.get_run(made.run_id)
+    assert (run.info.lifecycle_stage, run.info.run_name) == ("active", "acceptance_table.tiny version 1")
+    assert digest_of(store.download(made, tmp_path / "down")) == made.digest
+
+
 @pytest.mark.parametrize(("make", "inputs"), [
     (lambda: verifier(MARK), "features"), (lambda: head(MARK), "hidden_state"),
-    (lambda: table(MARK), "confidence"), (lambda: config(MARK), None),
-    (distilled, "input_ids")])
-def test_what_the_interface_of_mlflow_shows(store: Store, tmp_path: Path, make, inputs: str | None) -> None:
+    (lambda: table(MARK), "confidence"), (lambda: config(MARK), "input_ids"),
+    (lambda: memory(MARK), "drafted"), (lambda: profile(MARK), "tokens"), (distilled, "input_ids")])
+def test_what_the_interface_of_mlflow_shows(store: Store, tmp_path: Path, make, inputs: str) -> None:
     made = publish(store, make(), tmp_path / "artifact")
     source = Path(made.source)
     card = yaml.safe_load((source / "MLmodel").read_text())
     assert list(card["flavors"]) == ["draftwell"]
     assert card["metadata"]["kind"] == made.kind
-    if inputs is None:
-        assert "signature" not in card or card["signature"] is None
-    else:
-        assert json.loads(card["signature"]["inputs"])[0]["name"] == inputs
-        assert (source / "input_example.json").is_file()
+    assert json.loads(card["signature"]["inputs"])[0]["name"] == inputs
+    assert card["signature"]["outputs"]
+    assert (source / "input_example.json").is_file()
     version = store.client.get_model_version(made.name, "1")
     assert "Pair tiny" in version.description
-    assert store.client.get_registered_model(made.name).description
-    names = {p.suffix for p in source.rglob("*") if p.is_file()}
-    assert not names & {".pkl", ".py", ".bin", ".pt"}
+    for words in (version.description, store.client.get_registered_model(made.name).description):
+        assert words.startswith(CARDS[made.kind].what)
+        assert [part for part in ("made.**", "How good it is.**", "How to use it.**") if part not in words] == []
+    assert dict(store.client.get_registered_model(made.name).tags) == {"kind": made.kind, "pair": "tiny"}
+    assert version.tags["pair"] == "tiny"
+
+
+def test_a_tuned_choice_is_compared_by_what_was_measured(store: Store, tmp_path: Path) -> None:
+    chosen = config(MARK)
+    figure = {"strategy": "spide", "parameters": {"gamma": 4}, "speedup": 1.25, "speedup_low": 1.1, "seconds_per_token": 0.03,
+              "target_calls_per_token": None}
+    chosen.evidence["confirmation"] = {"figures": [{**figure, "strategy": "autoregressive", "speedup": 1.0}, figure]}
+    made = publish(store, chosen, tmp_path / "config")
+    run = store.client.get_run(made.run_id).data
+    assert {name: run.metrics[name] for name in ("speedup", "speedup_low", "seconds_per_token")} == {
+        "speedup": 1.25, "speedup_low": 1.1, "seconds_per_token": 0.03}
+    assert run.params == {"strategy": "spide", "parameters.gamma": "4"}
+    assert made.tags["strategy"] == "spide"
+    of_profile = publish(store, profile(MARK), tmp_path / "profile")
+    assert of_profile.tags["device_class"] == "cpu-2-cores"
+    assert store.metrics(of_profile)["speed_ratio"] == pytest.approx(5.0)
+
+
+def test_a_description_fits_into_any_database(store: Store, tmp_path: Path) -> None:
+    """PostgreSQL refuses more than 5000 characters, which SQLite takes."""
+    many = {f"figure_{n:04d}": float(n) for n in range(500)}
+    made = publish(store, table(MARK), tmp_path / "a", metrics=many)
+    shown = store.description(made)
+    assert len(shown) <= 5000
+    assert "| 486 more | see the run |" in shown  # of 502, brier and size_mb among them
+    assert shown.rstrip().endswith("it serves.")
+    store.describe(made, "word " * 2000)
+    assert len(store.description(made)) == 5000
+
+
+def test_every_kind_that_can_be_published_has_a_card() -> None:
+    from serving.runtime.bundle import artifact_classes
+
+    assert set(CARDS) == {*artifact_classes(), "release"}
 
 
 def test_an_alias_moves_and_is_found(store: Store, tmp_path: Path) -> None:
@@ -76,6 +133,33 @@ def test_an_alias_moves_and_is_found(store: Store, tmp_path: Path) -> None:
     assert store.get_aliases("acceptance_table", "tiny") == {"champion": 2, "previous": 1}
     assert store.resolve("acceptance_table", "tiny", "champion") == two
     assert store.get_aliases("acceptance_table", "unknown") == {}
+
+
+def test_two_that_set_an_alias_at_once_both_succeed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process inserts between MLflow's look and its insert; what else fails is told."""
+    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
+
+    one, two = publish(store, table(MARK, 1), tmp_path / "a"), publish(store, table(MARK, 2), tmp_path / "b")
+    real, other = SqlAlchemyStore.set_registered_model_alias, Store(store.uri)
+
+    def late(self: SqlAlchemyStore, name: str, alias: str, version: str) -> None:
+        monkeypatch.undo()
+        merge = sqlalchemy.orm.Session.merge
+
+        def insert(session: sqlalchemy.orm.Session, row: Any) -> Any:
+            monkeypatch.undo()
+            row = merge(session, row)  # looks: there is none
+            other.set_alias(two, alias)
+            return row
+
+        monkeypatch.setattr(sqlalchemy.orm.Session, "merge", insert)
+        real(self, name, alias, version)
+
+    monkeypatch.setattr(SqlAlchemyStore, "set_registered_model_alias", late)
+    store.set_alias(one, "champion")
+    assert store.get_aliases("acceptance_table", "tiny") == {"champion": 1}
+    with pytest.raises(DraftwellError, match="failed"):
+        store.set_alias(dataclasses.replace(one, version=77), "champion")
 
 
 def test_what_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
@@ -132,6 +216,33 @@ def test_threads_that_publish_at_once_get_versions_of_their_own(store: Store, tm
     assert sorted(found) == [1, 2, 3, 4]
 
 
+def test_threads_that_publish_the_same_at_once_get_the_same_version(store: Store, tmp_path: Path) -> None:
+    """Between the look for it and the registration another may have been faster."""
+    found: list[int] = []
+    together = threading.Barrier(3)
+
+    def work(n: int) -> None:
+        mine = Store(store.uri)
+        look, looks = mine._find, iter([together.wait])
+
+        def wait_after_the_first_look(*what):
+            seen = look(*what)
+            for wait in looks:
+                wait(timeout=60)  # all have looked and seen nothing
+            return seen
+
+        mine._find = wait_after_the_first_look  # type: ignore[method-assign]
+        found.append(publish(mine, table(MARK), tmp_path / str(n)).version)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [found[0]] * 3
+    assert [v.version for v in store.versions("acceptance_table", "tiny")] == [found[0]]
+
+
 def test_a_registry_that_cannot_be_reached_is_one_line_without_its_password(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DraftwellError, match="cannot write the registry's folder"):
@@ -140,3 +251,28 @@ def test_a_registry_that_cannot_be_reached_is_one_line_without_its_password(tmp_
     with pytest.raises(DraftwellError, match=r"^the registry at sqlite:.* failed") as caught:
         Store(f"sqlite:///{tmp_path}/mlflow.db")
     assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_does_not_answer_is_one_line_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        message = r"^the registry at http://127\.0\.0\.1:\d+ did not answer.* run the same command again"
+        with pytest.raises(DraftwellError, match=message) as caught:
+            Store(uri).get_aliases("release", "tiny.cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_waiting_for_a_server_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The HTTP library warns at each try, in its own words."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
+        with pytest.raises(DraftwellError, match="did not answer"):
+            Store(f"http://127.0.0.1:{taken.getsockname()[1]}").get_aliases("release", "tiny.cpu")
+    told = [record.getMessage() for record in caplog.records if record.name == "urllib3.connectionpool"]
+    assert len(told) == 1
+    assert "does not answer: trying again" in told[0]

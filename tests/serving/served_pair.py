@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import string
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy
 from serving.server.app import create_app
+from serving.server.main import KEEP_ALIVE_SECONDS
 from serving.server.served import ServedModel
 
 MERGES = [("t", "h"), ("th", "e"), ("a", "n"), ("i", "n"), ("o", "n"), ("e", "r"), ("Ġ", "the")]
@@ -42,6 +44,22 @@ def tiny_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=TEMPLATE)
 
 
+def spaced_tokenizer() -> Any:
+    """As Llama 2's: a space begins every text and is dropped by the decoder; what is no ASCII letter is spelt in bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<unk>", "<s>", "</s>"]
+    words = ["▁", *string.ascii_letters, "▁a", "▁Paris"]
+    vocab = {token: i for i, token in enumerate([*special, *(f"<0x{byte:02X}>" for byte in range(256)), *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens(special)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
 def tiny_module(vocab_size: int, eos: int) -> Any:
     """A random Llama whose greedy text wanders instead of looping."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -53,9 +71,9 @@ def tiny_module(vocab_size: int, eos: int) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def tiny_pair(slots: int) -> LoadedPair:
+def tiny_pair(slots: int, tokenizer: Any = None) -> LoadedPair:
     """A target, and a draft that agrees with it often, but not always."""
-    tokenizer = tiny_tokenizer()
+    tokenizer = tokenizer or tiny_tokenizer()
     target = tiny_module(len(tokenizer), tokenizer.eos_token_id)
     draft = copy.deepcopy(target)
     generator = torch.Generator().manual_seed(5)
@@ -72,10 +90,18 @@ def served_pair(strategy: str = "vanilla_sd", *, slots: int = 3, kit: Kit | None
 
 
 @contextmanager
-def serving(served: ServedModel) -> Iterator[tuple[str, Any]]:
-    """A running server: its address and its scheduler."""
-    app = create_app(served, drain_seconds=10)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=10))
+def serving(served: ServedModel, **settings: Any) -> Iterator[tuple[str, Any]]:
+    """A running server: its address and its scheduler; `settings` as `create_app` takes them."""
+    app = create_app(served, **{"drain_seconds": 10, **settings})
+    with running(app) as url:
+        yield url, app.state.deployments.current.scheduler
+
+
+@contextmanager
+def running(app: Any) -> Iterator[str]:
+    """An application that answers: its address."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=10,
+                                           timeout_keep_alive=KEEP_ALIVE_SECONDS))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -83,7 +109,7 @@ def serving(served: ServedModel) -> Iterator[tuple[str, Any]]:
             assert thread.is_alive()
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}", app.state.scheduler
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
         thread.join()

@@ -1,5 +1,6 @@
 """Opening a bundle: all of it is checked before anything is read, and what is wrong is named in one line."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from safetensors.numpy import save_file
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance, sha256_file
 from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.bundle import FileRecord, Manifest, ModelRecord, open_bundle
+from serving.runtime.bundle import ARTIFACT_SCHEMAS, SCHEMA, Bundle, FileRecord, Manifest, ModelRecord, artifact_classes, open_bundle
 from serving.runtime.pair_files import (
     SIDECAR,
     PairFiles,
@@ -135,8 +136,73 @@ def test_what_is_no_bundle_is_named(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_newer_schema_is_refused_by_name(bundle: Path) -> None:
     data = json.loads((bundle / "manifest.json").read_text())
-    (bundle / "manifest.json").write_text(json.dumps({**data, "schema_version": 2, "new_field": 1}))
-    refused(bundle, r"manifest\.json has schema 2, this runtime reads up to 1: upgrade draftwell")
+    (bundle / "manifest.json").write_text(json.dumps({**data, "schema_version": SCHEMA + 1, "new_field": 1}))
+    refused(bundle, rf"manifest\.json has schema {SCHEMA + 1}, this runtime reads up to {SCHEMA}: upgrade draftwell")
+
+
+def test_a_bundle_of_schema_1_is_still_read(bundle: Path) -> None:
+    data = json.loads((bundle / "manifest.json").read_text())
+    old = {key: value for key, value in data.items() if key not in ("digest", "runtime", "origins")} | {"schema_version": 1}
+    old["digest"] = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
+    (bundle / "manifest.json").write_text(json.dumps(old))
+    assert open_bundle(bundle).manifest.runtime is None
+
+
+def test_an_artifact_of_a_newer_schema_is_refused_before_any_is_loaded(bundle: Path) -> None:
+    file = bundle / "artifacts" / "decoding_config" / "artifact.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 7}))
+    seal(bundle)
+    refused(bundle, r"the decoding_config in .* has schema 7, this runtime reads up to 1: upgrade draftwell")
+
+
+def test_the_schemas_of_artifacts_are_those_of_their_classes() -> None:
+    assert {kind: cls.schema_version for kind, cls in artifact_classes().items()} == ARTIFACT_SCHEMAS
+
+
+def test_a_bundle_for_an_unknown_device_is_refused(bundle: Path) -> None:
+    data = json.loads((bundle / "manifest.json").read_text())
+    (bundle / "manifest.json").write_text(json.dumps({**data, "device": "tpu"}))
+    refused(bundle, r"manifest\.json is not a bundle manifest \(device: ")
+
+
+def test_a_bundle_for_cuda_is_refused_where_there_is_none(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any artifact is read: none of this bundle's would be good for a server."""
+    import torch
+
+    from serving.server.served import from_bundle
+
+    seal(bundle, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Bundle, "artifacts", lambda self: pytest.fail("artifacts were loaded"))
+    with pytest.raises(DraftwellError, match="the bundle was made for cuda, and no CUDA device is here: deploy with DEVICE=cpu"):
+        from_bundle(bundle)
+
+
+def test_a_folder_that_holds_another_kind_is_refused(bundle: Path) -> None:
+    shutil.rmtree(bundle / "artifacts" / "acceptance_table")
+    shutil.copytree(bundle / "artifacts" / "decoding_config", bundle / "artifacts" / "acceptance_table")
+    seal(bundle)
+    refused(bundle, "acceptance_table holds a decoding_config, not a acceptance_table: deploy again")
+
+
+def test_links_are_not_followed(bundle: Path) -> None:
+    """Even where the bytes behind them are those of the manifest: they may be others a moment later."""
+    file = bundle / "artifacts" / "acceptance_table" / "table.json"
+    outside = bundle.parent / "table.json"
+    file.rename(outside)
+    file.symlink_to(outside)
+    refused(bundle, r"table\.json is a link, and a bundle has none: remove it or deploy again")
+    file.unlink()
+    outside.rename(file)
+    elsewhere = bundle.parent / "elsewhere"
+    (bundle / "artifacts").rename(elsewhere)
+    (bundle / "artifacts").symlink_to(elsewhere, target_is_directory=True)
+    refused(bundle, "artifacts is a link, and a bundle has none: remove it or deploy again")
+
+
+def test_a_manifest_that_is_nested_without_end_is_refused(bundle: Path) -> None:
+    (bundle / "manifest.json").write_text("[" * 200_000)
+    refused(bundle, r"manifest\.json is cut or not JSON: deploy again")
 
 
 def test_files_that_are_not_listed_are_refused(bundle: Path) -> None:
@@ -146,7 +212,29 @@ def test_files_that_are_not_listed_are_refused(bundle: Path) -> None:
     (bundle / "models" / "draft" / SIDECAR).write_text("{}")  # digests that the runtime keeps are no data
     open_bundle(bundle)
     os.symlink("/etc", bundle / "artifacts" / "link")
-    refused(bundle, "link is not part of the bundle")
+    refused(bundle, "link is a link, and a bundle has none")
+    (bundle / "artifacts" / "link").unlink()
+    (bundle / SIDECAR).write_text("{}")  # but only beside weights
+    refused(bundle, rf"{SIDECAR} is not part of the bundle")
+
+
+def test_digests_that_a_kill_left_half_written_harm_no_bundle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do those that another server is writing."""
+    draft = bundle / "models" / "draft"
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            weights_digest(draft)
+    left = next(draft.glob(f".{SIDECAR}.*"))
+    open_bundle(bundle)
+    outside = left.rename(bundle / left.name)
+    refused(bundle, f"{outside.name} is not part of the bundle")
+    outside.rename(draft / f"{left.name}.py")
+    refused(bundle, r"\.py is not part of the bundle")
+    (draft / f"{left.name}.py").unlink()
+    left.symlink_to("/etc/passwd")
+    refused(bundle, "is a link, and a bundle has none")
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "artifacts/../../secret", ""])
@@ -169,8 +257,7 @@ def test_an_artifact_of_another_pair_is_refused(bundle: Path) -> None:
 def test_an_artifact_that_the_runtime_does_not_know_is_refused(bundle: Path) -> None:
     shutil.copytree(bundle / "artifacts" / "acceptance_table", bundle / "artifacts" / "oracle")
     seal(bundle, versions={"oracle": 1})
-    with pytest.raises(DraftwellError, match="holds a oracle, which this runtime does not know: upgrade draftwell"):
-        open_bundle(bundle).artifacts()
+    refused(bundle, "holds a oracle, which this runtime does not know: upgrade draftwell")
     seal(bundle, versions={"verifier": 1})
     refused(bundle, "lacks its artifact verifier: deploy again")
 
@@ -202,6 +289,8 @@ def test_digests_of_weights_are_kept_and_made_anew_when_a_file_changes(tmp_path:
     os.utime(file, ns=(1, 1))
     assert weights_digest(folder) == sha256_file(file)
     (folder / SIDECAR).write_text("no JSON")
+    assert weights_digest(folder) == sha256_file(file)
+    save_file({"weight": np.full((2, 2), 9, np.float32)}, file)
     assert weights_digest(folder) == sha256_file(file)
 
 

@@ -146,6 +146,13 @@ def test_a_banned_token_is_not_rescued():
     assert judge([2], {(2, 1): 99}, banned_token_ids=frozenset({2}))[0].rescued == 0
 
 
+@pytest.mark.parametrize("altered", [{"logit_bias": {2: -5.0}}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.0}], ids=str)
+def test_a_request_that_alters_logits_is_neither_rescued_nor_learnt_from(altered):
+    verdict, memory = judge([2, 2], {(2, 1): 99}, **altered)
+    assert (verdict.rescued, verdict.accepted, verdict.token) == (0, 0, 1)
+    assert memory.counts == {(2, 1): 99}
+
+
 def test_gate_only_at_temperature_zero_keeps_what_the_target_finds_likely():
     models, sampling = table_pair(vocab=8, noise=2.0), Sampling(max_tokens=200)
     job = Engine(models).generate([1], sampling, build_strategy("csd", {"use_memory": False, "tau": 0.2}, table_kit(8)))

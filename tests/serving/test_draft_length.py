@@ -14,6 +14,7 @@ from serving.runtime.drafting.stopping import HighEntropy, LowAcceptanceBound, P
 from serving.runtime.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.sampling import LogitRows
+from serving.runtime.session import UNLIMITED
 from serving.runtime.strategies import STRATEGIES, Kit, build_strategy, describe
 from serving.runtime.types import Draft, DraftwellError, Sampling, Verdict
 from tests.serving.enumeration import joint_law, true_law
@@ -213,7 +214,7 @@ def test_the_adaptive_threshold_by_hand():
         (0.60938, 0.803)]
     high, low = AdaptiveThreshold(1.0, cap=8), AdaptiveThreshold(0.0, cap=8)
     high.learn(*round_of(4, 0))
-    low.rate = 1.0
+    low.resume({"value": 0.0, "rate": 1.0})
     low.learn(*round_of(4, 4))
     assert (high.value, low.value) == (1.0, 0.0)
 
@@ -259,6 +260,26 @@ def test_state_begins_anew_where_it_must(monkeypatch, name, parameters, rule, de
         runs.append(list(values))
     assert len(set(runs[0])) > 1, "nothing was learnt, so the test proves nothing"
     assert (runs[0] == runs[1]) == (deterministic or name == "draft_verify")
+
+
+@pytest.mark.parametrize(("name", "parameters", "rule"), [
+    ("draft_verify", {"threshold": 0.0}, AdaptiveThreshold), ("adaedl", {"threshold": 0.0, "max_draft": 8}, AdaptiveThreshold),
+    ("hf_dynamic", {"threshold": 0.0, "heuristic": True}, HeuristicLength)], ids=str)
+@pytest.mark.parametrize(("limit", "learns"), [(0, False), (1, False), (3, False), (UNLIMITED, True)])
+def test_drafts_that_a_limit_cut_teach_nothing(monkeypatch, name, parameters, rule, limit, learns):
+    """The policy would have gone on: the length is the limit's, and so is the share that was kept."""
+    values = values_learnt(monkeypatch, rule)
+    engine = Engine(table_pair(vocab=8, noise=0.2))
+    job = engine.submit([1], Sampling(max_tokens=40), build_strategy(name, parameters, table_kit(8)), limit)
+    engine.run([job])
+    assert (len(set(values)) > 1) == learns
+
+
+def test_a_draft_that_its_policy_ended_below_the_limit_is_learnt_from(monkeypatch):
+    values = values_learnt(monkeypatch, AdaptiveThreshold)
+    engine = Engine(table_pair(vocab=8, noise=0.2))
+    engine.run([engine.submit([1], Sampling(max_tokens=40), build_strategy("draft_verify", {"max_draft": 2}, table_kit(8)), 3)])
+    assert len(set(values)) > 1
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

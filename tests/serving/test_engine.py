@@ -38,7 +38,7 @@ def test_a_stream_only_ever_grows():
     streamed: list[int] = []
     while not job.finished:
         engine.step()
-        streamed += job.new_tokens()
+        streamed += [token.id for token in job.new_tokens()]
         assert job.output[: len(streamed)] == streamed
     assert streamed == job.output
 

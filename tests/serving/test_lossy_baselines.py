@@ -121,6 +121,19 @@ def test_fuzzy_kept_tokens_are_counted_apart():
     assert 0 < stats.rescued < stats.accepted
 
 
+@pytest.mark.parametrize("altered", [{"logit_bias": {3: -20.0, 5: 2.0}}, {"presence_penalty": 3.0}, {"frequency_penalty": 1.5}], ids=str)
+@pytest.mark.parametrize(("name", "parameters"), [
+    ("csd", {"use_memory": False, "tau": 0.01}), ("lossy_sd", {"tau": 0.01}), ("fuzzy_sd", {"tau": 0.5}),
+    ("pyramid_assisted", {"tau_target": 0.5}), ("pyramid_fuzzy", {"tau_target": 0.5, "tau_qualifier": 0.5})])
+def test_penalties_and_biases_hold_inside_a_lossy_draft(name, parameters, altered):
+    models = table_pair(8, noise=2.0)
+    plain = run("autoregressive", {}, models, **altered)[0]
+    output, stats = run(name, parameters, models, **altered)
+    assert stats.rescued == 0
+    assert output == plain
+    assert run(name, parameters, models)[1].rescued > 0, "it rescues, or the test proves nothing"
+
+
 # Mentored
 
 distributions = st.lists(st.floats(0.001, 1), min_size=2, max_size=9)

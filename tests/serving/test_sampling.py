@@ -198,3 +198,10 @@ WRONG = [{"max_tokens": 0}, {"temperature": -1}, {"temperature": math.inf}, {"te
 def test_wrong_sampling_is_refused(wrong):
     with pytest.raises(InvalidRequest, match=next(iter(wrong))):
         Sampling(**wrong)
+
+
+def test_no_temperature_is_too_small_for_a_distribution():
+    """The least positive float is 0 in float32, where 0/0 would leave NaN, and a draw from it a token beyond the vocabulary."""
+    logits = torch.tensor([1.0, 3.0, 2.0, -5.0])
+    for temperature in (5e-324, 1e-320, 1e-45, 1e-38, 1e-20):
+        assert warp(logits, Sampling(temperature=temperature)).tolist() == [0.0, 1.0, 0.0, 0.0]

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,11 @@ def complete(server: SimpleNamespace, prompt: Any = "hello there", max_tokens: i
 
 def chat(server: SimpleNamespace, messages: Any = USER, max_tokens: int = 16, **more: Any) -> Any:
     return server.client.chat.completions.create(model="tiny", messages=messages, max_tokens=max_tokens, **{"temperature": 0, **more})
+
+
+def counters(answer: Any) -> dict[str, Any]:
+    """What speculation brought, without the times."""
+    return {name: value for name, value in answer.model_extra["speculation"].items() if "second" not in name}
 
 
 def wait_until_idle(server: SimpleNamespace) -> None:
@@ -122,7 +128,7 @@ def test_streamed_chat_concatenates_to_the_whole(server: SimpleNamespace) -> Non
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == whole.choices[0].finish_reason
     assert chunks[-1].choices == []
     assert chunks[-1].usage == whole.usage
-    assert chunks[-2].model_extra["speculation"] == whole.model_extra["speculation"]
+    assert counters(chunks[-2]) == counters(whole)
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
@@ -201,14 +207,14 @@ def test_clients_that_go_away_free_their_slots(server: SimpleNamespace, monkeypa
     monkeypatch.setattr(engine, "submit", lambda *request: jobs.append(submit(*request)) or jobs[-1])
     monkeypatch.setattr(engine, "step", lambda: (time.sleep(0.005), step()))  # 200 tokens take a second at least
     host, port = server.url.removeprefix("http://").split(":")
-    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 200, "temperature": 0})
-    with socket.create_connection((host, int(port))) as plain:
-        plain.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                      f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        streams = [complete(server, "hello", max_tokens=200, stream=True) for _ in range(4)]
-        next(iter(streams[0]))
-    for stream in streams:
-        stream.close()
+    with ExitStack() as connections:
+        for number in range(5):
+            body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 200, "temperature": 0, "stream": number > 0})
+            connection = connections.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                               f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            if number == 1:
+                assert connection.recv(1000), "this one has begun to answer"
     wait_until_idle(server)
     assert jobs
     assert [job.session.text.finish_reason for job in jobs] == [None] * len(jobs)
@@ -217,8 +223,12 @@ def test_clients_that_go_away_free_their_slots(server: SimpleNamespace, monkeypa
 
 def test_health_tells_the_state(server: SimpleNamespace) -> None:
     wait_until_idle(server)
-    assert server.http.get("/health").json() == {
-        "status": "ok", "model": "tiny", "strategy": "vanilla_sd", "slots": 3, "running": 0, "waiting": 0}
+    state = server.http.get("/health").json()
+    assert state.pop("speculation_under_load").startswith("unlimited")
+    assert state == {"status": "ok", "model": "tiny", "version": None, "strategy": "vanilla_sd", "slots": 3, "running": 0, "waiting": 0,
+                     "switches": 0, "last_switch_error": None}
+    ready = server.http.get("/ready")
+    assert (ready.status_code, ready.json()) == (200, {"ready": True})
 
 
 async def ask_asynchronously(url: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.runtime.types import Emitted, Rating
 from serving.server.detokenize import Detokenizer, StopStrings, TextStream
 
 
@@ -19,6 +20,11 @@ def from_bytes(ids: Sequence[int]) -> str:
 def spaced(ids: Sequence[int]) -> str:
     """A tokenizer as SentencePiece's: each token is a word, the first one loses its space."""
     return " ".join(f"w{i}" for i in ids)
+
+
+def emitted(ids: Sequence[int]) -> list[Emitted]:
+    """Tokens of which every third comes from the draft."""
+    return [Emitted(i, "accepted" if n % 3 == 2 else "target", Rating(-float(n))) for n, i in enumerate(ids)]
 
 
 def all_at_once(text: str, stops: Sequence[str]) -> tuple[str, bool]:
@@ -80,16 +86,16 @@ def test_only_what_may_become_a_stop_string_is_held_back() -> None:
 
 def test_tokens_behind_the_stop_string_are_not_counted() -> None:
     stream = TextStream(from_bytes, ["END"])
-    assert stream.push(b"ab") == "ab"
-    assert stream.push(b"cENDmore") == "c"
+    assert stream.push(emitted(b"ab")) == "ab"
+    assert stream.push(emitted(b"cENDmore")) == "c"
     assert (stream.stopped, stream.tokens) == (True, 6)
-    assert stream.push(b"x") + stream.flush() == ""
+    assert stream.push(emitted(b"x")) + stream.flush() == ""
 
 
 def test_a_stop_string_may_be_completed_by_what_was_held_for_a_character() -> None:
     words = [b"the ", b"END\xe2"]
     stream = TextStream(lambda ids: b"".join(words[i] for i in ids).decode(errors="replace"), ["END"])
-    assert stream.push([0, 1]) == "the "
+    assert stream.push(emitted([0, 1])) == "the "
     assert not stream.stopped
     assert stream.flush() == ""
     assert stream.stopped
@@ -97,4 +103,50 @@ def test_a_stop_string_may_be_completed_by_what_was_held_for_a_character() -> No
 
 def test_a_stop_string_that_stays_incomplete_is_shown_at_the_end() -> None:
     stream = TextStream(from_bytes, ["END"])
-    assert (stream.push(b"the EN"), stream.flush()) == ("the ", "EN")
+    assert (stream.push(emitted(b"the EN")), stream.flush()) == ("the ", "EN")
+
+
+@given(st.text("abé", max_size=24), st.lists(st.text("abé", min_size=1, max_size=3), max_size=2), st.data())
+def test_tokens_make_up_what_is_shown(text: str, stops: list[str], data: st.DataObject) -> None:
+    """Whatever the pieces: in order, none twice, never text that is not shown, and at the end all of it."""
+    expected, stopped = all_at_once(text, stops)
+    tokens, stream, shown, at, taken = emitted(text.encode()), TextStream(from_bytes, stops), "", 0, []
+    while at < len(tokens):
+        size = data.draw(st.integers(1, 5))
+        shown += stream.push(tokens[at : at + size])
+        taken += stream.take()
+        assert shown.startswith("".join(token.text for token in taken))
+        at += size
+    shown += stream.flush()
+    taken += stream.take()
+    assert "".join(token.text for token in taken) == shown == expected
+    assert [(t.id, t.origin, t.rating) for t in taken] == tokens[: len(taken)]
+    assert len(taken) == stream.tokens, "every token that counts is told, those of the stop string too"
+    assert stream.tokens == len(tokens) or stopped
+
+
+def test_a_token_that_a_stop_string_cuts_keeps_the_shown_part() -> None:
+    words = ["the", " sun END", " now"]
+    stream = TextStream(lambda ids: "".join(words[i] for i in ids), ["END"])
+    assert stream.push(emitted([0, 1, 2])) == "the sun "
+    assert [token.text for token in stream.take()] == ["the", " sun "]
+    assert (stream.tokens, stream.accepted) == (2, 0), "the third token, from the draft, is not part of the answer"
+
+
+def test_tokens_of_a_stop_string_are_told_without_text() -> None:
+    words = ["the ", "E", "ND", " now"]
+    stream = TextStream(lambda ids: "".join(words[i] for i in ids), ["END"])
+    assert [stream.push(emitted([i])) for i in range(4)] == ["the ", "", "", ""]
+    assert [(token.text, token.id) for token in stream.take()] == [("the ", 0), ("", 1), ("", 2)]
+    assert stream.tokens == 3
+
+
+def test_tokens_without_text_come_at_the_end() -> None:
+    words = {0: "a", 1: "", 2: "b", 3: ""}
+    stream = TextStream(lambda ids: "".join(words[i] for i in ids))
+    taken = []
+    for i in range(4):
+        stream.push(emitted([i]))
+        taken.append([token.id for token in stream.take()])
+    stream.flush()
+    assert [*taken, [token.id for token in stream.take()]] == [[0], [], [1, 2], [], [3]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from serving.server.detokenize import LONGEST_LEAD
 from serving.server.served import ServedModel
 from tests.serving.served_pair import MAX_CONTEXT, served_pair, serving
 
@@ -69,13 +71,28 @@ def plain(http: httpx.Client, **change: Any) -> httpx.Response:
     ({"stop": ""}, "stop"),
     ({"stop": ["a", ""]}, "stop[1]"),
     ({"stop": ["a"] * 17}, "stop"),
-    ({"n": 2}, "n"),
     ({"n": 0}, "n"),
-    ({"logprobs": True}, "logprobs"),
+    ({"n": 129}, "n"),
+    ({"logprobs": 2}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"logit_bias": {"5": 10}}, "logit_bias"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": "1"}, "frequency_penalty"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+    ({"logit_bias": {"the": 1}}, "logit_bias.the"),
+    ({"logit_bias": {"5000": 1}}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
+    ({"messages": CHAT["messages"] * 2049}, "messages"),
+    ({"top_k": -2}, "top_k"),
+    ({"timeout": 0}, "timeout"),
+    ({"speculation": True}, "speculation"),
+    ({"speculation": {"strategy": "telepathy"}}, "speculation.strategy"),
+    ({"speculation": {"strategy": "spide"}}, "speculation.strategy"),
+    ({"speculation": {"stat": True}}, "speculation.stat"),
     ({"temprature": 0.5}, "temprature"),
     ({"\ud800": 1}, None),
 ])
@@ -91,11 +108,16 @@ def test_a_wrong_chat_field_is_named(http: httpx.Client, change: dict[str, Any],
     ({"prompt": []}, "prompt"),
     ({"prompt": 5}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"),
-    ({"prompt": ["one", "two"]}, "prompt"),
+    ({"prompt": ["one", ""]}, "prompt"),
+    ({"prompt": ["a"] * 129}, "prompt"),
+    ({"prompt": ["a"] * 33, "n": 4}, "prompt"),
+    ({"prompt": "x" * 500_001}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [1, 100_000]}, "prompt"),
-    ({"logprobs": 0}, "logprobs"),
-    ({"echo": True}, "echo"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
     ({"suffix": "x"}, "suffix"),
     ({"best_of": 2}, "best_of"),
 ])
@@ -104,7 +126,8 @@ def test_a_wrong_completion_field_is_named(http: httpx.Client, change: dict[str,
 
 
 @pytest.mark.parametrize("change", [
-    {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+    {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True, "tool_choice": "none"},
+    {"prediction": {"type": "content", "content": "x"}, "reasoning_effort": "low", "stream_options": {"include_obfuscation": False}},
     {"n": 1, "logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "tools": [], "seed": None},
     {"temperature": None, "top_p": None, "stop": None, "stream": None, "stream_options": None, "response_format": {"type": "text"}},
 ])
@@ -154,6 +177,34 @@ def test_a_context_too_long_is_refused_before_anything_runs(http: httpx.Client, 
     assert rest.json()["usage"]["completion_tokens"] <= 3
 
 
+def test_what_cannot_fit_is_refused_before_it_is_encoded_or_decoded(http: httpx.Client, served: ServedModel,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    worked: list[str] = []
+    for name in ("encode", "encode_chat", "decode"):
+        monkeypatch.setattr(served, name, lambda what, name=name: worked.append(name))
+    long = "x" * 100_000
+    for response in (plain(http, prompt=long), chat(http, messages=[{"role": "user", "content": long}]),
+                     chat(http, messages=[{"role": "user", "content": "x" * 100}] * 1000),
+                     plain(http, prompt=[1] * MAX_CONTEXT, echo=True)):
+        assert error_of(response)["code"] == "context_length_exceeded"
+    assert worked == []
+
+
+def test_the_longest_text_that_fits_is_taken(http: httpx.Client) -> None:
+    """All of its tokens are the longest one of the vocabulary."""
+    fits = plain(http, prompt="<|start|>" * (MAX_CONTEXT - 1), max_tokens=1)
+    assert fits.json()["usage"]["total_tokens"] == MAX_CONTEXT
+
+
+def test_an_echo_is_decoded_beside_the_loop(http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the loop a few of its last tokens at most are decoded: the answer continues them."""
+    decode, calls, prompt = served.decode, [], list(range(1, 4 * LONGEST_LEAD))
+    monkeypatch.setattr(served, "decode", lambda ids: (calls.append((asyncio._get_running_loop(), len(ids))), decode(ids))[1])
+    assert plain(http, prompt=prompt, echo=True).status_code == 200
+    assert (None, len(prompt)) in calls
+    assert all(loop is None or length <= LONGEST_LEAD for loop, length in calls)
+
+
 def test_a_fault_of_ours_tells_no_details(http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(rows: Any) -> Any:
         raise RuntimeError("cannot read /secret/path")
@@ -161,12 +212,27 @@ def test_a_fault_of_ours_tells_no_details(http: httpx.Client, served: ServedMode
     with monkeypatch.context() as patch:
         patch.setattr(served.pair.models["target"], "forward", broken)
         assert "secret" not in str(error_of(plain(http), 500))
-        streamed = plain(http, stream=True)
-        assert streamed.status_code == 200
-        assert '"error"' in streamed.text
-        assert "secret" not in streamed.text
-        assert "[DONE]" not in streamed.text
+        assert "secret" not in str(error_of(plain(http, stream=True), 500)), "nothing was sent yet: the status can say it"
     assert plain(http).status_code == 200, "the next request is answered"
+
+
+def test_a_fault_behind_the_first_token_ends_the_stream(http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served.pair.models["target"]
+    forward, calls = model.forward, []
+
+    def breaking(rows: Any) -> Any:
+        calls.append(rows)
+        if len(calls) == 12:
+            raise RuntimeError("cannot read /secret/path")
+        return forward(rows)
+
+    monkeypatch.setattr(model, "forward", breaking)
+    streamed = plain(http, stream=True, prompt="1 2 3", max_tokens=16, temperature=0)
+    assert streamed.status_code == 200
+    assert '"text"' in streamed.text
+    assert '"error"' in streamed.text
+    assert "secret" not in streamed.text
+    assert "[DONE]" not in streamed.text
 
 
 def test_a_fault_outside_the_scheduler_has_the_shape_too(http: httpx.Client, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:

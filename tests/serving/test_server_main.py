@@ -9,11 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import uvicorn
 
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Artifact, Provenance, sha256_file
@@ -23,8 +28,11 @@ from serving.runtime.bundle import FileRecord, Manifest, ModelRecord
 from serving.runtime.device import device_class
 from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
 from serving.runtime.types import DraftwellError, Role
+from serving.server.app import create_app
+from serving.server.deployments import Deployments
+from serving.server.main import server
 from serving.server.served import from_bundle
-from tests.serving.served_pair import tiny_pair
+from tests.serving.served_pair import served_pair, tiny_pair
 
 ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
 
@@ -78,6 +86,66 @@ def test_deterministic_serving_leaves_the_state_alone(tmp_path: Path, models: di
     served = from_bundle(make_bundle(tmp_path / "bundle", models, "spide"), deterministic=True)
     served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
     assert served.strategy.artifact(AcceptanceTable).total == [50] * 20
+
+
+def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tmp_path: Path, models: dict[Role, Path],
+                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair that runs row by row goes on doing so behind a switch."""
+    monkeypatch.setattr("serving.server.served.batches", lambda pair: False)
+    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd", machine=device_class("cpu"))
+    first = from_bundle(bundle, slots=2, max_context=64)
+    second = from_bundle(bundle, slots=2, max_context=64, beside=first)
+    assert second.pair is first.pair
+    assert first.costs is not None
+    assert second.costs is not None
+    assert second.costs.source == first.costs.source == "hardware profile"
+    assert first.costs.batched is False
+    assert second.costs.batched is False
+
+
+def other_template(target: Path) -> None:
+    (file,) = target.glob("chat_template.jinja")
+    file.write_text("<|start|>Be brief. {{ messages[-1].content }}<|end|>")
+
+
+def another_end(target: Path) -> None:
+    file = target / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [5, 7]}))
+
+
+@pytest.mark.parametrize("change", [other_template, another_end])
+def test_models_are_shared_only_where_what_lies_beside_the_weights_is_the_same(tmp_path: Path, models: dict[Role, Path],
+                                                                               change: Callable[[Path], None]) -> None:
+    """Chat template and stop tokens are no part of the fingerprint."""
+    first = from_bundle(make_bundle(tmp_path / "first", models, "vanilla_sd"), slots=2, max_context=64)
+    changed = {role: tmp_path / "changed" / role for role in models}
+    for role, folder in changed.items():
+        shutil.copytree(models[role], folder)
+    change(changed["target"])
+    second = from_bundle(make_bundle(tmp_path / "second", changed, "vanilla_sd"), slots=2, max_context=64, beside=first)
+    assert second.pair.fingerprint == first.pair.fingerprint, "the weights are the same"
+    alone = from_bundle(tmp_path / "second", slots=2, max_context=64)
+    asked = [{"role": "user", "content": "hi"}]
+    assert (second.encode_chat(asked), second.stop_tokens) == (alone.encode_chat(asked), alone.stop_tokens)
+    assert (first.encode_chat(asked), first.stop_tokens) != (alone.encode_chat(asked), alone.stop_tokens)
+
+
+def test_a_server_goes_on_with_its_device_when_the_link_leads_to_a_bundle_for_another(tmp_path: Path, models: dict[Role, Path]) -> None:
+    """On a host with both, a deployment for the CPU moves the link that the server on CUDA follows."""
+    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
+    first = from_bundle(bundle, slots=2, max_context=64)
+    first.pair.device = "cuda"  # as far as the switch can see
+    deployments = Deployments(first)  # not started: nothing is to be asked
+    assert not deployments.switch(lambda old: from_bundle(bundle, slots=2, max_context=64, beside=old))
+    assert "made for cpu, and this server computes on cuda" in deployments.health()["last_switch_error"]
+    assert deployments.current.served is first
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def refused(bundle: Path, message: str, **options: Any) -> None:
@@ -144,6 +212,47 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
         one_line(run("--bundle", str(tmp_path), "--port", str(port)), f"127.0.0.1:{port}", "--port")
 
 
+def test_what_outlasts_the_drain_is_answered_503_and_a_stream_ends_with_an_error() -> None:
+    """Waiting, decoding and half told requests; none is left without an answer, and the server does not wait for them to end."""
+    web = create_app(served_pair("autoregressive", slots=2), drain_seconds=0)
+    deployments: Deployments = web.state.deployments
+    scheduler, body = deployments.current.scheduler, {"model": "tiny", "prompt": "hello", "max_tokens": 200, "temperature": 0}
+    step = scheduler.engine.step
+
+    def slowly() -> None:
+        time.sleep(0.1)
+        step()
+
+    scheduler.engine.step = slowly  # type: ignore[method-assign]
+    it = server(uvicorn.Config(web, port=0, log_level="error", timeout_graceful_shutdown=5), deployments, 0.3)
+    serving = threading.Thread(target=it.run, daemon=True)
+    serving.start()
+    until(lambda: it.started)
+    url = f"http://127.0.0.1:{it.servers[0].sockets[0].getsockname()[1]}/v1/completions"
+    answers: list[httpx.Response] = []
+    lines: list[str] = []
+
+    def tell() -> None:
+        with httpx.stream("POST", url, json=body | {"stream": True}, timeout=30) as stream:
+            lines.extend(line for line in stream.iter_lines() if line)
+
+    asking = [threading.Thread(target=tell), *(threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=30)))
+                                               for _ in range(3))]
+    for thread in asking:
+        before = deployments.users
+        thread.start()
+        until(lambda before=before: deployments.users > before)
+    until(lambda: (scheduler.running, scheduler.waiting, len(lines) > 1) == (2, 2, True))
+    asked_at = time.monotonic()
+    it.handle_exit(signal.SIGTERM, None)
+    for thread in (*asking, serving):
+        thread.join(20)
+    assert 0.3 < time.monotonic() - asked_at < 15, "the rest would have taken 40 s"
+    assert [(answer.status_code, answer.json()["error"]["type"]) for answer in answers] == [(503, "server_error")] * 3
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["message"] == "the server is shutting down"
+    assert not scheduler.alive, "nothing decodes while state and feedback are written"
+
+
 def test_the_command_answers_from_a_bundle_and_ends_on_sigterm(tmp_path: Path, models: dict[Role, Path]) -> None:
     bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
     with subprocess.Popen([*ENTRY, "--bundle", str(bundle), "--port", "0", "--threads", "1"], stdout=subprocess.PIPE,
@@ -164,4 +273,4 @@ def test_the_command_answers_from_a_bundle_and_ends_on_sigterm(tmp_path: Path, m
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
-    assert process.returncode in (0, -signal.SIGTERM)
+    assert process.returncode == 0

@@ -190,6 +190,50 @@ def test_a_failed_round_ends_its_requests_and_frees_their_slots(monkeypatch: pyt
     assert isinstance(first[1][-1], Failure)
 
 
+def test_a_slot_that_cannot_be_freed_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    it = scheduler(slots=2)
+    cancel, calls = it.engine.cancel, iter([True])
+
+    def broken_once(job: Any) -> None:
+        if next(calls, False):
+            raise RuntimeError("cache fault")
+        cancel(job)
+
+    monkeypatch.setattr(it.engine, "cancel", broken_once)
+    gone, other = ticket(max_tokens=400), ticket(max_tokens=6)
+    it.submit(gone[0])
+    it.submit(other[0])
+    it.turn()
+    gone[0].cancel()
+    it.turn()
+    assert isinstance(gone[1][-1], Cancelled)
+    assert "a slot could not be freed" in caplog.text
+    turn_until_idle(it)
+    assert isinstance(other[1][-1], End)
+    assert text_of(other[1]) == alone([1], 6)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_tells_everybody_and_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fatal(BaseException):
+        """What no handler catches."""
+
+    def fatal() -> None:
+        raise Fatal
+
+    it = scheduler(slots=1)
+    monkeypatch.setattr(it.engine, "step", fatal)
+    tickets = [ticket() for _ in range(3)]
+    for one, _ in tickets:
+        it.submit(one)
+    it.start()
+    it._thread.join(10)
+    assert not it.alive
+    assert [type(events[-1]) for _, events in tickets] == [Failure] * 3
+    with pytest.raises(SchedulerClosed):
+        it.submit(ticket()[0])
+
+
 def test_closing_finishes_what_runs_and_what_waits_and_refuses_the_rest() -> None:
     it = scheduler(slots=1)
     tickets = [ticket(max_tokens=4) for _ in range(3)]

@@ -107,6 +107,22 @@ def test_another_pairs_trace_is_refused_by_name(tmp_path: Path) -> None:
     assert TraceSet(tmp_path, fingerprint="f" * 64).read().num_rows == 1
 
 
+@pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"rollout": 3}, {"temperature": 0.7}, {"fingerprint": "e" * 64},
+                                     {"stop_token_ids": (2, 3)}, {"batch": 4}])
+def test_shards_of_different_headers_are_no_trace(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Copied together from two collections; a sidecar's digest of the right ones does not hide it."""
+    traces = make(tmp_path, [[row(0)], [row(1)]])
+    known = traces.digest()
+    traces.write_shard(2, table([row(2)], HEADER.model_copy(update=changes)))
+    told = rf"shard-00002.parquet has another {next(iter(changes))} \(.*than shard-00000.parquet"
+    for action in (traces.read, traces.digest, lambda: traces.num_rows, lambda: list(traces.batches(["token"]))):
+        with pytest.raises(TraceError, match=told) as error:
+            action()
+        assert "\n" not in str(error.value)
+    traces.shard(2).unlink()
+    assert traces.digest() == known
+
+
 def test_a_newer_schema_is_refused_even_with_unknown_fields(tmp_path: Path) -> None:
     shard = table([row(0)])
     newer = HEADER.model_dump_json().replace(f'"version":{TRACE_VERSION}', f'"version":{TRACE_VERSION + 1},"new":1')

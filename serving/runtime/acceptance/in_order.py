@@ -35,13 +35,14 @@ class InOrder(ABC):
         """Decide about draft token i; all before it were kept."""
 
     def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:
-        rescued = 0
+        rescued: list[int] = []
         for i, token in enumerate(draft.tokens):
             look = self.look(draft, i, target, rng)
             if look.token is not None:
-                return Verdict(accepted=i, token=look.token, judged=i + 1, rescued=rescued)
-            rescued += look.rescued
+                return Verdict(accepted=i, token=look.token, judged=i + 1, rescued_at=rescued)
+            if look.rescued:
+                rescued.append(i)
             if token in target.sampling.stop_token_ids:
-                return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued=rescued)
+                return Verdict(accepted=i + 1, token=None, judged=i + 1, rescued_at=rescued)
         k = len(draft)
-        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k, rescued=rescued)
+        return Verdict(accepted=k, token=target.sample(k, rng.sample) if bonus else None, judged=k, rescued_at=rescued)

@@ -1,7 +1,8 @@
 """Relaxed acceptance: rules that trade the target's exact distribution for longer runs.
 
 `Fuzzy` (fuzzy speculative decoding, 2502.20704; PyramidSD, section 3.2): keep iff Div(p̄, q̄) <= tau, else sample the judge's
-own warped distribution p. Not a residual: the decision does not depend on which token q drew, so p is what is left.
+own warped distribution p. Not a residual: the decision does not depend on which token q drew, so p is what is left. Ours: a request that
+penalises or biases tokens is judged exactly, because p̄ and q̄ do not know of it.
 `SampleAndMatch` (assisted decoding; PyramidSD, section 3.4): the judge draws t from p; keep iff x = t, else t.
 """
 
@@ -12,6 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from serving.runtime.acceptance.divergence import DivergenceName, divergence
+from serving.runtime.acceptance.exact import keeps, recover
 from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, Look
 from serving.runtime.sampling import Streams
 from serving.runtime.types import Draft, Rows
@@ -34,6 +36,8 @@ class Fuzzy(InOrder):
         self.name, self.tau = name, tau
 
     def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+        if target.sampling.penalises or target.sampling.biases:
+            return KEPT if keeps(draft, i, target, rng) else Look(recover(draft, i, target, rng))
         if divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), draft.tokens[i]) > self.tau:
             return Look(target.sample(i, rng.sample))
         return RESCUED if could_be_rejected(draft, i, target) else KEPT

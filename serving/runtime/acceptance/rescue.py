@@ -3,7 +3,8 @@
 CSD, Algorithm 1: on a rejection draw t* once from the residual; rescue iff memory[(x, t*)] >= lambda, read before the
 update, and z(x) − z(t*) >= log tau on raw target logits (Eq. 3); every rejection updates the memory. A rescued token is
 kept and judging goes on behind it. Ours: no rescue of or against a stop or special token, a banned token, or a token
-that top-k or top-p removed.
+that top-k or top-p removed. A request that penalises or biases tokens is judged exactly, and teaches the memory nothing: the gate and the
+memory are about what the target says by itself, and a token that the client made unlikely would be kept.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Rescue(InOrder):
         if keeps(draft, i, target, rng):
             return KEPT
         token, correction = draft.tokens[i], recover(draft, i, target, rng)
+        if target.sampling.penalises or target.sampling.biases:
+            return Look(correction)
         rescue = self.rescues(i, token, correction, target)
         if self.memory is not None:
             self.memory.update(token, correction)

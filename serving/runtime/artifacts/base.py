@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -77,6 +78,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def is_left_over(name: str, of: str) -> bool:
+    """Whether a file is what `write_atomically` leaves beside the file `of` while it writes, or where it is killed."""
+    return re.fullmatch(rf"\.{re.escape(of)}\.[a-z0-9_]{{8}}", name) is not None  # mkstemp's characters
 
 
 class Artifact(ABC):

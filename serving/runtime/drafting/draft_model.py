@@ -23,7 +23,7 @@ class DraftModel:
         before = session.text.ids + (pending.tokens if pending else [])
         if type(self.stop) is FixedLength and not self.with_confidence and session.draft.chains and limit > 0:
             return (yield from chain(session, before, min(limit, self.stop.num_tokens)))
-        draft = Draft()
+        draft, most = Draft(), session.draft_limit
         self.stop.start()
         while len(draft) < limit:
             row = yield from session.draft.read(before + draft.tokens)
@@ -36,6 +36,8 @@ class DraftModel:
                 draft.confidence.append(row.confidence(0))
             if self.stop.stop_after(row, token) or token in session.sampling.stop_token_ids:
                 break
+        else:
+            draft.cut = len(draft) >= most  # else the budget ended it
         session.stats.drafted += len(draft)
         return draft
 

@@ -39,6 +39,11 @@ class MultiSequence:
         raw = row.raw(0)
         ranked = raw.topk(min(self.max_sequences, budget, len(raw)))
         chances, firsts = ranked.values.tolist(), ranked.indices.tolist()
+        best = row.top[0]
+        if (session.sampling.penalises or session.sampling.biases) and firsts[0] != best:
+            # raw probabilities know nothing of penalties and biases, by which the target will be asked
+            firsts = [best, *(token for token in firsts if token != best)][: len(firsts)]
+            chances = raw[firsts].tolist()
         starts = [[token] for token in firsts]
         count = 1
         if budget > 1:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serving.runtime.artifacts.distilled_draft import quantise
+from serving.runtime.device import lacks_bfloat16
 from serving.runtime.models.module_model import Placed
 from serving.runtime.models.padding import feed_forwards
 from serving.runtime.models.transformers_model import TransformersModel
@@ -141,7 +142,7 @@ def linear(weight: Tensor) -> Linear:
     float32 keeps torch's own product, whose results are what `transformers.generate` is compared with.
     """
     weight = weight.detach().contiguous()
-    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not lacks_bfloat16():
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
         product = torch.ops.mkldnn._linear_pointwise
         return lambda x: product(x, packed, None, "none", [], "")

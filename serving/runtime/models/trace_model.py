@@ -114,6 +114,9 @@ class TraceRows:
     def raw(self, row: int) -> Tensor:
         raise self._missing("probabilities")
 
+    def raw_logprobs(self, row: int) -> Tensor:
+        raise self._missing("log-probabilities")
+
     def raw_logit(self, row: int, token: int) -> float:
         raise self._missing("logits")
 

@@ -23,10 +23,13 @@ def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRu
     """
     leftover, gamma = Draft(), 1
     while not session.text.finished:
+        if session.draft_limit == 0 and not len(leftover):
+            yield from session.decode_plainly()
+            continue
         rows, sequences = yield from verify_and_draft(session, leftover, drafter, gamma)
         verdict = rule.judge(leftover, rows, session.rng, bonus=False)
         if verdict.rejected or not sequences:
-            session.commit(leftover, verdict)
+            session.commit(leftover, verdict, rows)
             leftover = Draft()
         else:
             leftover = choose_sequence(session, leftover, sequences, rows, candidates)
@@ -35,10 +38,11 @@ def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRu
 
 def verify_and_draft(session: Session, leftover: Draft, drafter: SequenceDrafter, budget: int) -> Step[tuple[Rows, list[DraftSequence]]]:
     """Target rows for the leftover and the position behind it, and the sequences drafted meanwhile (none behind the end)."""
-    limit = session.text.remaining - len(leftover)
+    limit = session.draft_room(len(leftover))
     if limit == 0 or (leftover.tokens and leftover.tokens[-1] in session.sampling.stop_token_ids):
         return (yield from session.verify(leftover)), []
-    both: tuple[Rows, list[DraftSequence]] = yield Overlap(session.verify(leftover), drafter.propose(session, budget, limit, leftover))
+    proposal = drafter.propose(session, min(budget, session.draft_limit), limit, leftover)
+    both: tuple[Rows, list[DraftSequence]] = yield Overlap(session.verify(leftover), proposal)
     return both
 
 
@@ -49,10 +53,10 @@ def choose_sequence(session: Session, leftover: Draft, sequences: list[DraftSequ
     choice = candidates.choose([s.draft.tokens[0] for s in sequences], kept, rows, session.rng)
     judged = kept + choice.tested
     if choice.rank is None:
-        session.commit(leftover + sequences[0].draft[:1], Verdict(kept, choice.token, judged))
+        session.commit(leftover + sequences[0].draft[:1], Verdict(kept, choice.token, judged), rows)
         return Draft()
     winner = sequences[choice.rank]
-    session.commit(leftover + winner.draft[:1], Verdict(kept + 1, None, judged))
+    session.commit(leftover + winner.draft[:1], Verdict(kept + 1, None, judged), rows)
     if choice.rank > 0:
         session.draft.rollback(branching)  # it has read the first sequence
         if winner.lane is not session.draft:

@@ -31,14 +31,14 @@ def intertwined(session: Session, drafter: Drafter, continuation: Drafter, rule:
     yield from session.prefill()
     text = session.text
     while not text.finished:
-        pending = yield from drafter.propose(session, text.remaining - 1)
+        pending = yield from drafter.propose(session, session.draft_room(1))
         rejected = False
         while not rejected and not text.finished:
             ahead = yield from verify_and_go_on(session, pending, continuation, overlap_steps(len(pending)))
             rows, more = ahead
             judged = pending + more[:1]
             verdict = rule.judge(judged, rows, session.rng, bonus=not len(more) and len(pending) < text.remaining)
-            session.commit(judged, verdict)
+            session.commit(judged, verdict, rows)
             learn(judged, verdict)
             # A bonus means that the draft had stopped (budget): the next draft starts serially again.
             rejected = verdict.token is not None
@@ -48,7 +48,7 @@ def intertwined(session: Session, drafter: Drafter, continuation: Drafter, rule:
 def verify_and_go_on(session: Session, pending: Draft, continuation: Drafter, steps: int) -> Step[tuple[Rows, Draft]]:
     """Target rows for `pending` and the next position, and at most `steps` tokens drafted meanwhile."""
     ended = pending.tokens[-1:] and pending.tokens[-1] in session.sampling.stop_token_ids
-    limit = 0 if ended else min(steps, session.text.remaining - len(pending))
+    limit = 0 if ended else min(steps, session.draft_room(len(pending)))
     if limit == 0:
         return (yield from session.verify(pending)), Draft()
     both: tuple[Rows, Draft] = yield Overlap(session.verify(pending), continuation.propose(session, limit, pending))

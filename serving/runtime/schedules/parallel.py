@@ -25,8 +25,11 @@ def parallel(session: Session, drafter: Drafter, rule: AcceptanceRule, gamma: in
     """
     pending = Draft()
     while not session.text.finished:
+        if session.draft_limit == 0 and not len(pending):
+            yield from session.decode_plainly()
+            continue
         rows, more = yield from verify_and_go_on(session, pending, drafter, gamma)
         judged = pending + more[:1]
         verdict = rule.judge(judged, rows, session.rng, bonus=False)
-        session.commit(judged, verdict)
+        session.commit(judged, verdict, rows)
         pending = Draft() if verdict.rejected else more[1:]

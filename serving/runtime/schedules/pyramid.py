@@ -26,10 +26,10 @@ def pyramid(session: Session, drafter: Drafter, qualifies: AcceptanceRule, accep
     yield from session.prefill()
     text = session.text
     while not text.finished:
-        ready = yield from qualify(session, drafter, qualifies, min(num_ready, text.remaining - 1))
+        ready = yield from qualify(session, drafter, qualifies, min(num_ready, session.draft_room(1)))
         session.stats.drafted += len(ready)
         rows = yield from session.verify(ready)
-        session.commit(ready, accepts.judge(ready, rows, session.rng))
+        session.commit(ready, accepts.judge(ready, rows, session.rng), rows)
 
 
 def qualify(session: Session, drafter: Drafter, rule: AcceptanceRule, count: int) -> Step[Draft]:

@@ -28,23 +28,28 @@ def sequential(session: Session, trusts: Callable[[Rows, Rows | None, int], bool
     text, draft = session.text, session.draft
     row: Rows | None = None  # the draft's row behind the text, where a forward already gave it
     while not text.finished:
+        if session.draft_limit == 0:
+            yield from session.decode_plainly()
+            continue
+        longest = min(cap, session.draft_limit)
         run = Draft()
         while True:
             row = row or (yield from draft.read(text.ids))
             token = row.sample(0, session.rng.draft)
             run += Draft([token], [row])
             after = (yield from draft.read([*text.ids, token])) if reads_after else None
-            must_ask = token in session.sampling.stop_token_ids or len(run) >= cap
+            must_ask = token in session.sampling.stop_token_ids or len(run) >= longest
             if must_ask or not trusts(row, after, token):
                 break
-            text.append([token])
+            session.append([token], ["rescued"])
             row = after
             if text.finished:
                 break
         row = None
         session.stats.drafted += len(run)
         if text.finished:
-            session.stats.count(run, Verdict(accepted=len(run), token=None, judged=len(run), rescued=len(run)))
+            session.stats.count(run, Verdict(accepted=len(run), token=None, judged=len(run), rescued_at=range(len(run))))
+            yield from session.rate_rest()
             return
         yield from ask_target(session, run, rule)
 
@@ -56,7 +61,8 @@ def ask_target(session: Session, run: Draft, rule: AcceptanceRule) -> Step[None]
     rows = yield from session.verify(flagged)
     verdict = rule.judge(flagged, rows, session.rng, bonus=text.remaining > 1)
     kept = len(text.ids) + verdict.accepted
-    text.append(flagged.tokens[: verdict.accepted] + ([verdict.token] if verdict.token is not None else []))
+    session.append(flagged.tokens[: verdict.accepted] + ([verdict.token] if verdict.token is not None else []), verdict.origins, rows)
     for lane in session.lanes.values():
         lane.rollback(kept)
-    session.stats.count(run, Verdict(trusted + verdict.accepted, verdict.token, len(run), rescued=trusted))
+    rescued = [*range(trusted), *(trusted + i for i in verdict.rescued_at)]
+    session.stats.count(run, Verdict(trusted + verdict.accepted, verdict.token, len(run), rescued))

@@ -17,9 +17,9 @@ def serial(session: Session, drafter: Drafter, rule: AcceptanceRule, learn: Call
     """
     yield from session.prefill()
     while not session.text.finished:
-        draft = yield from drafter.propose(session, session.text.remaining - 1)
+        draft = yield from drafter.propose(session, session.draft_room(1))
         rows = yield from session.verify(draft)
         verdict = rule.judge(draft, rows, session.rng)
-        session.commit(draft, verdict)
+        session.commit(draft, verdict, rows)
         if learn:
             learn(draft, verdict)

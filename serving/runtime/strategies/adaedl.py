@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
 from serving.runtime.acceptance.exact import Exact
@@ -40,6 +42,12 @@ class AdaEDL(Strategy):
             stop.threshold = adaptive.value
 
         yield from serial(session, DraftModel(stop), Exact(), learn)
+
+    def learnt(self) -> dict[str, float]:
+        return self.shared.learnt()
+
+    def resume(self, learnt: Mapping[str, float]) -> None:
+        self.shared.resume(learnt)
 
     def first_threshold(self) -> AdaptiveThreshold:
         """The threshold before anything was learnt."""

@@ -64,6 +64,19 @@ class Strategy(ABC):
     def run(self, session: Session) -> Step[None]:
         """Decode one request."""
 
+    def learnt(self) -> dict[str, float]:
+        """What this object itself has learnt from requests, beside its artifacts: of one moment, from any thread; empty for most."""
+        return {}
+
+    def resume(self, learnt: Mapping[str, float]) -> None:
+        """Go on from what `learnt` gave.
+
+        Raises:
+            ValueError: it is not what a strategy of these settings can have learnt.
+        """
+        if learnt:
+            raise ValueError(f"strategy {self.name} learns nothing outside its artifacts")
+
     def artifact(self, kind: type[A]) -> A:
         """The artifact of a kind that this strategy needs."""
         found = self.kit.artifacts.get(kind.kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
 from serving.runtime.acceptance.exact import Exact
@@ -44,6 +46,12 @@ class HFDynamic(Strategy):
             stop.num_tokens = length.value
 
         yield from serial(session, DraftModel(stop), Exact(), learn)
+
+    def learnt(self) -> dict[str, float]:
+        return self.shared.learnt() if self.config.heuristic else {}
+
+    def resume(self, learnt: Mapping[str, float]) -> None:
+        self.shared.resume(learnt)
 
     def first_length(self) -> HeuristicLength:
         """The length before anything was learnt."""

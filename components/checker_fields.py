@@ -1,0 +1,47 @@
+"""The fields by which answers are checked (`task_checks`), looked at when prompts are read: a wrong type found later, behind a bench,
+would cost all that was measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+KEYS = ("answer_key", "answerKey", "answer")
+"""Where the right choice's letter is looked for, in this order."""
+
+
+def wrong_field(fields: Mapping[str, Any]) -> str | None:
+    """What is wrong with the fields of a row whose answer a checker would look at, and the mend; None where nothing is.
+
+    A field that no checker would read may be anything: in other tables its name means something else.
+
+    >>> wrong_field({"test_list": "assert f(1)"})
+    'its `test_list` must be a list of assertions, each a text: mend or remove it'
+    >>> wrong_field({"choices": 5}), wrong_field({"choices": ["bank", "library"], "answer_key": "B"})
+    (None, None)
+    """
+    if fields.get("test") and fields.get("entry_point"):
+        wrong = next((f"`{name}` must be text" for name in ("test", "entry_point") if not isinstance(fields[name], str)), None)
+    elif fields.get("test_list"):
+        wrong = None if are(str, fields["test_list"]) else "`test_list` must be a list of assertions, each a text"
+        if wrong is None and not isinstance(fields.get("test_setup_code") or "", str):
+            wrong = "`test_setup_code` must be text"
+    else:
+        wrong = wrong_choices(fields)
+    return None if wrong is None else f"its {wrong}: mend or remove it"
+
+
+def wrong_choices(fields: Mapping[str, Any]) -> str | None:
+    """The same of `choices` or `options` beside a letter."""
+    name = "choices" if fields.get("choices") else "options"
+    key = next((fields[known] for known in KEYS if fields.get(known)), None)
+    if not fields.get(name) or not (isinstance(key, str) and re.fullmatch(r"\s*[A-Za-z]\s*", key)):
+        return None
+    found = fields[name].get("text") if isinstance(fields[name], Mapping) else fields[name]
+    return None if are(str | int | float, found) else f'`{name}` must be a list of texts, or {{"text": [...]}}'
+
+
+def are(kind: Any, values: Any) -> bool:
+    """Whether these are a list of things of one kind."""
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)

@@ -1,0 +1,135 @@
+"""What drift is in numbers: limits, and the report of a check. Plain data; equal reports have equal digests."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DRIFT_VERSION = 1
+CHECKS = ("confidence_psi", "confidence_ks", "acceptance", "table", "verifier", "novelty")
+STEADY, DRIFTED, NOT_ENOUGH = "steady", "drift", "not enough yet"
+
+
+class Record(BaseModel):
+    """A part of a report: fixed, and nothing unknown in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DriftLimits(Record):
+    """What counts as drift; `registry/drift.yaml` explains each."""
+
+    false_alarm_rate: float = Field(gt=0, le=0.2, description="chance, at most, that a check of unchanged traffic says drift")
+    resamples: int = Field(ge=99, description="random exchanges of prompts behind each p value")
+    min_prompts: int = Field(ge=3, description="different prompts that the feedback must have")
+    min_reference: int = Field(ge=3, description="different prompts that the reference must have")
+    min_positions: int = Field(ge=1, description="drafted positions that each side must have")
+    window: int = Field(ge=3, description="newest prompts of the spool that are looked at")
+    stale_after_hours: float = Field(24, gt=0, description="of older traffic nothing is called steady")
+    confidence_psi: float = Field(ge=0, description="population stability index of the draft's confidence")
+    confidence_ks: float = Field(ge=0, le=1, description="Kolmogorov-Smirnov statistic of the draft's confidence")
+    acceptance: float = Field(ge=0, le=1, description="change of the acceptance rate")
+    table: float = Field(ge=0, le=1, description="mean error of acceptance by confidence bin")
+    verifier: float = Field(ge=0, le=1, description="rise of the verifier's expected calibration error")
+    novelty: float = Field(ge=0, le=1, description="rise of the share of rejections with an unknown pattern")
+    repeat_after_hours: float = Field(gt=0, description="the same drift is not announced again before")
+
+    @model_validator(mode="after")
+    def fine_enough(self) -> DriftLimits:
+        """So few exchanges that no p value can be small enough would silently find nothing."""
+        needed = math.ceil(len(CHECKS) / self.false_alarm_rate)
+        if self.resamples < needed:
+            raise ValueError(f"resamples must be at least {needed} for a false_alarm_rate of {self.false_alarm_rate:g}")
+        return self
+
+
+class Side(Record):
+    """One of the two sets.
+
+    `acceptance` is the share of judged tokens that are kept, as an acceptance table counts them.
+    """
+
+    digest: str
+    prompts: int
+    positions: int
+    confidence: float | None = Field(description="mean confidence C of the draft")
+    acceptance: float | None
+
+
+class DriftCheck(Record):
+    """One figure against its limit and against chance."""
+
+    name: str
+    value: float
+    limit: float
+    chance: float = Field(description="median of the figure when prompts change sides at random")
+    p_value: float
+    p_needed: float = Field(description="permitted rate of false alarms over the number of checks")
+    drifted: bool
+    words: str
+
+
+class AcceptanceBin(Record):
+    """Acceptance of draft tokens whose confidence is in [low, high)."""
+
+    low: float
+    high: float
+    table: float | None = Field(description="the champion's table: accepted over judged; None where it has seen nothing, or there is none")
+    then: float | None = Field(description="the same in the reference")
+    now: float | None = Field(description="the same in the feedback")
+    now_low: float | None = Field(description="lower end of its 95 % interval: the lower of a bootstrap over prompts and Wilson's")
+    now_high: float | None
+    positions: int = Field(description="of the feedback in this bin")
+
+
+class VerifierFigures(Record):
+    """Calibration of the champion's verifier; `then` on prompts of the reference that it did not learn from."""
+
+    brier_then: float
+    brier_now: float
+    error_then: float = Field(description="expected calibration error over ten bins")
+    error_now: float
+    prompts_then: int
+
+
+class NoveltyFigures(Record):
+    """Share of rejections whose pattern (draft token, correction) is unknown."""
+
+    memory: float | None = Field(description="of the feedback's rejections, not in the champion's memory; None without one")
+    then: float = Field(description="one half of the reference's prompts, not seen in the other half")
+    now: float = Field(description="the feedback, not seen in that other half")
+
+
+class DriftReport(Record):
+    """What was found. `digest` is over all of it."""
+
+    schema_version: int = DRIFT_VERSION
+    pair: str
+    fingerprint: str
+    baseline: str = Field(description="what was calibrated on the reference, such as a release")
+    kinds: tuple[str, ...]
+    reference: Side
+    feedback: Side
+    limits: DriftLimits
+    verdict: Literal["steady", "drift", "not enough yet"]
+    reasons: tuple[str, ...]
+    checks: tuple[DriftCheck, ...] = ()
+    bins: tuple[AcceptanceBin, ...] = ()
+    confidence_then: tuple[float, ...] = Field((), description="share of positions in each of the table's bins of confidence")
+    confidence_now: tuple[float, ...] = ()
+    verifier: VerifierFigures | None = None
+    novelty: NoveltyFigures | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the verdict is drift."""
+        return self.verdict == DRIFTED
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the report."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()

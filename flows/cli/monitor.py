@@ -1,0 +1,56 @@
+"""`draftwell monitor`: is the traffic still the one that the champion was calibrated on?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.options import DtypeOption, Pair, check_folder, say, wide_console
+
+DRIFT = 3
+"""Exit code of drift; 0 is none, or not enough traffic yet, 2 a mistake."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(monitor)
+
+
+def monitor(pair: Pair = "default",
+            spool: Annotated[Path | None, typer.Option(
+                "--spool", help="Folder to which a server writes traces; $DRAFTWELL_HOME/spool/<pair> if left out.")] = None,
+            reference: Annotated[Path | None, typer.Option(
+                "--reference", help="Traces to compare with; those that the champion was calibrated on, if left out.")] = None,
+            report: Annotated[Path | None, typer.Option(
+                "--report", help="Folder for drift.json, drift.md and the plots; the workspace's reports if left out.")] = None,
+            limits: Annotated[Path | None, typer.Option("--limits", help="YAML of limits; registry/drift.yaml if left out.")] = None,
+            as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+            device: Annotated[str, typer.Option("--device", help="Device of the champion: cpu or cuda.")] = "cpu",
+            dtype: DtypeOption = None) -> None:
+    """Hold served traffic against what the champion was calibrated on; exit code 3 if it has drifted, 2 on an error, else 0.
+
+    Looks only: nothing is announced and nothing is recalibrated, which is the deployed flow's part (docs/drift.md).
+
+    Example: draftwell monitor --pair default --spool .draftwell/spool/smollm2-135m
+    """
+    import json
+
+    from components.drift_report import drift_json, drift_table
+    from flows import monitoring
+    from flows.workspace import Workspace
+
+    if report is not None:
+        check_folder(report)
+    space = Workspace(pair, dtype, say)
+    found, _ = monitoring.check(space, spool=monitoring.spool_of(space, spool), device=device, reference=reference,
+                                limits=None if limits is None else monitoring.load_limits(limits))
+    files = monitoring.write_report(found, report or space.reports / "drift")
+    if as_json:
+        typer.echo(json.dumps(drift_json(found), indent=2, allow_nan=False))
+    else:
+        wide_console().print(drift_table(found))
+        typer.echo(str(files[1]))
+    if found.drifted:
+        raise typer.Exit(DRIFT)

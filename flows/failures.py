@@ -1,0 +1,90 @@
+"""What became of a step that failed: worth another try, a full disk, or a mistake that only a person mends."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from serving.runtime.pair_files import draftwell_home
+from serving.runtime.types import DraftwellError
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+WORDS_OF_FULL = ("no space left on device", "disk quota exceeded", "file too large", "disk is full")
+"""How safetensors, SQLite and others say it, who hide the number."""
+MISTAKES = (DraftwellError, ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, TypeError, ValueError)
+"""What would happen again in the same way."""
+
+
+class DiskFull(DraftwellError):
+    """There was no room for a file; whatever was finished before stands, and nothing half-written is read."""
+
+
+@contextmanager
+def telling_of_a_full_disk() -> Iterator[None]:
+    """Turn what any library raises for lack of room into one line that says where and what to do.
+
+    Raises:
+        DiskFull: a write found no room. Other errors pass as they are, those that are told in one line already too.
+    """
+    try:
+        yield
+    except DraftwellError:
+        raise
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(f"no room left to write ({where(error)}): free some space or raise the quota, then run the same again; what was "
+                       "finished is kept, and it goes on from there") from error
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it came from, and so on."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error, or one that it came from, says that a disk, a quota or a limit on files is full."""
+    return any((isinstance(each, OSError) and each.errno in FULL) or any(words in str(each).lower() for words in WORDS_OF_FULL)
+               for each in chain(error))
+
+
+def where(error: BaseException) -> str:
+    """The file that found no room, else the folder of all state with what is free there."""
+    if isinstance(error, OSError) and error.filename:
+        return str(error.filename)
+    import shutil
+
+    home = draftwell_home()
+    try:
+        return f"{home}, {shutil.disk_usage(home).free / 1e6:.1f} MB free"
+    except OSError:
+        return str(home)
+
+
+def worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
+    """Prefect's question before it tries a failed task again: not where a person must mend something first.
+
+    A server or database that does not answer is worth waiting for, in whatever words that is told. (A plain function: Prefect takes any
+    other callable for "never".)
+    """
+    error = state.data
+    if not isinstance(error, BaseException):
+        return True
+    if is_full(error):
+        return False
+    passing = passing_errors()
+    return any(isinstance(each, passing) for each in chain(error)) or not isinstance(error, MISTAKES)
+
+
+def passing_errors() -> tuple[type[BaseException], ...]:
+    """What may be well again in a minute: a connection, or a database that is locked or away."""
+    from httpx import TransportError
+    from requests import RequestException
+    from sqlalchemy.exc import OperationalError
+
+    return (ConnectionError, TimeoutError, RequestException, TransportError, OperationalError)

@@ -1,0 +1,122 @@
+"""Served traffic of the tiny pair: prompts of one sort, of another, and a champion that was calibrated on the first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from components.prompts import Prompt
+from components.provenance import provenance
+from flows import collecting, stations, training
+from flows.context import open_station
+from flows.stations import Station
+from registry.gates import GateCheck, GateRecord
+from registry.releases import ReleaseVersion, promote, record_gate
+from registry.store import Store
+from serving.runtime.artifacts.decoding_config import DecodingConfig
+from serving.runtime.trace import HEADER, TraceHeader, TraceSet
+
+WORDS = ("man", "inn", "onion", "hand", "end", "hour", "other", "men", "hen", "ten", "none", "one")
+OTHERS = ("qué", "año", "niño", "mañana", "señor", "peña", "cuñado", "viña", "leña", "moño", "piña", "caña")
+TOKENS = 24
+
+
+def prompts(count: int, seed: int, words: Sequence[str] = WORDS) -> list[Prompt]:
+    """Different prompts of some words."""
+    chosen = np.random.default_rng(seed).choice(len(words) ** 3, count, replace=False)
+    parts = ((words[i // len(words) ** 2], words[i // len(words) % len(words)], words[i % len(words)]) for i in chosen.tolist())
+    return [Prompt(f"s{seed}/{i}", None, [f"{a} {b} {c}"]) for i, (a, b, c) in enumerate(parts)]
+
+
+def station_of(pair_file: Path) -> Station:
+    """The tiny pair, loaded."""
+    return open_station(str(pair_file), say=lambda line: None)
+
+
+def serve(station: Station, folder: Path, asked: Sequence[Prompt]) -> TraceSet:
+    """Traces of the target's greedy answers, as a server would spool them."""
+    return collecting.collect(station, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
+
+
+def some(rows: pa.Table, count: int, seed: int) -> pa.Table:
+    """The rows of a few prompts."""
+    import pyarrow.compute as pc
+
+    names = sorted(set(rows.column("prompt_id").to_pylist()))
+    chosen = np.random.default_rng(seed).choice(names, count, replace=False)
+    return rows.filter(pc.is_in(rows.column("prompt_id"), pa.array(chosen.tolist())))
+
+
+def elsewhere(rows: pa.Table) -> pa.Table:
+    """What the rows would say of traffic that the draft knows little of."""
+    n = rows.num_rows
+    changes = {"confidence": np.asarray(rows.column("confidence")) * 0.5, "draft_p": (np.arange(n) % 4 == 0).astype(np.float32),
+               "ratio": np.full(n, 3.0), "correction": np.asarray(rows.column("correction")) + 1}
+    for name, values in changes.items():
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(name), pa.array(values).cast(rows.schema.field(name).type))
+    return rows
+
+
+def sampled(rows: pa.Table, temperature: float = 1.0) -> pa.Table:
+    """The rows as if they had been sampled."""
+    header = TraceHeader.model_validate_json(rows.schema.metadata[HEADER]).model_copy(update={"temperature": temperature})
+    place = rows.schema.get_field_index("temperature")
+    rows = rows.set_column(place, rows.schema.field(place), pa.array(np.full(rows.num_rows, temperature, np.float32)))
+    return rows.replace_schema_metadata({HEADER: header.model_dump_json().encode()})
+
+
+def of_kind(rows: pa.Table, kind: str) -> pa.Table:
+    """The rows as if their texts had been written in another way."""
+    place = rows.schema.get_field_index("kind")
+    return rows.set_column(place, rows.schema.field(place), pa.array([kind] * rows.num_rows))
+
+
+def spool(folder: Path, rows: pa.Table, asked: Sequence[Prompt] = ()) -> Path:
+    """A spool of one shard, with the request bodies of some prompts."""
+    TraceSet(folder).write_shard(0, rows)
+    if asked:
+        bodies = [{"model": "tiny", "messages": [{"role": "user", "content": prompt.prompt}]} for prompt in asked]
+        (folder / "requests.jsonl").write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    return folder
+
+
+def scripted(strategy: str, **parameters: Any) -> Callable[..., Any]:
+    """In the place of `flows.tuning.tune`: a tuner whose choice stands before it begins."""
+
+    def tune(station: Station, traces: TraceSet, asked: Sequence[Prompt], **settings: Any) -> Any:
+        made = provenance(station.pair, trace_digest=traces.digest(), parents=station.parents("acceptance_table"))
+        station.workspace.save(DecodingConfig(strategy, parameters, {"reason": "a script chose it"}, made))
+        return SimpleNamespace(strategy=strategy, parameters=parameters, evidence={"reason": "a script chose it"})
+
+    return tune
+
+
+def calibrate(station: Station) -> TraceSet:
+    """Traces of 16 prompts, and all that is made of them, in the workspace."""
+    asked = prompts(16, seed=1)
+    traces = collecting.collect(station, asked, max_tokens=TOKENS)
+    training.train(station, traces)
+    training.calibrate(station, traces, asked[:4], max_tokens=TOKENS)
+    return traces
+
+
+def crown(station: Station, out: Path, strategy: str = "vanilla_sd") -> ReleaseVersion:
+    """A calibrated champion with a config that is slow here: its draft costs as much as the target."""
+    from registry.bundles import build_bundle
+
+    traces = calibrate(station)
+    scripted(strategy, num_speculative_tokens=5)(station, traces, [])
+    release, store = stations.publish(station, {"by": "hand"}), Store()
+    check = GateCheck(name="by hand", value=1, threshold=1, passed=True)
+    record_gate(store, GateRecord(pair=release.pair, device="cpu", release_version=release.version, pins=release.pins, passed=True,
+                                  checks=(check,), created=stations.now()))
+    champion = promote(store, release.pair, "cpu", release.version)
+    build_bundle(store, station.workspace.spec, station.workspace.files(), out=out)
+    return champion

@@ -1,0 +1,71 @@
+"""The default pair behind a real server process, out of a bundle that a release made."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that answers.
+
+    Args:
+        url: without a path.
+        pid: of its process.
+    """
+
+    url: str
+    pid: int
+
+
+def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[str, Any]) -> Path:
+    """A bundle of the default pair with a chosen config, and with whatever artifacts the pair ships with for it.
+
+    Release and registry are made for it; nothing was measured, so it is deployed ungated.
+    """
+    from flows.workspace import Workspace
+    from registry.bundles import build_bundle
+    from registry.pairs import model_records
+    from registry.releases import create_release
+    from registry.store import Store
+    from serving.runtime.artifacts.base import Provenance
+    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.runtime.pair_files import fingerprint
+    from serving.runtime.strategies import find_strategy
+
+    space, store = Workspace("default", dtype), Store()
+    files, name = space.files(), space.spec.name
+    made = Provenance(pair=name, fingerprint=fingerprint(files, dtype))
+    DecodingConfig(strategy, dict(parameters), {}, made).save(folder / "decoding_config")
+    folders = [folder / "decoding_config", *(space.shipped / kind for kind in find_strategy(strategy).artifacts)]
+    published = [store.publish(place, pair=name) for place in folders if place.is_dir()]
+    pins = {artifact.kind: artifact.version for artifact in published}
+    release = create_release(store, name, "cpu", pins, model_records(space.spec, files), {})
+    return build_bundle(store, space.spec, files, alias=str(release.version), out=folder / "dist", ungated_reason="a trial of the server")
+
+
+@contextmanager
+def served_bundle(bundle: Path, *options: str) -> Iterator[Served]:
+    """A running `draftwell-serve` on a free port with all cores; it must end with exit code 0 when it is asked to."""
+    command = [*ENTRY, "--bundle", str(bundle), "--port", "0", "--threads", str(len(os.sched_getaffinity(0))), *options]
+    log = bundle.parent / "server.log"
+    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://[^/\s]+", process.stdout.readline())
+            assert found, log.read_text()[-3000:]
+            yield Served(found.group(), process.pid)
+            process.terminate()
+            assert process.wait(60) == 0, log.read_text()[-3000:]
+        finally:
+            process.kill()
