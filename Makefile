@@ -69,7 +69,7 @@ test: $(STAMP) ## run the quick tests: JOBS=
 test-all: $(STAMP) ## run every test, the slow ones too: JOBS=
 	$(BIN)/python -m pytest $(side_by_side)
 
-test-timed: $(STAMP) ## the tests that hold speeds against bars; the machine must be idle
+test-timed: $(STAMP) ## the tests that hold speeds, and counts in bfloat16, against bars; the machine must be idle
 	$(BIN)/python -m pytest -s --timed -m timed
 
 soak: $(STAMP) ## whole loops on the default pair, hands off: an idle machine, up to an hour

@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what wants an idle machine, with its reason."""
-    for mark, what in (("timed", "a speed"), ("soak", "a long trial")):
+    for mark, what in (("timed", "a figure of this machine"), ("soak", "a long trial")):
         if not config.getoption(f"--{mark}"):
             for item in items:
                 if item.get_closest_marker(mark):

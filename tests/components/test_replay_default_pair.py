@@ -1,14 +1,16 @@
 """Replay on the default pair: round by round in float32, within bounds in bfloat16 and at temperature > 0, in time, and fast.
 
 Everything here is slow; the trace of a dtype is collected once. What is printed (`pytest -s`) are the figures of the docs, which were
-made with DRAFTWELL_WHOLE_REPLAY=1: texts twice as long, and every strategy in bfloat16 too. That takes three quarters of an hour.
+made with DRAFTWELL_WHOLE=1: longer texts, and every strategy. That takes three quarters of an hour.
+
+What bfloat16 counts depends on a processor's instructions (near-ties fall otherwise), so those tests run where figures are taken, with
+the timed ones: a change of machine must not turn CI red.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import os
 import random
 import tempfile
 import time
@@ -35,15 +37,14 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import Sampling
-from tests.components.default_pair import default_pair, kit_of, two_threads
+from tests.components.default_pair import WHOLE, default_pair, kit_of, two_threads
 from tests.components.replaying import counters, rounds_of
 
 pytestmark = pytest.mark.slow
 
-WHOLE = os.environ.get("DRAFTWELL_WHOLE_REPLAY") == "1"
-PROMPTS, TOKENS = 40, 64 if WHOLE else 32
-K = TOKENS
-"""No draft is longer than what is left of a text."""
+PROMPTS = 40
+TOKENS = {"float32": 64 if WHOLE else 16, "bfloat16": 64}
+"""New tokens of a text, and drafted from each position: no draft is longer than what is left."""
 BATCH = 8
 TIE = 1e-3
 """Logits, or log probabilities, nearer than this may fall either way when the same numbers are added in another order."""
@@ -53,11 +54,11 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("hf_dynamic", {}), ("hf_dynamic", {"heuristic": True}), ("specdec_pp", {}), ("prompt_lookup", {}), ("spide", {"parallel": False}),
     ("spide", {}), ("spide", {"tau": 0.3, "max_draft": 16, "overlap_tau": 0.2}), ("pearl", {}), ("pearl", {"num_speculative_tokens": 8})]
 """Every lossless strategy with a single candidate."""
-MEASURED = CONFIGS if WHOLE else [config for config in CONFIGS if config in (
+SOME = CONFIGS if WHOLE else [config for config in CONFIGS if config in (
     ("vanilla_sd", {"num_speculative_tokens": 5}), ("svip", {}), ("specdec_pp", {}), ("prompt_lookup", {}), ("spide", {"parallel": False}),
     ("spide", {}), ("pearl", {}))]
-"""Those that run in bfloat16: one of every drafter and schedule."""
-IDS = [f"{name}-{'-'.join(map(str, parameters.values()))}" for name, parameters in CONFIGS]
+"""One of every drafter and schedule."""
+IDS = [f"{name}-{'-'.join(map(str, parameters.values()))}" for name, parameters in SOME]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,8 +86,8 @@ def folder_of_traces() -> tempfile.TemporaryDirectory[str]:
 def collected(dtype: str, temperature: float = 0.0) -> TraceSet:
     """In bfloat16 one text at a time: what a batch does to near-ties is not replay's error."""
     folder = Path(folder_of_traces().name) / f"{dtype}-{temperature}"
-    return collect(pair_in(dtype), demo_prompts(PROMPTS), folder, max_tokens=TOKENS, rollout=K, hidden=False, temperature=temperature,
-                   batch=BATCH if dtype == "float32" else 1)
+    return collect(pair_in(dtype), demo_prompts(PROMPTS), folder, max_tokens=TOKENS[dtype], rollout=TOKENS[dtype], hidden=False,
+                   temperature=temperature, batch=BATCH if dtype == "float32" else 1)
 
 
 @functools.cache
@@ -129,11 +130,11 @@ def closest(trace: TraceSet) -> dict[str, float]:
     return leads
 
 
-@pytest.mark.parametrize(("name", "parameters"), CONFIGS, ids=IDS)
+@pytest.mark.parametrize(("name", "parameters"), SOME, ids=IDS)
 def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]) -> None:
     pair, kit, texts = pair_in("float32"), kit_in("float32"), texts_in("float32")
     rounds, leads, differing = rounds_of(monkeypatch), closest(collected("float32")), []
-    sampling = pair.sampling(max_tokens=TOKENS)
+    sampling = pair.sampling(max_tokens=TOKENS["float32"])
     jobs = real_runs(pair, kit, name, parameters, [(text.prompt, sampling) for text in texts.texts])
     ran = [rounds.of(job.session.stats) for job in jobs]
     rounds.take()
@@ -152,13 +153,14 @@ def predictions() -> list[Prediction]:
     pair = pair_in("bfloat16")
     times = profile(pair, provenance(pair))
     kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
-    return check_prediction(pair, texts_in("bfloat16"), kit, times, MEASURED, demo_prompts(PROMPTS))
+    return check_prediction(pair, texts_in("bfloat16"), kit, times, SOME, demo_prompts(PROMPTS))
 
 
-@pytest.mark.parametrize("number", range(len(MEASURED)), ids=[IDS[CONFIGS.index(config)] for config in MEASURED])
+@pytest.mark.timed
+@pytest.mark.parametrize("number", range(len(SOME)), ids=IDS)
 def test_bfloat16_counts_are_within_two_percent(number: int) -> None:
     row = predictions()[1 + number]
-    assert (row.strategy, row.parameters) == MEASURED[number]
+    assert (row.strategy, row.parameters) == SOME[number]
     print(f"{row.label}: (replayed, real) {row.counts}")
     assert row.exact
     assert row.count_error <= 0.02
@@ -169,7 +171,7 @@ def test_bfloat16_counts_are_within_two_percent(number: int) -> None:
 def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters: dict[str, Any]) -> None:
     pair, kit = pair_in("float32"), kit_in("float32")
     told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, kit, profile_of(kit), seeds=4)
-    sampling = pair.sampling(max_tokens=TOKENS, temperature=0.7)
+    sampling = pair.sampling(max_tokens=TOKENS["float32"], temperature=0.7)
     requests = [(pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i)) for i, prompt in enumerate(demo_prompts(PROMPTS))]
     real = [job.session.stats for job in real_runs(pair, kit, name, parameters, requests)]
     for counter in ("target_calls", "accepted", "draft_calls"):
@@ -194,7 +196,7 @@ def test_predicted_times_are_within_ten_percent() -> None:
 def test_a_minute_holds_a_hundred_replays_of_ten_thousand_positions() -> None:
     kit, texts = kit_in("bfloat16"), tiled(texts_in("bfloat16"), 10_000)
     space = [(name, parameters) for name in REPLAYED
-             for parameters in random.Random(name).sample(replayable(name, K, profile_of(kit)), 4)]
+             for parameters in random.Random(name).sample(replayable(name, TOKENS["bfloat16"], profile_of(kit)), 4)]
     started = time.perf_counter()
     for name, parameters in space:
         replay(texts, name, parameters, kit, profile_of(kit), extend=True)

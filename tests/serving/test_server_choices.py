@@ -283,7 +283,7 @@ def test_a_request_gives_up_when_its_time_is_over(http: httpx.Client, served: Se
     model = served.pair.models["target"]
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda rows: (time.sleep(0.05), forward(rows))[1])
-    response = http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", "max_tokens": 200, "timeout": 0.2})
+    response = http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", "max_tokens": 200, "temperature": 0, "timeout": 0.2})
     assert (response.status_code, response.json()["error"]["code"]) == (408, "deadline_exceeded"), "the client's own limit"
 
 
@@ -294,5 +294,5 @@ def test_the_servers_own_limit_counts_too(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(model, "forward", lambda rows: (time.sleep(0.05), forward(rows))[1])
     with serving(served, request_timeout=0.2) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
         for change in ({}, {"timeout": 100}):
-            response = http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", "max_tokens": 200} | change)
+            response = http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", "max_tokens": 200, "temperature": 0} | change)
             assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
