@@ -52,8 +52,8 @@ def process_settings(folder: Path) -> dict[str, str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Speeds are measured when asked for: what else runs on a machine must not turn a test red."""
-    parser.addoption("--timed", action="store_true", help="run the tests that hold speeds against bars (idle machine)")
+    """Speeds are measured when asked for: what a machine is, and what else runs on it, must not turn a test red."""
+    parser.addoption("--timed", action="store_true", help="run the tests that hold speeds and bfloat16 counts against bars (idle machine)")
     parser.addoption("--soak", action="store_true", help="run the long trials of whole loops (idle machine, up to an hour)")
 
 

@@ -20,7 +20,7 @@ from tests.serving.kits import NEEDED, random_head
 
 LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
 WHOLE = os.environ.get("DRAFTWELL_WHOLE") == "1"
-"""The lengths that docs/benchmarks.md and docs/proofs.md report, for hours; CI runs the same tests over fewer or shorter texts."""
+"""Proofs at full length, for an hour or more; CI runs the same tests over fewer and shorter texts, configs and samples."""
 PROMPTS, TOKENS = (20, 64) if WHOLE else (8, 48)
 
 

@@ -12,7 +12,7 @@ from tests.components.default_pair import LOSSLESS, PROMPTS, TOKENS, WHOLE, defa
 
 LONG = {"autoregressive", "vanilla_sd", "prompt_lookup", "spide"}
 """Strategies that decode all of the reference; the others a part of it."""
-PART, PART_TOKENS = (6, 48) if WHOLE else (4, 32)
+PART_PROMPTS, PART_TOKENS = (6, 48) if WHOLE else (4, 32)
 BATCH, BATCH_TOKENS = 8, 24 if WHOLE else 16
 
 
@@ -25,7 +25,7 @@ def pair() -> Iterator[LoadedPair]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_tokens_equal_those_of_transformers_generate(pair, name):
-    count, length = (PROMPTS, TOKENS) if name in LONG else (PART, PART_TOKENS)
+    count, length = (PROMPTS, TOKENS) if name in LONG else (PART_PROMPTS, PART_TOKENS)
     strategy = strategy_of(pair, name)
     differences = []
     for prompt_id, ids, tokens in generated()[:count]:

@@ -1,7 +1,7 @@
 """Replay on the default pair: round by round in float32, within bounds in bfloat16 and at temperature > 0, in time, and fast.
 
-Everything here is slow; the trace of a dtype is collected once. What is printed (`pytest -s`) are the figures of the docs, which were
-made with DRAFTWELL_WHOLE=1: longer texts, and every strategy. That takes three quarters of an hour.
+Everything here is slow; the trace of a dtype is collected once. What is printed (`pytest -s`) are figures such as those of the docs
+(taken over 32 tokens a text). DRAFTWELL_WHOLE=1 takes longer texts and every config, and the better part of an hour.
 
 What bfloat16 counts depends on a processor's instructions (near-ties fall otherwise), so those tests run where figures are taken, with
 the timed ones: a change of machine must not turn CI red.
@@ -54,11 +54,11 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("hf_dynamic", {}), ("hf_dynamic", {"heuristic": True}), ("specdec_pp", {}), ("prompt_lookup", {}), ("spide", {"parallel": False}),
     ("spide", {}), ("spide", {"tau": 0.3, "max_draft": 16, "overlap_tau": 0.2}), ("pearl", {}), ("pearl", {"num_speculative_tokens": 8})]
 """Every lossless strategy with a single candidate."""
-SOME = CONFIGS if WHOLE else [config for config in CONFIGS if config in (
+REPLAYED_CONFIGS = CONFIGS if WHOLE else [config for config in CONFIGS if config in (
     ("vanilla_sd", {"num_speculative_tokens": 5}), ("svip", {}), ("specdec_pp", {}), ("prompt_lookup", {}), ("spide", {"parallel": False}),
     ("spide", {}), ("pearl", {}))]
-"""One of every drafter and schedule."""
-IDS = [f"{name}-{'-'.join(map(str, parameters.values()))}" for name, parameters in SOME]
+"""One of every drafter and schedule, or all."""
+IDS = [f"{name}-{'-'.join(map(str, parameters.values()))}" for name, parameters in REPLAYED_CONFIGS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -130,7 +130,7 @@ def closest(trace: TraceSet) -> dict[str, float]:
     return leads
 
 
-@pytest.mark.parametrize(("name", "parameters"), SOME, ids=IDS)
+@pytest.mark.parametrize(("name", "parameters"), REPLAYED_CONFIGS, ids=IDS)
 def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]) -> None:
     pair, kit, texts = pair_in("float32"), kit_in("float32"), texts_in("float32")
     rounds, leads, differing = rounds_of(monkeypatch), closest(collected("float32")), []
@@ -153,14 +153,14 @@ def predictions() -> list[Prediction]:
     pair = pair_in("bfloat16")
     times = profile(pair, provenance(pair))
     kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
-    return check_prediction(pair, texts_in("bfloat16"), kit, times, SOME, demo_prompts(PROMPTS))
+    return check_prediction(pair, texts_in("bfloat16"), kit, times, REPLAYED_CONFIGS, demo_prompts(PROMPTS))
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("number", range(len(SOME)), ids=IDS)
+@pytest.mark.parametrize("number", range(len(REPLAYED_CONFIGS)), ids=IDS)
 def test_bfloat16_counts_are_within_two_percent(number: int) -> None:
     row = predictions()[1 + number]
-    assert (row.strategy, row.parameters) == SOME[number]
+    assert (row.strategy, row.parameters) == REPLAYED_CONFIGS[number]
     print(f"{row.label}: (replayed, real) {row.counts}")
     assert row.exact
     assert row.count_error <= 0.02
