@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,12 +114,21 @@ def files(folder: Path) -> dict[str, tuple[int, int, float]]:
     return {path.name: (path.stat().st_size, path.stat().st_mode, path.stat().st_mtime) for path in folder.iterdir()}
 
 
-def left_over() -> list[int]:
-    """Sandboxed processes that still run, and copies of them."""
+@pytest.fixture
+def child(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the sandbox's own program, so that its processes are told from those of tests in other processes."""
+    copy = tmp_path_factory.mktemp("child") / CHILD.name
+    copy.write_bytes(CHILD.read_bytes())
+    monkeypatch.setattr(sandbox, "CHILD", copy)
+    return copy
+
+
+def running(child: Path) -> list[int]:
+    """Processes of this sandbox that run, and copies of them."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and str(CHILD).encode() in (entry / "cmdline").read_bytes():
+            if entry.name.isdigit() and str(child).encode() in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
         except OSError:
             continue  # it ended meanwhile
@@ -126,7 +136,7 @@ def left_over() -> list[int]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_what_works_outside_is_refused_inside(name: str, world: SimpleNamespace) -> None:
+def test_what_works_outside_is_refused_inside(name: str, world: SimpleNamespace, child: Path) -> None:
     code, before = aimed(ATTACKS[name], world), files(world.folder)
     inside = attempt(code)
     assert not inside.passed
@@ -137,13 +147,13 @@ def test_what_works_outside_is_refused_inside(name: str, world: SimpleNamespace)
     with pytest.raises(BlockingIOError):
         world.udp.recv(1)
     assert world.victim.poll() is None
-    assert left_over() == []
+    assert running(child) == []
     outside = subprocess.run([sys.executable, "-S", "-c", TOOLS + code], cwd=world.folder, capture_output=True, text=True, check=False)
     assert outside.returncode == 0, f"this attack shows nothing: {outside.stderr}"
 
 
 @x86
-def test_system_calls_that_are_not_named_fail_whatever_they_are() -> None:
+def test_system_calls_that_are_not_named_fail_whatever_they_are(child: Path) -> None:
     code = f"""
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.syscall(39) == os.getpid(), "the test cannot make system calls"
@@ -155,7 +165,7 @@ for name, number in {CALLS!r}.items():
 assert not open_, open_
 """
     assert attempt(code) == Outcome(True, "passed")
-    assert left_over() == []
+    assert running(child) == []
 
 
 @x86
@@ -170,15 +180,24 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page))
     assert outcome.reason in ("it ended by SIGSYS before its last line", "it ended by SIGSEGV before its last line")
 
 
+def test_a_program_that_runs_is_seen_to_run(child: Path) -> None:
+    with ThreadPoolExecutor() as threads:
+        outcome, seen = threads.submit(attempt, "time.sleep(600)", seconds=3), False
+        while not outcome.done():
+            seen = seen or bool(running(child))
+    assert seen
+    assert running(child) == []
+
+
 @pytest.mark.parametrize("name", ENDLESS)
-def test_what_never_ends_is_ended(name: str) -> None:
+def test_what_never_ends_is_ended(name: str, child: Path) -> None:
     started, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcome = attempt(ENDLESS[name], seconds=1)
     assert not outcome.passed
     assert any(words in outcome.reason for words in ("longer than 1 s", "SIGKILL", "SIGXCPU"))
     assert time.monotonic() - started < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 50_000  # kB
-    assert left_over() == []
+    assert running(child) == []
 
 
 def test_ten_gigabytes_are_not_to_be_had() -> None:
