@@ -27,11 +27,13 @@ GATE_OUT ?= .draftwell/gate
 # Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
 FLAGS ?=
 
-# Schedules: where the server of `make prefect-server` answers, and where it and the worker keep their state.
+# Schedules: where the server of `make prefect-server` answers, and where it and the worker keep their state. Turns lie in files: a server
+# that keeps them in memory, and is started again while one is held, never gives it back.
 PREFECT_HOST ?= 127.0.0.1
 PREFECT_PORT ?= 4200
 prefect_env = PREFECT_HOME="$${PREFECT_HOME:-$(CURDIR)/.draftwell/prefect}" \
-  PREFECT_API_URL="$${PREFECT_API_URL:-http://$(PREFECT_HOST):$(PREFECT_PORT)/api}"
+  PREFECT_API_URL="$${PREFECT_API_URL:-http://$(PREFECT_HOST):$(PREFECT_PORT)/api}" \
+  PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE="$${PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE:-prefect.server.concurrency.lease_storage.filesystem}"
 
 # No tool of the house reports home, and pip says only what matters.
 export DO_NOT_TRACK := 1

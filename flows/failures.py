@@ -77,14 +77,14 @@ def worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
         return True
     if is_full(error):
         return False
-    passing = passing_errors()
-    return any(isinstance(each, passing) for each in chain(error)) or not isinstance(error, MISTAKES)
+    return will_pass(error) or not isinstance(error, MISTAKES)
 
 
-def passing_errors() -> tuple[type[BaseException], ...]:
-    """What may be well again in a minute: a connection, or a database that is locked or away."""
+def will_pass(error: BaseException) -> bool:
+    """Whether an error came from what may be well again in a minute: a connection, or a database that is locked or away."""
     from httpx import TransportError
     from requests import RequestException
     from sqlalchemy.exc import OperationalError
 
-    return (ConnectionError, TimeoutError, RequestException, TransportError, OperationalError)
+    passing = (ConnectionError, TimeoutError, RequestException, TransportError, OperationalError)
+    return any(isinstance(each, passing) for each in chain(error))

@@ -52,7 +52,8 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
 
 
 def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | int = "candidate", device: str = "cpu", max_tokens: int = 64,
-                 all_strategies: bool = False, dry_run: bool = False, unmeasured: str | None = None) -> dict[str, Any]:
+                 all_strategies: bool = False, dry_run: bool = False, unmeasured: str | None = None,
+                 beside: Sequence[GateVerdict] = ()) -> dict[str, Any]:
     """Measure a release, judge it and keep the verdict with it.
 
     Candidate and champion are measured in one run, prompt by prompt in turn, beside autoregressive decoding; where that is no clear
@@ -63,8 +64,10 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
         dry_run: keep nothing in the registry, and move no alias.
         unmeasured: why a person lets pass what cannot be held against the champion or the traces here; kept with the verdict.
             Without, that fails the gate.
+        beside: verdicts of other parts of the gate, such as the checkout's counts: kept in the release's record with this one, so
+            that what failed there is not promoted.
     Returns:
-        `report` (of the bench), `passed`, `checks`, `release` (its number), `verdict`.
+        of this part alone: `report` (of the bench), `passed`, `checks`, `release` (its number), `verdict`.
     """
     from components.gate import GateVerdict
     from registry.gates import load_gates
@@ -93,7 +96,7 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
     if not dry_run and serves(station, release):
         station.workspace.say(f"{release.name} is the champion: its record, with which it became so, stays as it is")
     elif not dry_run:
-        keep_verdict(store, release, verdict, rival.release, report, judging.entry(report["strategies"]), written)
+        keep_verdict(store, release, sum(beside, start=verdict), rival.release, report, judging.entry(report["strategies"]), written)
     return {"report": report, "verdict": verdict, "passed": verdict.passed, "release": release.version,
             "checks": [vars(c) for c in verdict.checks]}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 import registry
+from flows.failures import will_pass
 from flows.references import Served, find_reference, keep_reference, served
 from flows.settings import TrafficSettings
 from flows.workspace import Workspace
@@ -160,10 +161,16 @@ def promoted(champion: Served) -> datetime | None:
 
 
 def watched_temperature(space: Workspace, device: str, reference: Path | None) -> float | None:
-    """The temperature of the traffic that `check` looks at; None where there is nothing to compare it with, or the registry is away."""
+    """The temperature of the traffic that `check` looks at; None where there is nothing to compare it with.
+
+    Raises:
+        DraftwellError: the registry does not answer.
+    """
     try:
         return find_reference(space, served(space, device), reference).header.temperature
-    except DraftwellError:
+    except DraftwellError as error:
+        if will_pass(error):
+            raise
         return None
 
 

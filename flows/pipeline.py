@@ -8,7 +8,7 @@ from prefect import flow
 
 from flows.learn import RESULT, calibrate_task, collect_task, train_task, tune_task
 from flows.progress import announce
-from flows.release import deploy_task, gate_task, has_champion_task, plain_choice_task, publish_task
+from flows.release import champion_task, deploy_task, gate_task, plain_choice_task, publish_task
 from flows.settings import PipelineSettings
 
 
@@ -31,7 +31,7 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     release = publish_task(settings)
     announce("6/7 gate, and the final comparison of all strategies")
     gated = gate_task(settings, release)
-    if not gated["passed"] and not has_champion_task(settings):
+    if not gated["passed"] and champion_task(settings) is None:
         announce("the gate refused the choice; with no champion to keep, plain decoding is released instead")
         choice = plain_choice_task(settings, refusal(choice, gated))
         release = publish_task(settings)

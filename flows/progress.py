@@ -1,4 +1,4 @@
-"""Telling a person how far the loop is: lines on stderr, not too many, the same in a terminal and in a log file."""
+"""Telling a person how far the loop is: lines on stderr or in the log of a flow's run, not too many."""
 
 from __future__ import annotations
 
@@ -6,14 +6,36 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from logging import INFO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prefect.logging.loggers import LoggingAdapter
 
 SECONDS_BETWEEN_LINES = 5.0
 
 
 def announce(line: str) -> None:
-    """One line on stderr. Prefect turns `print` into log records, which the demo hides."""
+    """One line, in the log of the run that says it, where Prefect keeps that, else on stderr: the demo hides Prefect's log."""
+    if (log := run_log()) is not None:
+        log.info(line)
+        return
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+def run_log() -> LoggingAdapter | None:
+    """The log of the flow or task that runs here; None outside of one, and where lines like these are not kept."""
+    if "prefect" not in sys.modules:
+        return None
+    from prefect.exceptions import MissingContextError
+    from prefect.logging import get_run_logger
+
+    try:
+        log = get_run_logger()
+    except MissingContextError:
+        return None
+    return log if log.isEnabledFor(INFO) else None
 
 
 def settle_prefect() -> None:

@@ -15,6 +15,7 @@ from flows import recalibrating
 from flows.learn import RESULT, RETRY, STATION
 from flows.monitoring import DriftSettings
 from flows.progress import announce
+from flows.release import link_task
 from flows.showing import key_for
 from flows.turns import at_work
 from flows.workspace import Workspace
@@ -44,6 +45,7 @@ def recalibrate(settings: DriftSettings) -> dict[str, Any]:
             return {"state": "busy"}
         outcome, done_now = answer(settings)
     if done_now:
+        link_task(settings, outcome["release"])
         create_markdown_artifact(words(outcome), key=key_for("recalibration", name), description=f"Recalibration: {outcome['state']}")
     return outcome
 

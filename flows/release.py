@@ -7,11 +7,13 @@ from typing import Any
 
 from prefect import task
 
-from flows import stations, tuning
+from flows import showing, stations, tuning
 from flows.context import prompts_of, station_of
 from flows.gating import gate_release
 from flows.learn import RETRY, STATION
+from flows.progress import announce
 from flows.settings import PipelineSettings
+from flows.workspace import Workspace
 
 
 @task(name="publish", **RETRY)
@@ -44,10 +46,20 @@ def deploy_champion_task(settings: PipelineSettings) -> str | None:
     return None if bundle is None else str(bundle)
 
 
-@task(name="is there a champion", **STATION)
-def has_champion_task(settings: PipelineSettings) -> bool:
-    """Whether the pair has a champion on the device."""
-    return stations.champion_number(station_of(settings).workspace, settings.device) is not None
+@task(name="which release is champion", **RETRY)
+def champion_task(settings: PipelineSettings) -> int | None:
+    """Number of the pair's champion on the device."""
+    return stations.champion_number(Workspace(settings.pair, settings.dtype, announce), settings.device)
+
+
+@task(name="link the release", **RETRY)
+def link_task(settings: PipelineSettings, release: int) -> None:
+    """Link to a release's run in MLflow."""
+    from registry.pairs import find_pair
+    from registry.store import Store
+
+    store, name = Store(), find_pair(settings.pair).name
+    showing.links("mlflow", name, store, [store.resolve("release", f"{name}.{settings.device}", release)])
 
 
 @task(name="fall back to plain decoding", **STATION)

@@ -16,7 +16,7 @@ from flows import showing
 from flows.keyed import KEYED, TRACES, once, standing
 from flows.learn import RESULT, RETRY, calibrate_task, collect_task, train_task, tune_task
 from flows.progress import announce
-from flows.release import deploy_champion_task, deploy_task, gate_task, publish_task
+from flows.release import champion_task, deploy_champion_task, deploy_task, gate_task, link_task, publish_task
 from flows.served import on_taken, take_prompts
 from flows.settings import PipelineSettings, TrafficSettings
 from flows.stations import champion_number, pictures_of
@@ -52,6 +52,18 @@ def tuning_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
     return {"made": standing(workspace_of(settings), ["decoding_config"]), "report": choice}
 
 
+@task(name="take prompts of served traffic", **RETRY)
+def take_prompts_task(settings: TrafficSettings) -> None:
+    """Fix the prompts of the week."""
+    take_prompts(settings, workspace_of(settings))
+
+
+@task(name="look for an earlier verdict", **RETRY)
+def earlier_verdict_task(settings: PipelineSettings, release: int) -> dict[str, Any] | None:
+    """What the gate said of a release beside the champion of today."""
+    return earlier_verdict(settings, workspace_of(settings), release)
+
+
 @task(name="register in MLflow", **RETRY)
 def register_task(settings: PipelineSettings, kinds: Sequence[str]) -> dict[str, int]:
     """Register artifacts of the workspace, what is registered already once, and link to them; returns their versions."""
@@ -71,7 +83,7 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
     the last run, nothing is computed."""
     space = workspace_of(settings)
     with at_work(space.spec.name):
-        take_prompts(settings, space)
+        take_prompts_task(settings)
         settings = on_taken(settings, space)
         done = once(collection_step, settings, space, {})
     showing.table("collection", space.spec.name, [{"digest": done["made"][TRACES][:12], **done["report"]}], "The traces that stand.")
@@ -97,7 +109,7 @@ def tuning(settings: TrafficSettings) -> dict[str, Any]:
     space = workspace_of(settings)
     with at_work(space.spec.name):
         settings = on_taken(settings, space)
-        before = {**standing(space, (TRACES, *PARENTS)), "champion": champion_number(space, settings.device)}
+        before = {**standing(space, (TRACES, *PARENTS)), "champion": champion_task(settings)}
         done = once(tuning_step, settings, space, before)
         versions = register_task(settings, ["decoding_config"])
     showing.table("tuning", space.spec.name, measured_rows(space), str(done["report"]["reason"]))
@@ -111,14 +123,14 @@ def release(settings: TrafficSettings) -> dict[str, Any]:
     with at_work(space.spec.name):
         settings = on_taken(settings, space)
         number = publish_task(settings)
-        if number == champion_number(space, settings.device):
+        if number == champion_task(settings):
             print(f"release {number} is the champion already: its bundle is all that it may lack")
             return {"release": number, "passed": True, "checks": [], "bundle": deploy_champion_task(settings)}
-        gated = earlier_verdict(settings, space, number) or gate_task(settings, number)
+        gated = earlier_verdict_task(settings, number) or gate_task(settings, number)
         bundle = deploy_task(settings, number) if gated["passed"] else None
     verdict = "passed" if gated["passed"] else "failed: the champion stays"
     showing.table("gate", space.spec.name, gated["checks"], f"Release {number}: the gate {verdict}.")
-    link_release(settings, space, number)
+    link_task(settings, number)
     return {"release": number, "passed": gated["passed"], "checks": gated["checks"], "bundle": bundle}
 
 
@@ -154,14 +166,6 @@ def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -
         return None
     print(f"release {number} was judged beside this champion already: the verdict of {record.created} stands")
     return {"passed": record.passed, "checks": [check.model_dump() for check in record.checks]}
-
-
-def link_release(settings: PipelineSettings, space: Workspace, number: int) -> None:
-    """Link to a release's run in MLflow."""
-    from registry.store import Store
-
-    store = Store()
-    showing.links("mlflow", space.spec.name, store, [store.resolve("release", f"{space.spec.name}.{settings.device}", number)])
 
 
 def measured_rows(space: Workspace) -> list[dict[str, Any]]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LOCAL_API = "http://127.0.0.1:4200/api"
 """The server of `make prefect-server`, where `PREFECT_API_URL` names no other."""
+KEPT_TURNS = "prefect.server.concurrency.lease_storage.filesystem"
+"""Where a Prefect server has to keep leases to know them after a restart."""
 VARIABLE = "DRAFTWELL_PAIR"
 """What `prefect.yaml` calls the pair."""
 
@@ -55,12 +57,14 @@ class Scheduled:
         pools: work pool → its type.
         limits: global concurrency limit → slots.
         deployments: in the order of the file.
+        forgets_turns: the server loses who holds a turn when it is started again.
     """
 
     ui: str
     pools: dict[str, str]
     limits: dict[str, int]
     deployments: list[Deployed]
+    forgets_turns: bool = False
 
 
 def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = None) -> Scheduled:
@@ -90,7 +94,7 @@ def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = No
         pools = {pool: make_pool(client, pool) for pool in pools_of(contents)}
         limits = make_limits(client, name, gpu_slots)
         deploy(contents, name, address)
-        return Scheduled(shown.removesuffix("/api"), pools, limits, found(client, contents, name))
+        return Scheduled(shown.removesuffix("/api"), pools, limits, found(client, contents, name), forgets_turns(client))
 
 
 def whole_path(pair: str, name: str) -> str:
@@ -186,6 +190,19 @@ def make_limits(client: SyncPrefectClient, pair: str, gpu_slots: int | None) -> 
     if gpu_slots is not None:
         client.upsert_global_concurrency_limit_by_name(GPU_SLOT, gpu_slots)
     return {name: client.read_global_concurrency_limit_by_name(name).limit for name in (pair_slot(pair), GPU_SLOT)}
+
+
+def forgets_turns(client: SyncPrefectClient) -> bool:
+    """Whether the server keeps leases in memory, as Prefect does unless told otherwise: one that is held while the server is started
+    again is never given back, because the slots are counted in the database. False where a server does not say (Prefect Cloud)."""
+    from httpx import HTTPStatusError
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    try:
+        told = client.request("GET", "/admin/settings").json()
+    except (PrefectHTTPStatusError, HTTPStatusError):
+        return False
+    return str(told.get("server", {}).get("concurrency", {}).get("lease_storage", "")).endswith(".memory")
 
 
 def deploy(contents: Mapping[str, Any], pair: str, address: str) -> None:

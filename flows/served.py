@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from flows.context import station_of
+from flows.failures import will_pass
 from flows.monitoring import load_limits, spool_of, watched_temperature
 from flows.settings import PipelineSettings, TrafficSettings
 from flows.workspace import Workspace
@@ -53,6 +54,9 @@ def take_prompts(settings: TrafficSettings, space: Workspace) -> None:
     They are fixed where traces are collected, because the spool grows: what is tuned and gated later must be cut from the same ones, or
     the gate would judge on prompts that the choice was made on. A spool with too few, or that cannot be read, leaves those of the last
     time.
+
+    Raises:
+        DraftwellError: the registry, which knows at what temperature the champion's traffic is watched, does not answer.
     """
     from components.drift_prompts import write_prompts
 
@@ -63,6 +67,8 @@ def take_prompts(settings: TrafficSettings, space: Workspace) -> None:
     try:
         prompts = newest_prompts(settings, spool)
     except DraftwellError as error:
+        if will_pass(error):
+            raise
         space.say(f"no new prompts of served traffic: {error}")
         return
     space.say(f"on {len(prompts)} prompts of served traffic, from {spool}")

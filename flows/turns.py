@@ -31,7 +31,8 @@ ORDER = ("collection", "calibration", "tuning", "release")
 """Flows of a week: each goes on from what those before it left in the workspace."""
 WEEK = timedelta(days=7)
 PATIENCE = 24.0
-"""Hours that a flow waits for those before it: a run that its machine took with it stays unfinished until somebody cancels it."""
+"""Hours that a flow waits for those before it, and for a turn: a run that its machine took with it stays unfinished until somebody
+cancels it."""
 LOOK_AGAIN = 10.0
 """Seconds between two questions whether they are over."""
 
@@ -55,7 +56,7 @@ def turn(pair: str) -> Iterator[None]:
     ephemeral server that it runs on knows of nobody.
 
     Raises:
-        DraftwellError: the server knows no such limits, or a flow before this one is not over within `PATIENCE`.
+        DraftwellError: the server knows no such limits, a flow before this one is not over within `PATIENCE`, or a turn is not free.
     """
     if pair in _ours.get() or deployment.id is None:
         yield
@@ -118,7 +119,10 @@ def at_work(pair: str) -> Iterator[None]:
 
 def _take(stack: ExitStack, name: str, pair: str) -> None:
     try:
-        stack.enter_context(concurrency(name, strict=True, lease_duration=LEASE))
+        stack.enter_context(concurrency(name, strict=True, lease_duration=LEASE, timeout_seconds=3600 * PATIENCE))
+    except TimeoutError as error:
+        raise DraftwellError(f"{name} is held for {PATIENCE:g} hours: if no run of Prefect's UI is under way, `prefect gcl update {name} "
+                             "--active-slots 0` frees it") from error
     except ConcurrencySlotAcquisitionError as error:
         raise DraftwellError(f"the Prefect server gives no turn of {name}: run `draftwell schedule --pair {pair}` once, which makes it "
                              "(scheduled flows need a server; `draftwell demo` and the commands do not)") from error

@@ -65,6 +65,7 @@ def gate(pair: Pair = "default", device: Device = "cpu",
         check_output(path)
         path.unlink(missing_ok=True)  # a gate that breaks off leaves no verdict of an earlier one
     with errors_are_reported(markdown, junit):
+        check_device(device)
         set_threads(threads)
         name = find_pair(pair).name
         if record:
@@ -73,7 +74,8 @@ def gate(pair: Pair = "default", device: Device = "cpu",
         wanted = None if baseline else release_to_judge(name, device, release)
         verdicts = baseline_verdicts(pair, name, needed=wanted is None)
         if wanted is not None:
-            verdicts.append(release_verdict(pair, prompts, limit, wanted, device, dtype, max_tokens, dry_run, unmeasured))
+            verdicts.append(release_verdict(pair, prompts, limit, wanted, device, dtype, max_tokens, dry_run, unmeasured,
+                                            beside=[verdict for _, verdict in verdicts]))
     show(verdicts, markdown, junit)
     if dry_run:
         say("a dry run: no verdict was kept, no alias moved")
@@ -114,18 +116,21 @@ def baseline_verdicts(pair: str, name: str, *, needed: bool) -> list[tuple[str, 
 
 
 def release_verdict(pair: str, prompts: Path | None, limit: int | None, wanted: int, device: str, dtype: str | None, max_tokens: int,
-                    dry_run: bool, unmeasured: str | None) -> tuple[str, GateVerdict]:
-    """The measured part: a release beside the champion."""
+                    dry_run: bool, unmeasured: str | None, beside: Sequence[GateVerdict] = ()) -> tuple[str, GateVerdict]:
+    """The measured part: a release beside the champion. Its record says that it failed, too, where a verdict `beside` did.
+
+    Of the shipped prompts the last are taken: `draftwell tune` chooses on the first.
+    """
     from components.prompts import demo_prompts, read_prompts
     from flows.context import open_station
     from flows.gating import gate_release
 
-    rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
+    rows = read_prompts(prompts, limit) if prompts else demo_prompts()[-limit if limit else None:]
     opened = open_station(pair, dtype, device=device, say=say)
     with progress("gate") as bar:
         station = type(opened)(opened.workspace, opened.pair, bar)
         result = gate_release(station, rows, alias=wanted, device=device, max_tokens=max_tokens, dry_run=dry_run,
-                              unmeasured=unmeasured)
+                              unmeasured=unmeasured, beside=beside)
     return f"release {result['release']}", result["verdict"]
 
 
@@ -166,7 +171,16 @@ def release_to_judge(pair: str, device: str, release: str | None) -> int | None:
     store = Store()
     if release is not None:
         return store.resolve("release", f"{pair}.{device}", release).version
-    return store.get_aliases("release", f"{pair}.{device}").get("candidate")
+    candidate = store.get_aliases("release", f"{pair}.{device}").get("candidate")
+    if candidate is None:
+        say(f"release.{pair}.{device} has no candidate: this checkout's counts alone are judged")
+    return candidate
+
+
+def check_device(device: str) -> None:
+    """Refuse what no bundle is built for: a mistyped device has no release, and a gate without one would pass on the counts alone."""
+    if device not in ("cpu", "cuda"):
+        raise DraftwellError(f"there is no --device {device}: name cpu or cuda")
 
 
 def promote(pair: Pair = "default", device: Device = "cpu",
@@ -219,8 +233,7 @@ def deploy(pair: Pair = "default", device: Device = "cpu",
 
     Example: draftwell deploy --pair default --alias champion
     """
-    if device not in ("cpu", "cuda"):
-        raise DraftwellError(f"there is no --device {device}: name cpu or cuda")
+    check_device(device)
     from registry.bundles import build_bundle
     from registry.pairs import fetch, find_pair
     from registry.store import Store

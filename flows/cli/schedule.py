@@ -46,16 +46,21 @@ def schedule(pair: Pair = "default",
     for name, kind in made.pools.items():
         console.print(f"work pool {name} ({kind}); one worker at least must run: make worker", soft_wrap=True)
     console.print("limits: " + ", ".join(f"{name} = {slots}" for name, slots in made.limits.items()), soft_wrap=True)
+    if made.forgets_turns:
+        console.print("this server keeps turns in memory: started again while a flow runs, it never gives the turn back. Start it with "
+                      f"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE={schedules.KEPT_TURNS}, as `make prefect-server` does", soft_wrap=True)
     console.print(f"UI: {made.ui}", soft_wrap=True)
 
 
 def read_settings(pair: str, prompts: Path | None, device: str, dtype: str | None, others: list[str]) -> dict[str, Any]:
-    """The flows' settings by name; the flows check them."""
+    """The flows' settings by name; the flows check them. Folders and files are whole, because a worker may start elsewhere."""
+    from flows.settings import PLACES
     from flows.workspace import parse_settings
 
     if prompts is not None and not prompts.exists():
         raise DraftwellError(f"there is no {prompts}: check --prompts")
     given: dict[str, Any] = {"pair": pair, "device": device, **parse_settings(others)}
+    given |= {name: str(Path(place).expanduser().absolute()) for name, place in given.items() if name in PLACES and name != "prompts"}
     given |= {"prompts": str(prompts.absolute())} if prompts is not None else {}
     given |= {"dtype": str(dtype)} if dtype is not None else {}
     return given

@@ -257,7 +257,8 @@ def test_a_slow_tail_is_caught_and_a_single_slow_request_is_none(seeds):
                             reference={"per_prompt": plain}))
 
     assert verdict(1) == []
-    assert verdict(6) == ["p95 time per token"]
+    assert verdict(2) == [], "where a twentieth is slow, two of sixteen are with a probability of 19 %"
+    assert verdict(3) == ["p95 time per token"]
 
 
 def test_one_word_for_the_acceptance_of_another_config():

@@ -23,6 +23,16 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl")
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty folder to work in."""
+    folder = tmp_path_factory.mktemp("work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("DRAFTWELL_MODELS", str(folder / "models"))
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A server with a database of its own, for this session; PREFECT_HOME is a temporary folder already (tests/conftest.py).

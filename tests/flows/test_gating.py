@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from components.prompts import demo_prompts
 from registry import gates
 from registry.releases import find_release, gate_record
 from registry.store import Store
@@ -23,17 +24,14 @@ ANY_SPEED = {"max_regression": 0.99, "min_speedup_lower_bound": 0.0, "max_p95_tp
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty folder to work in, with thresholds that let any speed pass."""
-    folder = tmp_path_factory.mktemp("work")
+def place(place: Path) -> Iterator[Path]:
+    """The same with thresholds that let any speed pass."""
     kept = gates.load_gates().model_dump() | ANY_SPEED
-    (folder / "registry" / "baselines").mkdir(parents=True)
-    (folder / "registry" / "gates.yaml").write_text(json.dumps(kept))
+    (place / "registry" / "baselines").mkdir(parents=True)
+    (place / "registry" / "gates.yaml").write_text(json.dumps(kept))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("DRAFTWELL_MODELS", str(folder / "models"))
-        patch.setattr(gates, "HERE", folder / "registry")
-        yield folder
+        patch.setattr(gates, "HERE", place / "registry")
+        yield place
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +177,58 @@ def test_a_lossy_config_called_lossless_is_refused(champion: Path, release_now: 
         config.save(folder)
     assert done.exit_code == 1, (done.output, done.exception)
     assert suites(place / "gate.xml")[f"release {number}"] == ["identical outputs"]
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Path, release_now: Callable[[], int], call: Callable[..., Any],
+                                                                   few: tuple[Any, ...], place: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate is red for its deterministic part: the registry must not say that the release passed."""
+    import flows.gating
+    from components.gate import Check, GateVerdict
+
+    failed = GateVerdict((Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),))
+    monkeypatch.setattr(gates, "load_baseline", lambda pair: object())  # the shipped prompts do not fit into the tiny pair
+    monkeypatch.setattr(flows.gating, "judge_baseline", lambda *arguments: failed)
+    folder = champion / "artifacts" / "acceptance_table"
+    table = AcceptanceTable.load(folder)
+    AcceptanceTable([2 * total for total in table.total], [2 * accepted for accepted in table.accepted], table.provenance).save(folder)
+    try:
+        number = release_now()
+        done = call("gate", *few, "--junit", place / "gate.xml")
+    finally:
+        table.save(folder)
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert suites(place / "gate.xml") == {"deterministic counts, float32": ["vanilla_sd: target calls"], f"release {number}": []}
+    done = call("promote", "--release", number)
+    assert done.exit_code == 2
+    assert "its gate failed (vanilla_sd: target calls)" in done.stderr
+
+
+def test_a_mistyped_device_passes_no_gate(champion: Path, call: Callable[..., Any]) -> None:
+    done = call("gate", "--device", "gpu")
+    assert done.exit_code == 2
+    assert "there is no --device gpu" in done.stderr
+
+
+def test_a_registry_without_a_candidate_is_said(champion: Path, call: Callable[..., Any]) -> None:
+    done = call("gate", "--device", "cuda")
+    assert done.exit_code == 2, "the tiny pair has no baseline"
+    assert "release.tiny.cuda has no candidate" in done.stderr
+
+
+def test_the_gate_is_not_judged_on_what_was_tuned_on(champion: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    import flows.gating
+
+    seen: list[str] = []
+
+    def look(station: Any, prompts: Any, **options: Any) -> Any:
+        seen.extend(prompt.id for prompt in prompts)
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(flows.gating, "gate_release", look)
+    call("gate", "--release", 1)
+    assert seen == [prompt.id for prompt in demo_prompts()[-16:]]
 
 
 def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(champion: Path, call: Callable[..., Any], few: tuple[Any, ...],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,6 @@ from serving.runtime.types import DraftwellError
 from tests.flows import traffic
 
 STRATEGY, PARAMETERS = "lossy_sd", {"num_speculative_tokens": 5}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty folder to work in."""
-    folder = tmp_path_factory.mktemp("work")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("DRAFTWELL_MODELS", str(folder / "models"))
-        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,6 @@ from serving.runtime.pair_files import draftwell_home
 from serving.runtime.trace import TraceSet
 
 KINDS = ("verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty folder to work in."""
-    folder = tmp_path_factory.mktemp("work")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("DRAFTWELL_MODELS", str(folder / "models"))
-        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -28,16 +28,6 @@ from tests.flows.tiny_files import snapshot
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty folder to work in."""
-    folder = tmp_path_factory.mktemp("work")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("DRAFTWELL_MODELS", str(folder / "models"))
-        yield folder
-
-
-@pytest.fixture(scope="module")
 def station(place: Path, pair_file: Path) -> Station:
     return traffic.station_of(pair_file)
 

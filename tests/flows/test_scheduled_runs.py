@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -22,9 +23,14 @@ from uuid import UUID, uuid4
 
 import pytest
 import yaml
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.exceptions import PrefectHTTPStatusError
 
+from flows.schedules import KEPT_TURNS
 from flows.settings import PipelineSettings
+from flows.turns import LEASE
 from serving.runtime.trace import TraceSet
+from tests.flows import test_secrets
 from tests.flows.tiny_files import PROMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="looks processes up in /proc")]
@@ -32,6 +38,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self").is_dir
 REPO = Path(__file__).resolve().parent.parent.parent
 PATIENCE = 300.0
 """Seconds that anything may take on a busy machine."""
+SECRETS = {**{name: value for name, value in test_secrets.SECRETS.items() if name != "PREFECT_API_KEY"},  # the cloud's, instead of the next
+           "PREFECT_API_AUTH_STRING": "keeper:password-of-the-server"}
+"""What server and worker have in their environment; the last is asked for with every request."""
 MANY = 96
 """Prompts of the run that is killed: three shards."""
 
@@ -103,11 +112,13 @@ class Place:
         self.prompts = folder / "prompts.jsonl"
         self.prompts.write_text("".join(json.dumps({"prompt": f"{PROMPTS[i % len(PROMPTS)]} {i}"}) + "\n" for i in range(MANY + 2)))
         self.traces = self.home / "pairs" / "tiny" / "float32" / "traces"
-        self.environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1",
+        self.environment = {**os.environ, **SECRETS, "PREFECT_SERVER_API_AUTH_STRING": SECRETS["PREFECT_API_AUTH_STRING"],
+                            "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1",
                             "DRAFTWELL_HOME": str(self.home), "DRAFTWELL_MODELS": str(folder / "models"),
                             "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", "PREFECT_HOME": str(folder / "prefect"),
                             "PREFECT_API_URL": f"{self.url}/api", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
                             "PREFECT_WORKER_QUERY_SECONDS": "2",
+                            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": KEPT_TURNS,  # as under `make prefect-server`
                             "PREFECT_LOGGING_LEVEL": "INFO"}  # commands that other tests have called in this process want less
         self.server_log, self.worker_log = folder / "server.log", folder / "worker.log"
         self.worker: subprocess.Popen[bytes] | None = None
@@ -147,9 +158,10 @@ class Place:
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
         from prefect.client.orchestration import get_client
-        from prefect.settings import PREFECT_API_URL, temporary_settings
+        from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-        with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}), get_client(sync_client=True) as client:
+        ours = {PREFECT_API_URL: f"{self.url}/api", PREFECT_API_AUTH_STRING: SECRETS["PREFECT_API_AUTH_STRING"]}
+        with temporary_settings(ours), get_client(sync_client=True) as client:
             yield client
 
     def runs(self, deployment: UUID) -> list[Any]:
@@ -181,13 +193,18 @@ def ran(run: Any) -> Any:
     return over(run) and not run.state.is_cancelled()
 
 
+def serving(place: Place) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """The server of a place, while the block runs."""
+    port = place.url.rpartition(":")[2]
+    return running(place.server_log, place.environment, "prefect", "server", "start", "--host", "127.0.0.1", "--port", port)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, pair_file: Path) -> Iterator[Place]:
     """Server, deployments and worker."""
     made = Place(tmp_path_factory.mktemp("scheduled"), pair_file)
-    port = made.url.rpartition(":")[2]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(running(made.server_log, made.environment, "prefect", "server", "start", "--host", "127.0.0.1", "--port", port))
+        stack.enter_context(serving(made))
         wait_for("the server", made.answers, made.server_log)
         made.said = made.schedule()  # type: ignore[attr-defined]
         made.worker = stack.enter_context(running(made.worker_log, made.environment, "prefect", "worker", "start", "--pool", "draftwell",
@@ -227,7 +244,7 @@ def test_the_run_is_visible_in_prefect(place: Place, first: Any) -> None:
     with place.client() as client:
         tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[first.id])))
         shown = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["collection-tiny"])))
-    assert {task.name.rpartition("-")[0] for task in tasks} == {"collection"}
+    assert {task.name.rpartition("-")[0] for task in tasks} == {"collection", "take prompts of served traffic"}
     assert json.loads(shown[-1].data)[0]["digest"]
 
 
@@ -329,3 +346,37 @@ def test_parameters_that_nobody_knows_are_refused(place: Place, deployment: Any)
 
     with place.client() as client, pytest.raises(PrefectHTTPStatusError, match=r"409|422"):
         client.create_flow_run_from_deployment(deployment.id, parameters={"settings": {"pair": "tiny", "trails": 3}})
+
+
+def test_secrets_are_in_no_log_and_no_state(place: Place, first: Any) -> None:
+    """Of server, worker and the runs before; that the search finds what there is is test_secrets.py's."""
+    with place.client() as client:
+        assert client.read_flow_run(first.id).state.is_completed(), "with the password"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{place.url}/api/admin/version", timeout=5)
+    assert {"server.log", "worker.log", "prefect", "draftwell"} <= {path.name for path in place.folder.iterdir()}
+    assert test_secrets.leaks(place.folder, SECRETS) == []
+
+
+def test_a_turn_that_is_held_while_the_server_dies_comes_back(tmp_path: Path, pair_file: Path) -> None:
+    """Slots are counted in the database; with leases in memory nobody would know, after a restart, that one is to be given back."""
+    place = Place(tmp_path, pair_file)
+
+    def take() -> bool:
+        with place.client() as client, contextlib.suppress(PrefectHTTPStatusError):  # 423: held
+            client.increment_concurrency_slots_with_lease(["pair-tiny"], 1, "concurrency", LEASE)
+            return True
+        return False
+
+    with serving(place) as server:
+        wait_for("the server", place.answers, place.server_log)
+        with place.client() as client:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="pair-tiny", limit=1))
+        assert take()
+        assert not take()
+        for pid in descendants(server.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    with serving(place):
+        wait_for("the server", place.answers, place.server_log)
+        wait_for("the turn", take, place.server_log)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from components.prompts import Prompt
-from flows import scheduled, served
+from flows import monitoring, scheduled, served
 from flows.context import prompts_of
+from flows.failures import worth_retrying
 from flows.settings import TrafficSettings
 from flows.workspace import Workspace
 from serving.runtime.trace import TraceSet
+from serving.runtime.types import DraftwellError
 from tests.flows import traffic
 
 
@@ -69,6 +73,18 @@ def test_prompts_stay_those_of_the_collection_while_the_spool_grows(settings: Tr
         file.writelines(json.dumps({"prompt": prompt.prompt}) + "\n" for prompt in traffic.prompts(10, seed=9, words=traffic.OTHERS))
     assert prompts_of(served.on_taken(settings, space)) == before
     assert taken(settings, space) != before
+
+
+def test_a_registry_that_is_away_is_waited_for(settings: TrafficSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken for "nothing to compare with", prompts of all temperatures would be collected on."""
+    def away(*arguments: Any) -> None:
+        raise DraftwellError("the registry failed") from ConnectionError("refused")
+
+    serve(settings, 30)
+    monkeypatch.setattr(monitoring, "served", away)
+    with pytest.raises(DraftwellError, match="the registry failed") as caught:
+        served.take_prompts(settings, space)
+    assert worth_retrying(None, None, SimpleNamespace(data=caught.value))
 
 
 def test_too_few_or_none(settings: TrafficSettings, space: Workspace) -> None:
