@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 Log = Callable[[str, float, int], None]
 
 COLUMNS = ("prompt_id", "kind", "position", "prompt_tokens", "token", "draft_token", "draft_q", "draft_p", "ratio", "confidence")
-FIGURES = ("loss", "constant_loss", "kl", "correlation", "mean_label", "mean_prediction", "auc", "constant_auc", "confidence_auc",
-           "calibration_error")
+FIGURES = ("loss", "constant_loss", "kl", "correlation", "mean_label", "mean_prediction", "prevalence", "auc", "constant_auc",
+           "confidence_auc", "calibration_error")
 MIXING, MISMATCH, EPOCHS = 0.15, 6.0, 3
 RATE, BATCH, WARMUP = 1e-3, 16, 0.03
 
@@ -58,10 +58,10 @@ def train_acceptance_head(pair: LoadedPair, trace: TraceSet, provenance: Provena
     Returns:
         the head and a report: rows and prompts of each split, `left_out` test prompts, and of the test prompts `loss` (weighted
         cross-entropy), `constant_loss` (of the best constant), `kl` (unweighted, in nats), `correlation` of prediction and label,
-        `mean_label`, `mean_prediction`; `auc` of "the target accepts", at the trace's temperature, beside `constant_auc` (a constant
-        ranks nothing: .5) and `confidence_auc` (of the score C), and `intervals` of the first and last and of their difference, by a
-        bootstrap over prompts (AUCs and intervals are None where all are accepted, or none); `reliability` of the predictions against
-        the soft label, and its `calibration_error`.
+        `mean_label`, `mean_prediction`; `prevalence` of "the target accepts", at the trace's temperature, its `auc`, beside
+        `constant_auc` (a constant ranks nothing: .5) and `confidence_auc` (of the score C), and `intervals` of prevalence, `auc`,
+        `confidence_auc` and the AUCs' difference, by a bootstrap over prompts (AUCs and intervals are None where all are accepted, or
+        none); `reliability` of the predictions against the soft label, and its `calibration_error`.
     Raises:
         DraftwellError: a trace without the target's own texts, too few prompts, a draft without hidden states, NaN.
     """
@@ -257,14 +257,16 @@ def ranking_of(test: Examples, score: np.ndarray) -> dict[str, Any]:
     """
     assert test.accepted is not None
     chance = test.accepted
+    known = {"prevalence": float(chance.mean())}
     label = np.repeat([True, False], len(test))
     weight = np.concatenate([chance, 1 - chance])
     kept = weight > 0
     label, weight = label[kept], weight[kept]
     if label.all() or not label.any():
-        return {"auc": None, "constant_auc": None, "confidence_auc": None, "intervals": None}
+        return {**known, "auc": None, "constant_auc": None, "confidence_auc": None, "intervals": None}
     scores, confidence = np.tile(score, 2)[kept], np.tile(test.confidence, 2)[kept]
     names, prompt = np.unique(np.tile(test.prompt, 2)[kept], return_inverse=True)
     ends = intervals(label, scores, confidence, prompt, weight=weight) if len(names) > 1 else None
-    return {"auc": auc_of(label, scores, weight), "constant_auc": 0.5, "confidence_auc": auc_of(label, confidence, weight),
-            "intervals": ends and {"auc": ends["auc"], "confidence_auc": ends["baseline_auc"], "gain": ends["gain"]}}
+    return {**known, "auc": auc_of(label, scores, weight), "constant_auc": 0.5, "confidence_auc": auc_of(label, confidence, weight),
+            "intervals": ends and {"prevalence": ends["prevalence"], "auc": ends["auc"], "confidence_auc": ends["baseline_auc"],
+                                   "gain": ends["gain"]}}

@@ -84,7 +84,9 @@ def quality_table(report: Mapping[str, Any]) -> str:
                          number(entry.get("target_argmax_share"), ".1%"), number(entry.get("kl"), ".3f"),
                          number(entry.get("rouge_l"), ".1f"), number(entry.get("rouge_l_difference"), "+.1f"),
                          number(entry.get("rescued_share"), ".1%"), floors[entry.get("holds_floor")]])
-    columns = ("lossy strategy", "over vanilla_sd", "argmax share", "KL, nats", rouge_l_column(report), "± vanilla", "rescued",
+    # Of samples it is KL(π ‖ p) + H(π) − H(p), no divergence (`quality.agreement`): it may be negative.
+    divergence = "KL, nats" if report["settings"]["temperature"] == 0 else "excess surprisal, nats"
+    columns = ("lossy strategy", "over vanilla_sd", "argmax share", divergence, rouge_l_column(report), "± vanilla", "rescued",
                "floor")
     return markdown(columns, rows) if rows else ""
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.decoding import decode_all, room
-from components.prompts import Prompt, ids_of
+from components.decoding import decode_all, encode_all, room
+from components.prompts import Prompt, prompts_digest
+from components.trace_checks import check_rollouts, targets_own
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.artifacts.acceptance_table import EDGES, AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
@@ -21,7 +22,7 @@ from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies import Kit
 from serving.runtime.strategies.vanilla_sd import VanillaSD
-from serving.runtime.trace import TraceSet
+from serving.runtime.trace import TraceError, TraceSet
 from serving.runtime.types import Draft, DraftwellError, Step, Verdict
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
 
-TABLE_COLUMNS = ("prompt_id", "turn", "kind", "position", "token", "rollout_tokens", "rollout_confidence")
+TABLE_COLUMNS = ("prompt_id", "turn", "kind", "temperature", "position", "token", "rollout_tokens", "rollout_confidence")
 MEMORY_COLUMNS = ("kind", "temperature", "draft_token", "draft_q", "draft_p", "correction")
 
 
@@ -41,12 +42,12 @@ def build_acceptance_table(trace: TraceSet | pa.Table, provenance: Provenance, *
     with the first token that differs. Those tokens are judged; what lies behind them, or behind the text's end, is not.
 
     Raises:
-        DraftwellError: the trace holds no text of the target.
+        DraftwellError: as in `greedy_rows`, or no token was judged.
     """
-    table = trace.read(TABLE_COLUMNS) if isinstance(trace, TraceSet) else trace
+    rows = greedy_rows(trace)
     bins = len(EDGES) + 1
     total, accepted = [0] * bins, [0] * bins
-    for confidence, kept in judged_tokens(targets_own(table)):
+    for confidence, kept in judged_tokens(rows):
         b = AcceptanceTable.bin_of(confidence)
         total[b] += 1
         accepted[b] += kept
@@ -60,18 +61,29 @@ def build_acceptance_table(trace: TraceSet | pa.Table, provenance: Provenance, *
     return AcceptanceTable(total, accepted, made)
 
 
-def targets_own(table: pa.Table) -> pa.Table:
-    """The rows whose text the target wrote: elsewhere the text does not say what it would have accepted."""
+def greedy_rows(trace: TraceSet | pa.Table) -> pa.Table:
+    """What `judged_tokens` reads of the target's own greedy texts.
+
+    Raises:
+        DraftwellError: no text of the target, texts that were sampled, no rollouts along them, or figures that are not finite.
+    """
     import pyarrow.compute as pc
 
-    rows = table.filter(pc.equal(table.column("kind"), "target"))
-    if rows.num_rows == 0:
-        raise DraftwellError("the trace holds no text of the target: collect with the prefix kind target")
+    rows = targets_own(trace.read(TABLE_COLUMNS) if isinstance(trace, TraceSet) else trace)
+    # There a rollout's first token is one that the target rejects, drawn from norm(max(0, q − p)): drafts would look far too bad.
+    if (hottest := pc.max(rows.column("temperature")).as_py()) > 0:
+        raise TraceError(f"the trace was sampled at temperature {hottest:g}, and acceptance is counted on greedy texts: collect one at "
+                         "temperature 0 (`draftwell collect --temperature 0`)")
+    check_rollouts(rows)
     return rows
 
 
 def judged_tokens(rows: pa.Table) -> list[tuple[float, bool]]:
-    """(confidence, accepted) of every judged token of every rollout, text by text."""
+    """(confidence, accepted) of every judged token of every rollout, text by text.
+
+    Args:
+        rows: of `greedy_rows`.
+    """
     names = ("prompt_id", "turn", "position", "token", "rollout_tokens", "rollout_confidence")
     columns = rows.select(names).to_pydict()
     texts: dict[tuple[Any, Any], list[int]] = {}
@@ -116,18 +128,21 @@ def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provena
         gamma: draft tokens a round, 6 in the paper.
         batch: requests at once, as far as the pair has slots. But for near-ties the counts do not depend on it.
     Raises:
-        DraftwellError: no prompts, a pair without draft, a prompt that is too long.
+        DraftwellError: no prompts, a pair without draft.
+        ContextTooLong: a prompt is too long; nothing has been decoded then.
     """
     if not prompts:
         raise DraftwellError("there are no prompts to learn corrections from: name a file that holds some")
+    encoded = encode_all(pair, prompts, max_tokens, RecordingSD.roles)
     config = VanillaSD.Config(num_speculative_tokens=gamma)
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     recorders = [RecordingSD(config, Kit()) for _ in prompts]
-    requests = [(ids_of(pair, prompt), replace(base, seed=seed + i)) for i, prompt in enumerate(prompts)]
+    requests = [(ids, replace(base, seed=seed + i)) for i, ids in enumerate(encoded)]
     engine = pair.engine()
     decode_all(engine, requests, recorders, room(engine, batch),
                (lambda done: progress(done, len(requests), "correction memory")) if progress else None)
-    settings = {"temperature": temperature, "gamma": gamma, "max_tokens": max_tokens, "prompts": len(prompts), "seed": seed}
+    settings = {"temperature": temperature, "gamma": gamma, "max_tokens": max_tokens, "prompts": len(prompts),
+                "prompts_digest": prompts_digest(prompts), "seed": seed}
     return remember([rejection for one in recorders for rejection in one.rejections], provenance, settings, log)
 
 

@@ -10,9 +10,8 @@ import torch
 
 from components.constraints import Constraints, Judge
 from components.contest import Config, Evaluate, QualityOf
-from components.evaluation import prompts_digest
 from components.halving import PLAIN
-from components.prompts import Prompt
+from components.prompts import Prompt, prompts_digest
 from components.pyramid_model import predict_pyramids
 from components.search import Search, Trial
 from components.search_space import MEASURED, REPLAYED

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from components.evaluation import prompts_digest
 from components.measuring import Config, Progress, labels_of
-from components.prompts import Prompt, ids_of
+from components.prompts import Prompt, ids_of, prompts_digest
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from components.prompts import Prompt, ids_of
 from serving.runtime.engine import Engine, Job
+from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Strategy
-from serving.runtime.types import Sampling
+from serving.runtime.types import ContextTooLong, Role, Sampling
 
 Request = tuple[Sequence[int], Sampling]
 
@@ -42,6 +44,24 @@ def decode_all(engine: Engine, requests: Sequence[Request], strategies: Sequence
         for job in running:  # after an error the slots must come back
             engine.cancel(job)
     return [job.output for job in jobs]
+
+
+def encode_all(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int, roles: Iterable[Role]) -> list[list[int]]:
+    """Token ids of all prompts, each of which fits beside `max_tokens` more: who is to decode many says so before the first.
+
+    Args:
+        roles: of the models that will read them; those that the pair lacks are not asked.
+    Raises:
+        ContextTooLong: a prompt is too long for one of these models; it is named.
+    """
+    encoded = [ids_of(pair, prompt) for prompt in prompts]
+    role = min(sorted(role for role in set(roles) if role in pair.models), key=lambda role: pair.models[role].max_context)
+    context = pair.models[role].max_context
+    for prompt, ids in zip(prompts, encoded, strict=True):
+        if len(ids) + max_tokens > context:
+            raise ContextTooLong(f"prompt {prompt.id} has {len(ids)} tokens, which with {max_tokens} more exceed the {role}'s context of "
+                                 f"{context}: shorten it, leave it out, or ask for fewer tokens")
+    return encoded
 
 
 def room(engine: Engine, wanted: int) -> int:

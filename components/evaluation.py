@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +12,7 @@ from components.machine import describe_machine
 from components.measuring import Config, Log, Progress, StrategyContender, contenders_of, measure, naming
 from components.memory import peaks_over_models
 from components.peers import load_peers
-from components.prompts import Prompt, context_of, ids_of, several_turns
+from components.prompts import Prompt, ids_of, prompts_digest, several_turns
 from components.quality import argmax_matches
 from components.threads import using_threads
 from serving.runtime.pair import LoadedPair
@@ -133,11 +131,6 @@ def memory_peaks(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts:
 def gamma_of(configs: Sequence[Config]) -> int:
     """Draft length of the first vanilla_sd in the run, else its default: peers draft as many tokens."""
     return gamma_of_parameters(dict(next((parameters for name, parameters in configs if name == "vanilla_sd"), {})))
-
-
-def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """sha256 over ids, first turns and what stands before these, in order."""
-    return hashlib.sha256(json.dumps([[p.id, *context_of(p)] for p in prompts]).encode()).hexdigest()
 
 
 def log_figures(entries: dict[str, dict[str, Any]], log: Log) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.calibration import TABLE_COLUMNS, judged_tokens, targets_own
+from components.calibration import greedy_rows, judged_tokens
 from components.gate import Prediction
 from components.verifier_data import Examples, read_examples, split_by_prompt
 from components.verifier_fit import Line, sigmoid
@@ -52,10 +52,14 @@ def predictions(candidate: Mapping[str, Artifact], champion: Mapping[str, Artifa
 
 
 def table_prediction(table: AcceptanceTable, rival: AcceptanceTable, trace: TraceSet, against: str) -> Prediction:
-    """Two tables over the tokens that greedy speculative decoding judges in the target's own texts."""
+    """Two tables over the tokens that greedy speculative decoding judges in the target's own texts.
+
+    Raises:
+        DraftwellError: as in `greedy_rows`: a sampled trace does not tell.
+    """
     import pyarrow.compute as pc
 
-    rows = targets_own(trace.read(TABLE_COLUMNS))
+    rows = greedy_rows(trace)
     mine, theirs, counts = [], [], []
     for prompt in pc.unique(rows.column("prompt_id")).to_pylist():
         judged = judged_tokens(rows.filter(pc.equal(rows.column("prompt_id"), prompt)))

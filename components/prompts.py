@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,6 +126,11 @@ def ids_of(pair: LoadedPair, prompt: Prompt) -> list[int]:
 def context_of(prompt: Prompt) -> list[Any]:
     """All that a first answer depends on, as plain JSON: the first turn, and what stands before it where there is something."""
     return [prompt.prompt, *prompt.messages, *(["raw"] if prompt.raw else [])]
+
+
+def prompts_digest(prompts: Sequence[Prompt]) -> str:
+    """sha256 over ids, first turns and what stands before these, in order."""
+    return hashlib.sha256(json.dumps([[p.id, *context_of(p)] for p in prompts]).encode()).hexdigest()
 
 
 def several_turns(prompts: Sequence[Prompt]) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from components.head_scores import with_recorded_head
 from components.replay_costs import Costs, costs_of
+from components.trace_checks import check_rollouts, greedy_header, targets_own
 from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.models.trace_model import TracedText, TraceModel
@@ -21,7 +22,7 @@ from serving.runtime.session import Session
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.strategies.draft_verify import SAMPLED
-from serving.runtime.trace import TraceError, TraceSet
+from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError, Overlap, Role, Sampling
 
 COLUMNS = ("prompt_id", "turn", "kind", "position", "prompt_tokens", "token", "rollout_tokens", "rollout_confidence", "rollout_entropy")
@@ -73,26 +74,25 @@ def read_texts(trace: TraceSet, limit: int | None = None) -> Texts:
     """The target's own greedy texts of a trace.
 
     Raises:
-        TraceError: the trace holds none, or is not fit to be read.
+        DraftwellError: the trace was sampled, holds none, or is not fit to be read.
     """
-    header = trace.header
-    if header.temperature > 0:
-        raise TraceError(f"{trace.folder} was sampled at temperature {header.temperature}: replay needs one collected at 0")
+    header = greedy_header(trace)
     columns, parts = target_rows(trace, COLUMNS)
     return Texts([text_of(columns, part) for part in parts][:limit], header.max_tokens, frozenset(header.stop_token_ids), header.rollout)
 
 
 def target_rows(trace: TraceSet, names: Sequence[str]) -> tuple[dict[str, list[Any]], list[slice]]:
-    """Columns of a trace, and the rows of each text that the target wrote."""
-    columns = {name: column.to_pylist() for name, column in zip(names, trace.read(names).columns, strict=True)}
+    """Columns of a trace, and the rows of each text that the target wrote.
+
+    Raises:
+        DraftwellError: there are none, no rollouts along them, or figures that are not finite.
+    """
+    table = trace.read(names)
+    check_rollouts(targets_own(table))
+    columns = {name: column.to_pylist() for name, column in zip(names, table.columns, strict=True)}
     starts = [i for i, position in enumerate(columns["position"]) if position == 0]
-    parts = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(columns["position"])], strict=True)
-             if columns["kind"][start] == "target"]
-    if not parts:
-        raise TraceError(f"{trace.folder} holds no text written by the target: collect with the prefix kind target")
-    if any(columns["rollout_tokens"][part.start] is None for part in parts):
-        raise TraceError(f"{trace.folder} holds no rollouts along the target's texts: collect with rollouts for them")
-    return columns, parts
+    return columns, [slice(start, end) for start, end in zip(starts, [*starts[1:], len(columns["position"])], strict=True)
+                     if columns["kind"][start] == "target"]
 
 
 def text_of(columns: Mapping[str, list[Any]], rows: slice) -> TracedText:

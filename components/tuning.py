@@ -17,13 +17,13 @@ import torch
 from components.candidates import EXPLORE_TOKENS, Explorer, choose_strategies, unfit_champion
 from components.constraints import Beside, Constraints, Judge
 from components.contest import Config, Evaluate, QualityOf, label_of
-from components.evaluation import prompts_digest
+from components.decoding import encode_all
 from components.evidence import artifacts_of, evidence_of, rollouts_of
 from components.halving import PLAIN, halve, named
 from components.head_scores import score_rollouts
 from components.ledger import Ledger
 from components.machine import describe_machine
-from components.prompts import Prompt
+from components.prompts import Prompt, prompts_digest
 from components.replay import Texts, read_texts
 from components.search import Log, Progress, Search, Trial, fastest_vanilla, shortlist
 from components.search_space import MEASURED, REPLAYED, key
@@ -73,7 +73,7 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
         trials: replays in all.
         explore: configs of each strategy that no replay can predict, measured on 2 prompts × 24 tokens.
         measure_top: replayed configs that enter the halving; of the explored ones half as many do, rounded up.
-        max_tokens: length of text that is predicted; at most the trace's own counts.
+        max_tokens: tokens per prompt, as `evaluate` measures them; predictions are of as many, or of all that the trace's texts have.
         overlap: whether forwards that a strategy overlaps run at once.
         study: SQLite file of trials, so that a run that was cut short goes on; None keeps them in memory.
         named_study: the user chose that file, so a search of another kind in it is refused.
@@ -82,6 +82,7 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
             always made here, one at a time, because they are timings.
         log: called with ("predicted_seconds_per_token/<strategy>", value, trial).
     Raises:
+        ContextTooLong: a prompt is too long for a model that may read it; nothing has been replayed or measured then.
         DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit strategy, a study of another search, a
             measurement that is no number.
     """
@@ -96,6 +97,8 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
     names, left_out = choose_strategies(pair, kit, strategies, constraints.lossless_only, quality)
     if champion is not None and (why := unfit_champion(pair, kit, champion, quality)):
         left_out["champion"], champion = why, None
+    wanted = [PLAIN[0], *names, *([champion[0]] if champion is not None else [])]
+    encode_all(pair, prompts, max_tokens, {role for name in wanted for role in find_strategy(name).roles})  # else the last rung may say so
     texts, digest = texts_for(pair, trace, kit, names), trace.digest()
     studies = Studies(study, seed, named=named_study)
     search = Search(texts, kit, profile, min(max_tokens, texts.max_tokens), overlap, studies, digest)
@@ -136,7 +139,8 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
         "constraints": vars(constraints), "left_out": left_out, "rollouts": rollouts_of(search, names, replayed),
         "trace_digest": digest, "artifacts": artifacts_of(kit), "fingerprint": pair.fingerprint, "padded_to": pair.padded_to,
         "device_class": profile.provenance.device_class, "machine": describe_machine(pair), "prompts": len(prompts),
-        "prompts_digest": prompts_digest(prompts), "max_tokens": search.max_tokens, "seed": seed}
+        "prompts_digest": prompts_digest(prompts), "max_tokens": max_tokens, "replayed_tokens": search.max_tokens,
+        "seed": seed}
     return Tuned(strategy, parameters, evidence)
 
 

@@ -28,7 +28,8 @@ TRIAL_COLUMNS = ("config", "ms per token", "target calls per token", "divergence
 SHOWN_TRIALS = 200
 """Trials in the report, the fastest; the evidence has all."""
 FACTS = {"device_class": "machine class", "machine": "machine", "padded_to": "target padded to parameters", "prompts": "prompts measured",
-         "max_tokens": "tokens per prompt", "seed": "seed", "constraints": "constraints", "champion": "champion",
+         "max_tokens": "tokens per prompt, measured", "replayed_tokens": "tokens per text, replayed", "seed": "seed",
+         "constraints": "constraints", "champion": "champion",
          "fingerprint": "pair fingerprint", "trace_digest": "traces", "artifacts": "artifacts", "prompts_digest": "prompts' digest"}
 """Key of the evidence → its words."""
 MACHINE = ("device_name", "cores", "threads", "dtype", "device", "commit")

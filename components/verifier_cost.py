@@ -1,22 +1,23 @@
-"""What a verifier's score costs, beside the draft forward whose token it judges."""
+"""What the score of a verifier or an acceptance head costs, beside the draft forward whose token it judges."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
 
 from components.profiling import filler, synchronise
-from serving.runtime.artifacts.verifier import Verifier
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import DraftwellError, Forward
+from serving.runtime.types import DraftwellError, Forward, Rows
 
 
-def time_score(pair: LoadedPair, verifier: Verifier, *, repeats: int = 100, context: int = 128) -> dict[str, float]:
+def time_score(pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats: int = 100, context: int = 128) -> dict[str, float]:
     """Median times of a score and of a one-token draft forward, measured in turn, at temperature 0.
 
     Each score is of a row that nobody has looked at but to draw its token, as SPRINTER's loop does; the first, cold ones are dropped.
 
     Args:
+        score: of a row and the token that was drafted from it.
         context: tokens in the draft's slot, fewer where they do not fit.
     Returns:
         `score_us` and `draft_us`, microseconds, and `share`, the one over the other.
@@ -41,7 +42,7 @@ def time_score(pair: LoadedPair, verifier: Verifier, *, repeats: int = 100, cont
             row = output.rows(sampling)
             token = row.top[0]
             start = time.perf_counter()
-            verifier.score_drafted(row, row, token)
+            score(row, token)
             scored.append(time.perf_counter() - start)
     finally:
         model.close(slot)

@@ -6,11 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from logging import INFO
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from prefect.logging.loggers import LoggingAdapter
+from logging import INFO, Logger, LoggerAdapter
+from typing import Any
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -24,7 +21,7 @@ def announce(line: str) -> None:
     sys.stderr.flush()
 
 
-def run_log() -> LoggingAdapter | None:
+def run_log() -> Logger | LoggerAdapter[Any] | None:
     """The log of the flow or task that runs here; None outside of one, and where lines like these are not kept."""
     if "prefect" not in sys.modules:
         return None

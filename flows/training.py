@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from flows.stations import Station
 
 if TYPE_CHECKING:
     from components.prompts import Prompt
+    from serving.runtime.artifacts.base import Artifact
     from serving.runtime.trace import TraceSet
+    from serving.runtime.types import Rows
 
 AT_ONCE = 8
 """Requests that fill the correction memory together, as far as the pair has slots."""
@@ -26,7 +28,6 @@ def train(station: Station, traces: TraceSet, *, test: TraceSet | None = None, r
     from components.plots import verifier_plots
     from components.provenance import provenance
     from components.reports import write_text
-    from components.verifier_cost import time_score
     from components.verifier_report import verifier_markdown
     from components.verifier_training import train_verifier
 
@@ -34,10 +35,7 @@ def train(station: Station, traces: TraceSet, *, test: TraceSet | None = None, r
     origin = provenance(station.pair, trace_digest=traces.digest())
     verifier, report = train_verifier(traces, origin, test=test, ratio=ratio, wanted_false_positive=wanted_false_positive,
                                       features=features, seed=seed)
-    report["cost"] = time_score(station.pair, verifier)
-    cost = {"score_us": report["cost"]["score_us"], "score_share": report["cost"]["share"]}
-    metrics = {**verifier.provenance.metrics, **cost}
-    verifier.provenance = verifier.provenance.model_copy(update={"metrics": metrics})
+    with_cost(station, verifier, report, lambda row, token: verifier.score_drafted(row, row, token))
     station.workspace.save(verifier)
     verifier_plots(report, station.workspace.reports)
     station.stamp(verifier.kind)
@@ -59,11 +57,21 @@ def train_head(station: Station, traces: TraceSet, *, test: TraceSet | None = No
 
     check_drawing()
     head, report = train_acceptance_head(station.pair, traces, provenance(station.pair, trace_digest=traces.digest()), test=test, seed=seed)
+    with_cost(station, head, report, lambda row, token: head.acceptance(row.hidden(0)))
     station.workspace.save(head)
     acceptance_head_plot(report, station.workspace.reports / "acceptance_head.png")
     station.stamp(head.kind)
     station.report("acceptance_head", report)
     return report
+
+
+def with_cost(station: Station, trained: Artifact, report: dict[str, Any], score: Callable[[Rows, int], float]) -> None:
+    """Measure what a score takes, and write it into the report and among the artifact's metrics."""
+    from components.verifier_cost import time_score
+
+    report["cost"] = time_score(station.pair, score)
+    cost = {"score_us": report["cost"]["score_us"], "score_share": report["cost"]["share"]}
+    trained.provenance = trained.provenance.model_copy(update={"metrics": {**trained.provenance.metrics, **cost}})
 
 
 def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
@@ -73,9 +81,10 @@ def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, 
     from components.profiling import profile
     from components.provenance import provenance
 
-    made_of = provenance(station.pair, trace_digest=traces.digest())
-    table = build_acceptance_table(traces, made_of)
-    memory = build_correction_memory(station.pair, prompts, made_of, max_tokens=max_tokens, batch=AT_ONCE, progress=station.bar)
+    table = build_acceptance_table(traces, provenance(station.pair, trace_digest=traces.digest()))
+    # The memory never reads the traces: it names the prompts that it was decoded from.
+    memory = build_correction_memory(station.pair, prompts, provenance(station.pair), max_tokens=max_tokens, batch=AT_ONCE,
+                                     progress=station.bar)
     times = profile(station.pair, provenance(station.pair))
     for artifact in (table, memory, times):
         station.workspace.save(artifact)

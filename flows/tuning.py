@@ -36,12 +36,17 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     from components.constraints import Constraints
     from components.contest import Contest, Reader
     from components.provenance import provenance
+    from components.trace_checks import greedy_header
     from components.tuning import tune as run
     from flows.runners import spread_replays
     from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import STRATEGIES
 
     space, pair = station.workspace, station.pair
+    traced = greedy_header(traces).max_tokens  # before the kit, which may take the time to measure a hardware profile
+    if traced < max_tokens:
+        space.say(f"predicting texts of {traced} tokens, which is all that the trace has, and measuring {max_tokens}: collect with "
+                  f"--max-tokens {max_tokens} to have both of one length")
     constraints = Constraints(lossless_only, max_quality_loss, max_cost_ratio)
     kit = space.kit(pair, STRATEGIES)
     profile: Any = kit.artifacts.get("hardware_profile")

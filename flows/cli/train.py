@@ -62,10 +62,11 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
     ends = report["intervals"] or {}
     typer.echo("  ".join(f"{name} {told(value)}" + (" [{:.3f}, {:.3f}]".format(*ends[name]) if name in ends else "")
                          for name, value in report.items() if isinstance(value, int | float)))
+    cost = report["cost"]
+    taken = f"a score takes {cost['score_us']:.0f} µs, {100 * cost['share']:.1f} % of a draft forward"
     if kind is Trained.VERIFIER:
-        cost = report["cost"]
-        typer.echo(f"features {'+'.join(report['features'])}; a score takes {cost['score_us']:.0f} µs, {100 * cost['share']:.1f} % of a "
-                   f"draft forward; report: {opened.workspace.reports / 'verifier.md'}")
+        taken = f"features {'+'.join(report['features'])}; {taken}; report: {opened.workspace.reports / 'verifier.md'}"
+    typer.echo(taken)
 
 
 def told(value: float) -> str:

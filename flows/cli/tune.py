@@ -33,9 +33,10 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
          column: Column = None, max_tokens: MaxTokens = 64,
          trials: Annotated[int, typer.Option("--trials", min=1, help="Configurations tried by replay.")] = 60,
          lossless_only: Annotated[bool, typer.Option("--lossless-only/--allow-lossy", help="Choose among lossless ones only.")] = True,
-         max_quality_loss: Annotated[float, typer.Option(
+         max_quality_loss: Annotated[float | None, typer.Option(
              "--max-quality-loss", min=0, max=1,
-             help="Of a lossy choice: share of the target's own argmax tokens that it may lose against plain decoding.")] = 0.1,
+             help="Of a lossy choice: share of the target's own argmax tokens that it may lose against plain decoding; 0.1 if left "
+                  "out.")] = None,
          max_cost_ratio: Annotated[float | None, typer.Option(
              "--max-cost-ratio", min=0.01,
              help="Target calls per token, at most, over those of vanilla SD at its fastest gamma; no limit if left out.")] = None,
@@ -56,10 +57,13 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
     rows = load(prompts, limit, split=split, column=column)
     if study is not None:
         check_output(study)
+    if lossless_only and max_quality_loss is not None:
+        say("--max-quality-loss changes nothing without --allow-lossy: lossless strategies lose no quality")
     fan = fan_for(runner, workers, threads, device)
     with station("tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target) as opened:
         tuned = tuning.tune(opened, stations.open_trace(opened, traces), rows, max_tokens=max_tokens, trials=trials,
-                            lossless_only=lossless_only, max_quality_loss=max_quality_loss, max_cost_ratio=max_cost_ratio,
+                            lossless_only=lossless_only, max_quality_loss=0.1 if max_quality_loss is None else max_quality_loss,
+                            max_cost_ratio=max_cost_ratio,
                             study=study, keep=pad_target is None, fan=fan)
     if publish and pad_target is None:
         made = stations.publish(opened, {}, device=opened.pair.device.partition(":")[0])

@@ -90,7 +90,8 @@ def test_a_chance_counts_on_both_sides() -> None:
     expected = roc_auc_score(drawn.ravel(), np.tile(score, 4000))
     assert ranking_of(examples, score)["auc"] == pytest.approx(expected, abs=0.01)
     certain = Examples({}, chance, chance, examples.prompt, accepted=np.ones(60, np.float32))
-    assert ranking_of(certain, score) == {"auc": None, "constant_auc": None, "confidence_auc": None, "intervals": None}
+    assert ranking_of(examples, score)["prevalence"] == pytest.approx(drawn.mean(), abs=0.01)
+    assert ranking_of(certain, score) == {"prevalence": 1.0, "auc": None, "constant_auc": None, "confidence_auc": None, "intervals": None}
 
 
 def test_the_label_is_the_raw_chance_of_acceptance() -> None:

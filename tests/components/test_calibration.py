@@ -2,17 +2,18 @@
 
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 import torch
 
 from components.calibration import build_acceptance_table, build_correction_memory, correction_memory_from_trace
 from components.collection import collect
-from components.prompts import Prompt
+from components.prompts import Prompt, prompts_digest
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.sampling import Streams, residual, warp
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import DraftwellError
+from serving.runtime.types import ContextTooLong, DraftwellError
 from tests.components.tiny import llama_pair, table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
@@ -57,6 +58,31 @@ def test_texts_by_others_than_the_target_do_not_count(tmp_path):
             build(drafted, ORIGIN)
 
 
+def test_a_sampled_trace_makes_no_table_but_a_memory(tmp_path):
+    """Its rollouts begin with tokens that the target rejects, so that hardly any of them looks accepted."""
+    sampled = collect(table_pair(), PROMPTS, tmp_path / "t", max_tokens=24, temperature=0.6, rollout=3)
+    for trace in (sampled, sampled.read()):
+        with pytest.raises(DraftwellError, match=r"sampled at temperature 0\.6.*collect one at temperature 0"):
+            build_acceptance_table(trace, ORIGIN)
+    assert correction_memory_from_trace(sampled, ORIGIN).counts
+
+
+def with_column(rows: pa.Table, name: str, values: list) -> pa.Table:
+    place = rows.schema.get_field_index(name)
+    return rows.set_column(place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type))
+
+
+def test_rows_without_rollouts_or_with_nan_are_refused(tmp_path):
+    rows = collect(table_pair(), PROMPTS, tmp_path / "t", max_tokens=6, rollout=3).read()
+    figures = rows.column("rollout_confidence").to_pylist()
+    figures[4] = [0.5, float("nan"), 0.5]
+    cases = {"no rollouts": with_column(rows, "rollout_tokens", [None] * len(rows)),
+             "NaN or infinity in rollout_confidence": with_column(rows, "rollout_confidence", figures), "no rows": rows.slice(0, 0)}
+    for words, bad in cases.items():
+        with pytest.raises(DraftwellError, match=words):
+            build_acceptance_table(bad, ORIGIN)
+
+
 def slow_rejections(pair, prompt: Prompt, seed: int, max_tokens: int, gamma: int) -> tuple[list[int], Counter]:
     """Leviathan's algorithm on the tables, written out."""
     sampling = pair.sampling(max_tokens=max_tokens, temperature=0.6, seed=seed)
@@ -98,6 +124,7 @@ def test_the_memory_counts_the_rejections_of_standard_speculative_decoding():
     assert sum(memory.counts.values()) > 20
     assert memory.provenance.metrics == {"rejections": float(sum(expected.values())), "patterns": float(len(expected))}
     assert memory.provenance.parameters["temperature"] == 0.6
+    assert memory.provenance.parameters["prompts_digest"] == prompts_digest(PROMPTS)
 
 
 def test_requests_at_once_change_nothing():
@@ -138,6 +165,14 @@ def test_a_failed_request_leaves_no_slot_taken():
         build_correction_memory(pair, PROMPTS, ORIGIN, batch=2)
     broken.table = good
     assert build_correction_memory(pair, PROMPTS, ORIGIN, batch=2, max_tokens=8).counts
+
+
+def test_a_prompt_that_is_too_long_is_named_before_any_is_decoded():
+    done = []
+    long = Prompt("the long one", None, ["a" * 490])
+    with pytest.raises(ContextTooLong, match=r"prompt the long one has 490 tokens.*context of 512"):
+        build_correction_memory(table_pair(), [*PROMPTS, long], ORIGIN, max_tokens=24, progress=lambda *told: done.append(told))
+    assert done == []
 
 
 def test_no_prompts_is_a_mistake():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +156,10 @@ def test_a_verifier_is_judged_on_prompts_that_it_has_not_learnt_from(good: dict[
     found, notes = predictions({"verifier": learnt}, {}, traces)
     assert sum(found[0].tokens) == len(read_examples(traces))
     assert notes == ["the verifier has learnt from all of the traces that it is judged on"]
+
+
+def test_a_sampled_trace_judges_no_table(good: dict[str, Any], tmp_path: Path) -> None:
+    """Its rollouts begin with rejected tokens, so that the gloomiest table would foretell them best."""
+    sampled = collect(llama_pair(noise=0.02), [Prompt("p", None, ["abcab"])], tmp_path, max_tokens=12, rollout=3, temperature=0.7)
+    with pytest.raises(DraftwellError, match=r"sampled at temperature 0\.7.*collect one at temperature 0"):
+        predictions({"acceptance_table": good["acceptance_table"]}, {}, sampled)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from components.collection import collect
@@ -399,3 +400,11 @@ def test_unfit_traces_and_strategies_are_refused_in_one_line(traced: tuple[Loade
     for unfit, message in ((drafted, "no text written by the target"), (sampled, "sampled at temperature 0.7")):
         with pytest.raises(TraceError, match=message):
             read_texts(unfit)
+    for name, values, words in (("rollout_entropy", [[float("nan")]] * 4, "NaN or infinity in rollout_entropy"),
+                                ("rollout_tokens", [None] * 4, "no rollouts along")):
+        rows = collect(pair, PROMPTS[:1], tmp_path / f"{name}-good", max_tokens=4, rollout=1).read()
+        place = rows.schema.get_field_index(name)
+        bad = TraceSet(tmp_path / name)
+        bad.write_shard(0, rows.set_column(place, rows.schema.field(place), pa.array(values[: len(rows)], rows.schema.field(place).type)))
+        with pytest.raises(DraftwellError, match=words):
+            read_texts(bad)

@@ -23,7 +23,7 @@ from serving.runtime.models.trace_model import TracedText
 from serving.runtime.sampling import residual, warp
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.trace import TRACE_VERSION, TraceError
+from serving.runtime.trace import HEADER, TraceError
 from serving.runtime.types import DraftwellError, Sampling
 from tests.components import tiny
 from tests.serving.enumeration import Oracle, run_once
@@ -179,16 +179,14 @@ def test_a_trace_at_temperature_0_and_an_old_one_are_refused(tmp_path: Path) -> 
     greedy = collect(pair, [Prompt("a", None, ["hello"])], tmp_path / "g", max_tokens=4, rollout=2)
     with pytest.raises(TraceError, match="collected at temperature 0"):
         read_sampled(greedy)
-    if TRACE_VERSION < 2:
-        old = collect(pair, [Prompt("a", None, ["hello"])], tmp_path / "s", max_tokens=4, rollout=2, temperature=0.7)
-        with pytest.raises(TraceError, match="trace schema 1"):
-            read_sampled(old)
+    old = collect(pair, [Prompt("a", None, ["hello"])], tmp_path / "s", max_tokens=4, rollout=2, temperature=0.7)
+    first = old.header.model_copy(update={"version": 1})
+    rows = old.read().drop_columns(["text_q", "text_p", "text_raw_q", "rollout_q"])
+    old.write_shard(0, rows.replace_schema_metadata({HEADER: first.model_dump_json()}))
+    with pytest.raises(TraceError, match="trace schema 1, which tells too little"):
+        read_sampled(old)
 
 
-needs_schema_2 = pytest.mark.skipif(TRACE_VERSION < 2, reason="traces of schema 1 say too little about sampled texts")
-
-
-@needs_schema_2
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize(("name", "parameters"), [
@@ -214,7 +212,6 @@ def test_collected_texts_replay_to_the_means_of_real_runs(tmp_path: Path, name: 
         assert abs(a.mean() - b.mean()) <= 3 * error, (counter, a.mean(), b.mean(), error)
 
 
-@needs_schema_2
 def test_a_collected_trace_is_read_and_read_texts_refuses_it(tmp_path: Path) -> None:
     pair = tiny.table_pair()
     trace = collect(pair, [Prompt(f"p{i}", None, ["hello world"]) for i in range(4)], tmp_path, max_tokens=8, rollout=6, temperature=0.7)

@@ -87,6 +87,14 @@ def test_rouge_l_says_how_many_references_are_behind_it():
     assert "| ROUGE-L (5 references) |" in header_of(text, "### Quality")
 
 
+def test_what_sampled_outputs_have_is_not_called_a_divergence():
+    greedy = {**REPORT, "headlines": []}
+    sampled = {**greedy, "settings": {**REPORT["settings"], "temperature": 0.7}}
+    assert "| KL, nats |" in header_of(bench_markdown(greedy), "### Quality")
+    assert "| excess surprisal, nats |" in header_of(bench_markdown(sampled), "### Quality")
+    assert "KL" not in header_of(bench_markdown(sampled), "### Quality")
+
+
 def test_a_verdict_in_three_forms():
     assert "gate FAILED" in shown(verdict_table(VERDICT))
     assert "**Gate failed**" in verdict_markdown(VERDICT)

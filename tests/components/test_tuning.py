@@ -42,7 +42,7 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Kit, build_strategy
 from serving.runtime.trace import TraceSet
-from serving.runtime.types import DraftwellError
+from serving.runtime.types import ContextTooLong, DraftwellError
 from tests.components.replaying import counters
 from tests.components.scripted import Clock, gamma
 from tests.components.tiny import VOCAB, pair_of, table_pair
@@ -247,6 +247,20 @@ def test_the_shortlist_is_the_predicted_best_of_each_strategy(pair: LoadedPair, 
         assert trial["predicted_seconds_per_token"] == again.predicted_seconds_per_token
         assert trial["target_calls_per_token"] == again.stats.calls_per_token
         assert (trial["divergence"], trial["source"], trial["exact"]) == (0.0, "replayed", again.exact)
+
+
+def test_what_was_measured_and_what_was_replayed_are_told_apart(pair: LoadedPair, trace: TraceSet) -> None:
+    for asked, replayed in ((20, 16), (8, 8)):
+        evidence = run(pair, trace, Clock({"autoregressive": 1.0}), max_tokens=asked, trials=3, strategies=["vanilla_sd"]).evidence
+        assert (evidence["max_tokens"], evidence["replayed_tokens"]) == (asked, replayed)
+
+
+def test_a_prompt_that_is_too_long_is_named_before_anything_is_measured(pair: LoadedPair, trace: TraceSet) -> None:
+    clock = Clock({"autoregressive": 1.0})
+    prompts = [*PROMPTS, Prompt("the long one", None, ["a" * 500])]
+    with pytest.raises(ContextTooLong, match=r"prompt the long one has 500 tokens.*context of 512"):
+        tune(pair, trace, prompts, KIT, PROFILE, evaluate=clock, quality=judge, trials=3, max_tokens=16)
+    assert clock.calls == []
 
 
 def test_evidence_is_plain_json_and_complete(pair: LoadedPair, trace: TraceSet) -> None:

@@ -21,7 +21,7 @@ from components.verifier_report import intervals, ranking, reliability_bins, ver
 from components.verifier_training import train_verifier
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.verifier import Verifier
-from serving.runtime.types import DraftwellError
+from serving.runtime.types import DraftwellError, Rows
 from tests.components.test_verifier_training import ORIGIN, trace
 from tests.components.tiny import llama_pair, pair_of
 
@@ -172,14 +172,21 @@ def scorer(width: int, features: tuple[str, ...]) -> Verifier:
     return Verifier(torch.zeros(size), 0.0, features, 0.5, 1.2, origin)
 
 
-def test_the_time_of_a_score_is_measured_beside_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_score_is_measured_beside_the_drafts() -> None:
     pair = llama_pair(slots=1)
     verifier = scorer(32, ("before", "after", "scalars"))
-    found = time_score(pair, verifier, repeats=5)
+    found = time_score(pair, lambda row, token: verifier.score_drafted(row, row, token), repeats=5)
     assert found["share"] == pytest.approx(found["score_us"] / found["draft_us"])
     assert 0 < found["score_us"] < 5_000
-    real = Verifier.score_drafted
-    monkeypatch.setattr(Verifier, "score_drafted", lambda *given: time.sleep(0.02) or real(*given))
-    assert time_score(pair, verifier, repeats=5)["score_us"] > 20_000  # which also finds the one slot free again
+    seen: list[int] = []
+
+    def slow(row: Rows, token: int) -> float:
+        time.sleep(0.02)
+        assert row.hidden(0).shape == (32,)
+        seen.append(token)
+        return 0.5
+
+    assert time_score(pair, slow, repeats=5)["score_us"] > 20_000  # which also finds the one slot free again
+    assert len(seen) == 8
     with pytest.raises(DraftwellError, match="no draft model"):
-        time_score(pair_of(pair.models["target"], None), verifier)
+        time_score(pair_of(pair.models["target"], None), slow)

@@ -12,11 +12,11 @@ from components.calibration import build_correction_memory
 from components.contest import Contest, Measured, Reader
 from components.counting import deterministic_report
 from components.crosscheck import check_against
-from components.evaluation import bench, config_quality, prompts_digest
+from components.evaluation import bench, config_quality
 from components.halving import PLAIN
 from components.ledger import Ledger
 from components.measuring import measure
-from components.prompts import Prompt, ids_of
+from components.prompts import Prompt, ids_of, prompts_digest
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit

@@ -11,7 +11,8 @@ import pytest
 
 from flows.lineage import Node
 from registry.store import Store
-from serving.runtime.artifacts.base import digest_of
+from serving.runtime.artifacts.base import Provenance, digest_of
+from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.trace import TraceSet
 from tests.flows.tiny_files import snapshot
 from tests.registry.making import config, publish, table, verifier
@@ -114,6 +115,17 @@ def test_a_version_leads_to_the_traces(run: Any, home: Path, tmp_path: Path, wha
     of_table, unknown = top["made_from"]
     assert of_table["made_from"] == [Node("trace", "7" * 64, "7" * 64, "not here").as_json()]
     assert (unknown["digest"], unknown["where"]) == ("9" * 64, "not here")
+
+
+def test_a_memory_that_no_traces_were_read_for_leads_to_none(run: Any, home: Path, tmp_path: Path) -> None:
+    """`calibrate` decodes prompts for it."""
+    memory = CorrectionMemory({(1, 2): 3}, Provenance(pair="tiny", fingerprint=MARK, parameters={"prompts_digest": "5" * 64}))
+    known = publish(Store(), memory, tmp_path / "memory")
+    (top,) = walked(run, "correction_memory.tiny/1")
+    assert (top["digest"], top["made_from"]) == (known.digest, [])
+    report = write("bench.json", csd={"artifacts": {"correction_memory": known.digest}, "trace_digest": None})
+    (line,) = walked(run, report)
+    assert [(step["what"], step["made_from"]) for step in line["made_from"]] == [("correction_memory", [])]
 
 
 def test_of_several_pairs_with_the_same_data_the_right_ones_version_is_found(run: Any, home: Path, tmp_path: Path) -> None:

@@ -107,6 +107,12 @@ def test_a_head_with_its_reliability(train: Callable[..., Any], space: Path, tra
     assert len(report["prompts"]["train"]) == len(report["prompts"]["test"]) == 20
     assert report["constant_auc"] == 0.5
     assert f"confidence_auc {report['confidence_auc']:.3f} [" in done.stdout
+    low, high = report["intervals"]["prevalence"]
+    assert f"prevalence {report['prevalence']:.3f} [{low:.3f}, {high:.3f}]" in done.stdout
+    assert report["cost"]["share"] == pytest.approx(report["cost"]["score_us"] / report["cost"]["draft_us"])
+    assert "% of a draft forward" in done.stdout
+    metrics = json.loads((space / "artifacts" / KIND / "artifact.json").read_text())["provenance"]["metrics"]
+    assert metrics["score_share"] == report["cost"]["share"]
     assert (space / "reports" / "acceptance_head.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in (space / "artifacts" / KIND).iterdir()} == {
         "artifact.json", "acceptance_head.onnx", "acceptance_head.safetensors"}

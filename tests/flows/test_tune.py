@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.flows.test_train import foreign
 from tests.flows.tiny_files import snapshot
 
 
@@ -86,12 +87,26 @@ def test_a_padded_target_leaves_nothing_behind(tune: Callable[..., Any], space: 
 
 
 def test_constraints_reach_the_tuner(tune: Callable[..., Any], space: Path) -> None:
-    done = tune("--max-cost-ratio", 0.01)
+    done = tune("--max-cost-ratio", 0.01, "--max-quality-loss", 0.1, "--max-tokens", 14)
     assert done.exit_code == 0, (done.output, done.exception)
+    assert "--max-quality-loss changes nothing without --allow-lossy" in done.stderr
+    assert "predicting texts of 12 tokens, which is all that the trace has, and measuring 14" in done.stderr
     assert done.stdout.startswith("chosen: autoregressive")
     assert "keeps to the constraints" in done.stdout
     constraints = json.loads((space / "reports" / "tuning.json").read_text())["constraints"]
     assert constraints == {"lossless_only": True, "max_quality_loss": 0.1, "max_cost_ratio": 0.01}
+
+
+def test_an_unfit_trace_is_refused_before_the_machine_is_measured(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
+                                                                   prompts_file: Path, own_stores: Path) -> None:
+    sampled = own_stores / "sampled"
+    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 4, "--temperature", 0.7,
+               "--out", sampled)
+    assert done.exit_code == 0, done.output
+    before = snapshot(space)
+    for bad, word in ((foreign(space / "traces", own_stores / "foreign"), "stranger"), (sampled, "sampled at temperature 0.7")):
+        refused(tune("--traces", bad), word)
+        assert snapshot(space) == before, "a hardware profile would lie there"
 
 
 def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any], space: Path, own_stores: Path, pair_file: Path,

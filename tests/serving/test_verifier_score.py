@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from serving.runtime.artifacts.base import ArtifactError
-from serving.runtime.artifacts.verifier import Verifier
+from serving.runtime.artifacts.verifier import Verifier, logistic
 from serving.runtime.models.trace_model import NotInTrace, TraceModel, TraceRows
 from serving.runtime.row_view import RowView
 from serving.runtime.sampling import LogitRows, Stream
-from serving.runtime.types import Output, Sampling
+from serving.runtime.types import NotFinite, Output, Sampling
 from tests.serving.kits import ORIGIN
 
 VOCAB, HIDDEN = 500, 6
@@ -104,3 +104,14 @@ def test_a_replay_has_no_ranks() -> None:
     rows = TraceRows([3], [(0, 0)], TraceModel.__new__(TraceModel), Sampling())
     with pytest.raises(NotInTrace, match="measured instead"):
         rows.token_figures(0, 3)
+
+
+def test_a_score_that_is_no_number_is_refused() -> None:
+    """`min(60.0, nan)` is 60.0: the token would count as certainly accepted."""
+    for z in (math.nan, math.inf, -math.inf):
+        with pytest.raises(NotFinite, match="score is NaN or infinite"):
+            logistic(z)
+    assert 0 < logistic(-1e9) < logistic(1e9) <= 1
+    row = Output(torch.zeros(1, VOCAB), torch.full((1, HIDDEN), math.nan)).rows(Sampling())
+    with pytest.raises(NotFinite):
+        verifier(("before",), 0).score_drafted(row, None, 3)

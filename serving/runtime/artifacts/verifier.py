@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from serving.runtime.artifacts.base import Artifact, ArtifactError, Provenance
-from serving.runtime.types import Rows
+from serving.runtime.types import NotFinite, Rows
 
 SCALARS = ("q_token", "confidence", "entropy", "rank")
 """q̄(x), C, H in nats, and log(1 + rank of x); all of the raw draft distribution."""
@@ -28,7 +28,13 @@ def scalar_features(raw: Tensor, token: int) -> Tensor:
 
 
 def logistic(z: float) -> float:
-    """1/(1 + e^−z), kept off 0 and 1."""
+    """1/(1 + e^−z), kept off 0 and 1.
+
+    Raises:
+        NotFinite: z is NaN, which `min` would take for certain acceptance, or infinite.
+    """
+    if not math.isfinite(z):
+        raise NotFinite("a verifier's score is NaN or infinite: check the draft's weights and dtype, or train the verifier again")
     return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, z))))
 
 
