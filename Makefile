@@ -99,8 +99,8 @@ gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= 
 deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights
 	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) --device $(DEVICE) $(FLAGS)
 
-serve: $(STAMP) ## answer HTTP requests from the deployed bundle: PAIR=
-	$(BIN)/draftwell serve --pair $(PAIR)
+serve: $(STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters
+	$(BIN)/draftwell serve --pair $(PAIR) $(FLAGS)
 
 ui: $(STAMP) ## open MLflow on 127.0.0.1:5000
 	$(BIN)/draftwell ui

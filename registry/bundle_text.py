@@ -22,6 +22,9 @@ environment outside of this folder:
     ./serve.sh                       # answers OpenAI's API on 127.0.0.1:8000
     ./serve.sh --port 9000           # options go on to draftwell-serve
 
+What the server writes lies in `$$DRAFTWELL_HOME`, by default `~/.draftwell`. In this folder it writes nothing but digests beside weights,
+and it refuses a home, a `--state-dir` or a `--feedback-dir` in here.
+
 The wheel is the decoding runtime and its server, nothing else: no Prefect, no MLflow. `$requirements` names the exact
 version of every package that these need, as installed where the bundle was built.$index As a container:
 
@@ -42,7 +45,7 @@ $weights
 INDEX_NOTE = "\nThe extra index has PyTorch's CPU builds; leave it out where your own index has them."
 WITH_WEIGHTS = "All weights are in the bundle: it serves without network and without a cache of models."
 WITHOUT_WEIGHTS = """\
-Models that are not bundled are looked for in `$DRAFTWELL_MODELS` (by default `.draftwell/models`), under the folder's
+Models that are not bundled are looked for in `$DRAFTWELL_MODELS` (by default `models` in `$DRAFTWELL_HOME`), under the folder's
 name, and their weights are checked. `draftwell deploy --with-weights` puts them into the bundle."""
 SERVE = Template("""\
 #!/bin/sh
@@ -52,6 +55,10 @@ here="$$(cd "$$(dirname "$$0")" && pwd)" # not -P: the server sees the link `cur
 if ! command -v draftwell-serve > /dev/null; then
   echo "serve.sh: the runtime is not installed. Once, in an environment of its own: cd '$$here' && $install" >&2
   exit 2
+fi
+# Started in this folder, the server would by itself keep its files here, and then refuse the bundle for them.
+if [ -z "$${DRAFTWELL_HOME:-}" ] && [ -n "$${HOME:-}" ]; then
+  export DRAFTWELL_HOME="$$HOME/.draftwell"
 fi
 exec draftwell-serve --bundle "$$here" "$$@"
 """)

@@ -31,8 +31,9 @@ from serving.runtime.types import DraftwellError
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (pairs, strategies, generate, serve):
+    for command in (pairs, strategies, generate):
         app.command()(command)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)  # the server's parser knows the others
 
 
 def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -142,22 +143,20 @@ def generate(
 
 
 def serve(
+    context: typer.Context,
     pair: Pair = "default",
     bundle: Annotated[Path | None, typer.Option("--bundle", help="Bundle folder; dist/<pair>/current if left out.")] = None,
-    host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8000,
-    slots: Annotated[int, typer.Option("--slots", min=1, help="Requests that run at once; others wait.")] = 8,
-    threads: Threads = None,
 ) -> None:
-    """Serve a deployed bundle over OpenAI's API.
+    """Serve a deployed bundle over OpenAI's API. All further options are those of draftwell-serve (see `draftwell-serve --help`): --host,
+    --port, --slots, --threads, --queue, --allow-parameters, --state, --state-dir, --api-key-file, --feedback-dir and others.
 
-    Example: draftwell serve --pair default --port 8000
+    Example: draftwell serve --pair default --port 8000 --allow-parameters
     """
     from registry.pairs import find_pair
 
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
         raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair}`")
-    from serving.server.main import run
+    from serving.server.main import app as server
 
-    run(folder, host=host, port=port, slots=slots, threads=threads)
+    server(["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -189,6 +189,24 @@ def open_bundle(path: Path) -> Bundle:
     for kind in manifest.versions:
         _check_artifact(path, kind, manifest)
     return Bundle(path, manifest)
+
+
+def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
+    """Refuse to write into a bundle: the next start would find a file there that is not the bundle's own.
+
+    Args:
+        path: the bundle's folder, or a link to it; what is no bundle is left to `open_bundle`.
+        written: what names a folder that will be written to (a variable or an option) → the folder.
+    Raises:
+        BundleError: one of them is the bundle, or lies inside.
+    """
+    bundle = path.resolve()
+    if not (bundle / MANIFEST).is_file():
+        return
+    for name, folder in written.items():
+        if folder.resolve().is_relative_to(bundle):
+            raise BundleError(f"{name} would be {folder}, inside the bundle {bundle}, which may hold no file but its own: "
+                              f"let {name} name a folder elsewhere")
 
 
 def _check_tree(path: Path, manifest: Manifest) -> None:

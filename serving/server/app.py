@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from serving.server.deployments import Deployments, Pinning
 from serving.server.errors import APIError, install_error_handlers
+from serving.server.feedback import Feedback
 from serving.server.metrics import CountAnswers, Metrics, metrics_router
 from serving.server.observer import Observer
 from serving.server.offers import offers_router
@@ -44,7 +45,7 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = 30.0, capac
     """
     metrics = Metrics(served.name)
     deployments = Deployments(served, capacity=capacity, observers=[metrics, *observers])
-    metrics.watch(deployments)
+    metrics.watch(deployments, next((observer for observer in observers if isinstance(observer, Feedback)), None))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

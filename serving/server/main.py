@@ -63,6 +63,8 @@ def serve(
                                                              "503.")] = DRAIN_SECONDS,
     allow_parameters: Annotated[bool, typer.Option("--allow-parameters", help="Let requests, and the page at /, change the "
                                                                               "thresholds of strategies.")] = False,
+    strategies: Annotated[str | None, typer.Option(help="What requests may ask for beside the tuned strategy and plain decoding, divided "
+                                                        "by commas; by default all that models and artifacts allow.")] = None,
     state: Annotated[StateMode, typer.Option(help="Whose requests share what strategies learn: of all clients (shared), of each API key "
                                               "(tenant), or of none (off).")] = StateMode.SHARED,
     state_dir: Annotated[Path | None, typer.Option(help="Folder to keep that in over restarts; by default it lives in memory.")] = None,
@@ -82,15 +84,15 @@ def serve(
     feedback = settings_of(feedback_dir, feedback_rate, text=feedback_text, a_minute=feedback_per_minute, megabytes=feedback_megabytes)
     run(bundle, host=host, port=port, slots=slots, queue=queue, dtype=dtype, threads=threads, max_context=max_context,
         deterministic=deterministic, api_key_file=api_key_file, cors_origins=cors_origin or (), request_timeout=request_timeout,
-        drain_seconds=drain_seconds, allow_parameters=allow_parameters, state=state.value, state_dir=state_dir,
+        drain_seconds=drain_seconds, allow_parameters=allow_parameters, strategies=strategies, state=state.value, state_dir=state_dir,
         state_seconds=state_seconds, feedback=feedback)
 
 
 def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int = 8, queue: int = 256, dtype: str | None = None,
         threads: int | None = None, max_context: int | None = None, deterministic: bool = False, api_key_file: Path | None = None,
         cors_origins: Sequence[str] = (), request_timeout: float | None = None, drain_seconds: float = DRAIN_SECONDS,
-        allow_parameters: bool = False, state: Mode = "shared", state_dir: Path | None = None, state_seconds: float = 30.0,
-        feedback: FeedbackSettings | None = None) -> None:
+        allow_parameters: bool = False, strategies: str | None = None, state: Mode = "shared", state_dir: Path | None = None,
+        state_seconds: float = 30.0, feedback: FeedbackSettings | None = None) -> None:
     """Load a bundle and serve it, and its successors, until SIGINT or SIGTERM; requests in flight are finished first, for
     `drain_seconds` at most.
 
@@ -104,17 +106,21 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
             from serving.server.app import create_app
         except ImportError as error:
             raise DraftwellError(f"the server needs the package {error.name}: pip install 'draftwell[server]'") from error
-        from serving.runtime.pair_files import models_root
+        from serving.runtime.bundle import refuse_inside
+        from serving.runtime.pair_files import draftwell_home, models_root
         from serving.server.errors import hide_folders
         from serving.server.keeping import Keeping
         from serving.server.security import Security, origins, read_keys
         from serving.server.served import ServedModel, from_bundle
         from serving.server.watch import BundleWatch
 
+        offered = None if strategies is None else names_of(strategies)
         logging.basicConfig(format="%(levelname)s: %(message)s")
         logging.getLogger("serving").setLevel(logging.INFO)
         security = Security(keys=read_keys(api_key_file), cors_origins=origins(cors_origins))
 
+        written = {"DRAFTWELL_HOME": draftwell_home(), "--state-dir": state_dir, "--feedback-dir": feedback.folder if feedback else None}
+        refuse_inside(bundle, {name: folder for name, folder in written.items() if folder})  # before any of them is made
         keeping = Keeping(state_dir, state_seconds, feedback)
 
         hide_folders(Path.home(), models_root())
@@ -122,7 +128,7 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
         def load(folder: Path, beside: ServedModel | None = None) -> ServedModel:
             hide_folders(folder)
             return keeping.prepare(from_bundle(folder, slots=slots, dtype=dtype, threads=threads, max_context=max_context,
-                                               deterministic=deterministic, beside=beside, state=state))
+                                               deterministic=deterministic, beside=beside, state=state, offered=offered))
 
         def take_over(folder: Path) -> bool:
             """False: not now, look again."""
@@ -152,6 +158,22 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
         finally:
             watch.close()
             keeping.close()
+
+
+def names_of(strategies: str) -> tuple[str, ...]:
+    """The names in a --strategies value.
+
+    Raises:
+        DraftwellError: one is no strategy, or there is none.
+    """
+    from serving.runtime.strategies import find_strategy
+
+    names = tuple(name for word in strategies.split(",") if (name := word.strip()))
+    if not names:
+        raise DraftwellError("--strategies names none: write one, such as vanilla_sd, or leave it out to offer all")
+    for name in names:
+        find_strategy(name)
+    return names
 
 
 def server(config: Any, deployments: Deployments, drain_seconds: float = DRAIN_SECONDS) -> Any:

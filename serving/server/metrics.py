@@ -29,6 +29,8 @@ from serving.server.scheduler import Cancelled, DeadlineExceeded, End, Event, Ti
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from serving.server.feedback import Feedback
+
 # vLLM's own buckets: quantiles of both engines are then comparable.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -39,6 +41,9 @@ STEP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.
 
 OUTCOMES = ("stop", "length", "abort", "error")
 """vLLM's words for how a request ended; abort: the client went away, or the server went down."""
+FEEDBACK = ("recorded", "written", "dropped_queue_full", "dropped_too_fast", "dropped_too_many", "failed", "skipped_altered",
+            "skipped_no_draft", "skipped_repeated", "skipped_too_long", "skipped_too_short", "skipped_unfinished")
+"""What becomes of requests that were drawn for feedback: names in `Feedback.counts` that count requests."""
 
 
 class Metrics(Observer):
@@ -100,9 +105,9 @@ class Metrics(Observer):
 
     # What the application tells.
 
-    def watch(self, deployments: Deployments) -> None:
-        """Show the state of what serves, as it is whenever somebody reads `/metrics`."""
-        self.registry.register(ServingState(self.model_name, deployments))
+    def watch(self, deployments: Deployments, feedback: Feedback | None = None) -> None:
+        """Show the state of what serves and, where it is recorded, of feedback, as it is whenever somebody reads `/metrics`."""
+        self.registry.register(ServingState(self.model_name, deployments, feedback))
 
     def answered(self, path: str, status: int) -> None:
         """An HTTP answer began."""
@@ -184,10 +189,10 @@ class Metrics(Observer):
 
 
 class ServingState(Collector):
-    """Gauges that are read from what serves instead of being kept."""
+    """Figures that are read from what serves instead of being kept."""
 
-    def __init__(self, model_name: str, deployments: Deployments):
-        self.model_name, self.deployments = model_name, deployments
+    def __init__(self, model_name: str, deployments: Deployments, feedback: Feedback | None = None):
+        self.model_name, self.deployments, self.feedback = model_name, deployments, feedback
 
     def collect(self) -> Iterator[Metric]:
         """The families, with the values of this moment."""
@@ -208,6 +213,12 @@ class ServingState(Collector):
         switches = CounterMetricFamily("draftwell:bundle_switches", "Switches to another bundle.", labels=["model_name"])
         switches.add_metric([self.model_name], self.deployments.switches)
         yield switches
+        outcomes = CounterMetricFamily("draftwell:feedback", "Requests that were drawn for feedback, by what became of them.",
+                                       labels=["model_name", "outcome"])
+        counts = self.feedback.counts if self.feedback else {}
+        for outcome in FEEDBACK:  # shown as 0 before the first
+            outcomes.add_metric([self.model_name, outcome], counts.get(outcome, 0))
+        yield outcomes
         served = now.served
         bundle = GaugeMetricFamily("draftwell:bundle_info", "What is served; always 1.",
                                    labels=["model_name", "version", "fingerprint", "strategy", "dtype", "device"])

@@ -291,8 +291,8 @@ class Scheduler:
                 ticket = self._queue.pop()
                 ticket.together.started = True
             ticket.strategy = ticket.strategy or self.strategy
-            limit = self.load.limit(ticket.strategy, len(self._running) + 1, ticket.sampling) if self.load else UNLIMITED
             try:
+                limit = self.load.limit(ticket.strategy, len(self._running) + 1, ticket.sampling) if self.load else UNLIMITED
                 ticket.job = self.engine.submit(ticket.prompt, ticket.sampling, ticket.strategy, limit)
             except Exception as error:
                 self._leave(ticket, Failure(error))
@@ -329,7 +329,9 @@ class Scheduler:
             self._leave(ticket, End(reason, ticket.text.tokens, job.session.stats))
 
     def _leave(self, ticket: Ticket, event: Event) -> None:
-        """Take a ticket out, free its slot, and tell it how it ended."""
+        """Take a ticket out, free its slot, and tell it how it ended; nothing where it has ended already."""
+        if ticket.ended_at is not None:  # it was displaced behind the look at the queue that found it cancelled or late
+            return
         if ticket in self._running:
             self._running.remove(ticket)
             self._rate.served()

@@ -77,7 +77,8 @@ def install_security(app: FastAPI, security: Security) -> None:
     app.add_middleware(KeyCheck, security=security)
     if security.cors_origins:  # outside of the key check: a browser's preflight comes without one
         app.add_middleware(CORSMiddleware, allow_origins=security.cors_origins, allow_methods=["GET", "POST"],
-                           allow_headers=["Authorization", "Content-Type"], expose_headers=["Retry-After"])
+                           allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own; the origin is what decides
+                           allow_credentials=False, expose_headers=["Retry-After"])
 
 
 def is_open(path: str) -> bool:

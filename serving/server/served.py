@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -145,7 +145,7 @@ class ServedModel:
 
 def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads: int | None = None,
                 max_context: int | None = None, deterministic: bool = False, beside: ServedModel | None = None,
-                state: Mode = "shared") -> ServedModel:
+                state: Mode = "shared", offered: Collection[str] | None = None) -> ServedModel:
     """Load what a bundle holds. Online state starts from its artifacts and lives in memory.
 
     Args:
@@ -156,14 +156,16 @@ def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads
         beside: what serves meanwhile, loaded with the same settings; its pair is shared where the bundle is for the same models. The
             caller then sees to it that the new strategy works: those models are busy.
         state: whose requests share what is learnt (`StrategyPool`); `deterministic` is `off`.
+        offered: strategies that requests may name (`StrategyPool`).
     Raises:
-        DraftwellError: the bundle is damaged or foreign, its models are missing, or it was tuned for a device that is not here, or for
-            another than what serves.
+        DraftwellError: the bundle is damaged or foreign, its models are missing, it was tuned for a device that is not here, or for
+            another than what serves, or the home lies inside it.
     """
-    from serving.runtime.bundle import open_bundle
+    from serving.runtime.bundle import open_bundle, refuse_inside
     from serving.runtime.pair import load_pair
-    from serving.runtime.pair_files import models_root
+    from serving.runtime.pair_files import draftwell_home, models_root
 
+    refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})  # a draft's graph is kept there
     bundle = open_bundle(path)
     manifest = bundle.manifest
     if dtype not in (None, manifest.dtype):
@@ -196,7 +198,7 @@ def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads
         costs = measure(pair.models, slots, batched=batches(pair))
     paced = profile_costs(profile, manifest.device) if isinstance(profile, HardwareProfile) else None
     usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or paced is not None}
-    pool = StrategyPool(pair, usable, config, pair.special_tokens, "off" if deterministic else state)
+    pool = StrategyPool(pair, usable, config, pair.special_tokens, "off" if deterministic else state, offered=offered)
     served = ServedModel(manifest.pair, pair, pool.get(), slots, threads, version=str(manifest.release_version), costs=costs,
                          strategies=pool, origin=Origin.of(manifest), artifacts=artifacts)
     if beside is not None and beside.pair is pair:

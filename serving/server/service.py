@@ -300,8 +300,8 @@ class EventStream(StreamingResponse):
 
 
 def sse(data: dict[str, Any]) -> str:
-    """One server-sent event."""
-    return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    """One server-sent event, in ASCII: readers that split lines as Python does end one at U+2028 or U+0085 too."""
+    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
 def derived_seed(seed: int, number: int) -> int:

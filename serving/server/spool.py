@@ -93,9 +93,9 @@ class Spool:
 
     Args:
         most_bytes: of all files that servers have written to the folder.
-        bytes_a_minute: of what is written; beyond it a batch is dropped.
+        bytes_a_minute: of what is written; beyond it records are dropped.
         flush_seconds: how long a record waits for others, at most.
-        private: a folder that is made is for this user alone.
+        private: what is written, and a folder that is made, are for this user alone.
     Raises:
         DraftwellError: the folder cannot be written to.
     """
@@ -103,6 +103,7 @@ class Spool:
     def __init__(self, folder: Path, *, most_bytes: int = 256 << 20, bytes_a_minute: int = 16 << 20, flush_seconds: float = FLUSH_SECONDS,
                  queued: int = QUEUE, private: bool = False):
         self.folder, self.most_bytes, self.bytes_a_minute, self.flush_seconds = folder, most_bytes, bytes_a_minute, flush_seconds
+        self.private = private
         self.counts: Counter[str] = Counter()
         self._queue: queue.Queue[Record | None] = queue.Queue(queued)
         self._allowance, self._refilled = float(bytes_a_minute), time.monotonic()
@@ -142,28 +143,45 @@ class Spool:
         """Write a batch now; what goes wrong is counted, and said once."""
         ordered = sorted(records, key=lambda record: record.settings)  # stable: each shard keeps the order of time
         for _, group in groupby(ordered, key=lambda record: record.settings):
-            batch = list(group)
-            try:
-                files = [("shard", "parquet", parquet(batch)), ("requests", "jsonl", bodies(batch))]
-                size = sum(len(data) for _, _, data in files)
-                if not self._allows(size):
-                    self.counts["dropped_too_fast"] += len(batch)
-                    self._complain(f"more than {self.bytes_a_minute} bytes a minute: some feedback is dropped; lower --feedback-rate")
-                    continue
-                stamp = self._stamp()
-                for kind, suffix, data in files:
-                    if data:
-                        write_atomically(self.folder / f"{kind}-{stamp:015d}-{os.getpid()}.{suffix}", data)
-                self.counts["written"] += len(batch)
-                self.counts["bytes"] += size
-            except Exception as error:
-                self.counts["failed"] += len(batch)
-                what = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-                self._complain(f"feedback could not be written: {what}")
+            self._write_what_fits(list(group))
         try:
             self._make_room()
         except OSError as error:
             self._complain(f"old feedback could not be removed: {error.strerror}")
+
+    def _write_what_fits(self, batch: Sequence[Record]) -> None:
+        """Write records of the same settings as one shard, those of them that the minute's bytes have room for."""
+        try:
+            files = contents(batch)
+            if size_of_all(files) > self._room():
+                kept = self._those_that_fit(batch)
+                self.counts["dropped_too_fast"] += len(batch) - len(kept)
+                self._complain(f"more than {self.bytes_a_minute} bytes a minute: some feedback is dropped; lower --feedback-rate")
+                if not kept:
+                    return
+                batch, files = kept, contents(kept)
+            self._allowance -= size_of_all(files)
+            stamp, mode = self._stamp(), 0o600 if self.private else 0o644
+            for kind, suffix, data in files:
+                if data:
+                    write_atomically(self.folder / f"{kind}-{stamp:015d}-{os.getpid()}.{suffix}", data, mode=mode)
+            self.counts["written"] += len(batch)
+            self.counts["bytes"] += size_of_all(files)
+        except Exception as error:
+            self.counts["failed"] += len(batch)
+            what = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            self._complain(f"feedback could not be written: {what}")
+
+    def _those_that_fit(self, batch: Sequence[Record]) -> list[Record]:
+        """The first records for which there is room, and of those behind them what is small enough; each is weighed as a shard of its own,
+        which is no less than it takes among others."""
+        kept, room = [], self._room()
+        for record in batch:
+            size = size_of_all(contents([record]))
+            if size <= room:
+                kept.append(record)
+                room -= size
+        return kept
 
     def _open(self, mode: int) -> None:
         try:
@@ -202,15 +220,12 @@ class Spool:
         self._last = max(int(time.time() * 1000), self._last + 1)
         return self._last
 
-    def _allows(self, size: int) -> bool:
-        """A bucket that holds a minute's bytes."""
+    def _room(self) -> float:
+        """Bytes that may be written now: what is in a bucket that holds a minute's."""
         now = time.monotonic()
         self._allowance = min(float(self.bytes_a_minute), self._allowance + (now - self._refilled) * self.bytes_a_minute / 60)
         self._refilled = now
-        if size > self._allowance:
-            return False
-        self._allowance -= size
-        return True
+        return self._allowance
 
     def _make_room(self) -> None:
         """Remove the oldest files until the others fit."""
@@ -247,6 +262,16 @@ def parquet(records: Sequence[Record]) -> bytes:
     rows = [row for record in records for row in record.rows()]
     pq.write_table(pa.Table.from_pylist(rows, schema=trace_schema(header)), buffer, compression="zstd")
     return buffer.getvalue()
+
+
+def contents(records: Sequence[Record]) -> list[tuple[str, str, bytes]]:
+    """Kind, suffix and bytes of the files that records with the same settings become; a file may be empty."""
+    return [("shard", "parquet", parquet(records)), ("requests", "jsonl", bodies(records))]
+
+
+def size_of_all(files: Sequence[tuple[str, str, bytes]]) -> int:
+    """Bytes of files that are not written yet."""
+    return sum(len(data) for _, _, data in files)
 
 
 def bodies(records: Sequence[Record]) -> bytes:

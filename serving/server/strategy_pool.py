@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -114,12 +114,15 @@ class StrategyPool:
         config: the tuned choice.
         special_tokens: ids with a meaning of their own; None takes the pair's.
         mode: whose requests share what is learnt.
+        offered: what requests may name beside the tuned strategy and plain decoding; None: all that models and artifacts allow.
         most_tenants: states that are kept in mode `tenant`; beyond that the least recently used is forgotten.
     """
 
     def __init__(self, pair: LoadedPair, artifacts: Mapping[str, Artifact], config: DecodingConfig,
-                 special_tokens: frozenset[int] | None = None, mode: Mode = "shared", *, most_tenants: int = MOST_TENANTS):
+                 special_tokens: frozenset[int] | None = None, mode: Mode = "shared", *,
+                 offered: Collection[str] | None = None, most_tenants: int = MOST_TENANTS):
         self.mode, self.tuned, self.most_tenants = mode, config.strategy, most_tenants
+        self._offered = offered
         self._parameters: dict[str, dict[str, Any]] = {config.strategy: config.parameters}
         self._bundle = dict(artifacts)
         self._special_tokens = pair.special_tokens if special_tokens is None else special_tokens
@@ -129,7 +132,7 @@ class StrategyPool:
         self.get()  # a config that is wrong shows here
 
     def names(self) -> tuple[str, ...]:
-        """What `get` takes: the tuned strategy first, then plain decoding, then those that models and artifacts allow."""
+        """What `get` takes: the tuned strategy first, then plain decoding, then those offered that models and artifacts allow."""
         return self._names
 
     def get(self, name: str | None = None, tenant: str | None = None) -> Strategy:
@@ -186,9 +189,12 @@ class StrategyPool:
         return name != self.tuned, name != PLAIN
 
     def _fits(self, name: str, pair: LoadedPair) -> bool:
-        """Whether a strategy can be had: the tuned one always, so that what it lacks is said; others if nothing is missing."""
+        """Whether a strategy can be had: the tuned one always, so that what it lacks is said; others if they are offered and nothing is
+        missing."""
         if name in (self.tuned, PLAIN):
             return True
+        if self._offered is not None and name not in self._offered:
+            return False
         if not set(find_strategy(name).artifacts) <= set(self._bundle):
             return False
         try:

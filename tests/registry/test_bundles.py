@@ -141,6 +141,25 @@ def test_serve_sh_names_the_link_it_was_called_through(champion: Store, spec: Pa
     assert done.stdout.split() == ["--bundle", str(current), "--port", "9"]
 
 
+def test_serve_sh_keeps_what_the_server_writes_out_of_the_bundle(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    """Started in the bundle's folder, as its README says, and twice: the second start finds the bundle as it was built."""
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "draftwell-serve").write_text(
+        '#!/bin/sh\nhome="${DRAFTWELL_HOME:-$PWD/.draftwell}"\nmkdir -p "$home/onnx"\ntouch "$home/onnx/graph"\necho "$home"\n')
+    (tmp_path / "bin" / "draftwell-serve").chmod(0o755)
+    found = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path / "user")}
+    for environment, home in ((found, tmp_path / "user" / ".draftwell"), (found, tmp_path / "user" / ".draftwell"),
+                              (found | {"DRAFTWELL_HOME": str(tmp_path / "state")}, tmp_path / "state")):
+        done = subprocess.run(["./serve.sh"], cwd=built, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{home}\n"
+        open_bundle(built)
+    assert "`$DRAFTWELL_HOME`, by default `~/.draftwell`" in (built / "README.md").read_text()
+    state = (built / "Dockerfile").read_text().partition("DRAFTWELL_HOME=")[2].split()[0]
+    assert not state.startswith("/bundle")
+
+
 def test_a_bundle_for_cuda_says_so(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
     made = release(store, spec, files, tmp_path / "release")
     cuda = create_release(store, "tiny", "cuda", made.pins, model_records(spec, files), {})

@@ -25,9 +25,13 @@ from packaging.requirements import Requirement
 from registry.bundle_requirements import CPU_INDEX
 from registry.bundle_text import install_command
 from registry.bundles import build_bundle
-from registry.pairs import PairSpec, fetch, model_records
+from registry.pairs import PairSpec, fetch, find_pair, model_records
 from registry.releases import create_release
 from registry.store import Store
+from serving.runtime.artifacts.base import Artifact, Provenance
+from serving.runtime.artifacts.decoding_config import DecodingConfig
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.device import device_class
 from serving.runtime.pair_files import fingerprint
 from tests.registry.making import config, publish
 from tests.serving.served_pair import tiny_pair
@@ -91,11 +95,11 @@ def check_clean(venv: Path) -> None:
 
 
 @contextmanager
-def serving_from(bundle: Path, venv: Path) -> Iterator[tuple[str, float]]:
+def serving_from(bundle: Path, venv: Path, *options: str) -> Iterator[tuple[str, float]]:
     """`serve.sh`, started elsewhere: the address that it prints, and after how many seconds."""
     begin = time.perf_counter()
-    process = subprocess.Popen([str(bundle.parent / "current" / "serve.sh"), "--port", "0", "--threads", "1"], cwd=venv, env=clean(venv),
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [str(bundle.parent / "current" / "serve.sh"), "--port", "0", "--threads", "1", *options]
+    process = subprocess.Popen(command, cwd=venv, env=clean(venv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -115,12 +119,16 @@ def ask(address: str) -> dict[str, object]:
         return dict(json.load(response))
 
 
-@pytest.fixture
-def linked(bundle: Path, tmp_path: Path) -> Path:
-    venv = tmp_path / "venv"
+def make_linked(venv: Path, bundle: Path) -> None:
+    """Make an environment that `fill_by_links` fills."""
     run([sys.executable, "-m", "venv", "--without-pip", str(venv)])
     fill_by_links(next((venv / "lib").glob("python3*/site-packages")), bundle)
-    return venv
+
+
+@pytest.fixture
+def linked(bundle: Path, tmp_path: Path) -> Path:
+    make_linked(tmp_path / "venv", bundle)
+    return tmp_path / "venv"
 
 
 @pytest.mark.slow
@@ -141,6 +149,48 @@ def test_it_is_ready_in_time(bundle: Path, linked: Path) -> None:
         pass
     with serving_from(bundle, linked) as (_, seconds):
         assert seconds < READY
+
+
+def default_bundle(store: Store, folder: Path, machine: str) -> Path:
+    """A bundle of the default pair, with weights, whose hardware profile was measured on a machine class."""
+    spec = find_pair("default")
+    files = fetch(spec)
+    provenance = Provenance(pair=spec.name, fingerprint=fingerprint(files, spec.dtype), device_class=machine)
+    made: list[Artifact] = [HardwareProfile(0.002, {1: 0.01, 8: 0.02, 64: 0.1}, 0.001, provenance),
+                            DecodingConfig("vanilla_sd", {}, {}, provenance)]
+    pins = {}
+    for artifact in made:
+        artifact.save(folder / artifact.kind)
+        pins[artifact.kind] = store.publish(folder / artifact.kind, pair=spec.name).version
+    create_release(store, spec.name, "cpu", pins, model_records(spec, files), {})
+    return build_bundle(store, spec, files, alias="candidate", out=folder / "dist", ungated_reason="a test", with_weights=True)
+
+
+def seconds_to_read(bundle: Path) -> float:
+    """How long it takes to read the files of all weights, once."""
+    begin = time.perf_counter()
+    weights = [path for path in bundle.rglob("*.safetensors") if path.read_bytes()]
+    assert sum(path.stat().st_size for path in weights) > 50 << 20
+    return time.perf_counter() - begin
+
+
+@pytest.mark.slow
+@pytest.mark.timed
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["profiled here", "profiled elsewhere"])
+def test_the_default_pair_is_ready_in_time(store: Store, tmp_path: Path, elsewhere: bool) -> None:
+    """With its weights in the bundle and eight slots. Where the profile is another machine's, the server first times its batches."""
+    bundle, venv = default_bundle(store, tmp_path, "abacus" if elsewhere else device_class("cpu")), tmp_path / "venv"
+    make_linked(venv, bundle)
+    with serving_from(bundle, venv, "--slots", "8"):  # once for Python's and the system's caches
+        pass
+    reading = seconds_to_read(bundle)
+    begin = time.perf_counter()
+    with serving_from(bundle, venv, "--slots", "8") as (address, _), \
+            urllib.request.urlopen(address.removesuffix("/v1") + "/ready", timeout=60) as answer:
+        seconds = time.perf_counter() - begin
+        assert answer.status == 200
+    print(f"ready after {seconds:.1f} s; its weights are read in {reading:.1f} s")
+    assert seconds < READY + reading
 
 
 @pytest.mark.slow

@@ -401,6 +401,47 @@ def test_bytes_a_minute_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert sum("a minute" in line for line in caplog.messages) == 1
 
 
+def size_written(folder: Path, records: Sequence[Record]) -> int:
+    spool = Spool(folder)
+    spool.write(records)
+    return spool.counts["bytes"]
+
+
+def test_of_a_group_that_is_too_large_what_fits_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the group is more than a full bucket, and so would never have fitted."""
+    long = [record(i, body={"prompt": f"{i} {'x' * 20_000}"}) for i in range(32)]
+    whole = size_written(tmp_path / "whole", long)
+    spool = Spool(tmp_path / "half", bytes_a_minute=whole // 2)
+    spool.write(long)
+    assert 0 < spool.counts["bytes"] <= whole // 2 + whole // 100, "the bucket fills a little while it is written"
+    assert spool.counts["written"] >= 8
+    assert spool.counts["dropped_too_fast"] == 32 - spool.counts["written"] > 0
+    kept = list(dict.fromkeys(rows(tmp_path / "half").column("prompt_id").to_pylist()))
+    assert kept == [one.id for one in long if one.id in kept], "in their order"
+    assert len(kept) == spool.counts["written"]
+    assert sum("a minute" in line for line in caplog.messages) == 1
+
+
+def test_one_record_that_is_too_large_does_not_take_the_others_along(tmp_path: Path) -> None:
+    small = [record(i, body={"prompt": "a"}) for i in range(31)]
+    huge = record(99, body={"prompt": "a" * 1_000_000})
+    spool = Spool(tmp_path, bytes_a_minute=500_000)
+    spool.write([*small[:20], huge, *small[20:]])
+    assert (spool.counts["written"], spool.counts["dropped_too_fast"], spool.counts["failed"]) == (31, 1, 0)
+    assert sorted(set(rows(tmp_path).column("prompt_id").to_pylist())) == sorted(one.id for one in small)
+    assert len(list(tmp_path.glob("shard-*"))) == 1
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_files_with_texts_are_for_the_servers_own_user_alone(tmp_path: Path, text: bool) -> None:
+    """Also in a folder that was there already and that others may look into."""
+    (tmp_path / "shared").mkdir(mode=0o755)
+    spool = Spool(tmp_path / "shared", private=text)
+    spool.write([record(1, body={"prompt": "a secret"} if text else None)])
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "shared").iterdir()}
+    assert modes == {0o600 if text else 0o644}
+
+
 def test_shards_sort_by_time_whatever_the_clock_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TraceSet(tmp_path).write_shard(7, pq.read_table(_shard(tmp_path / "other")))
     spool = Spool(tmp_path)
@@ -437,7 +478,7 @@ def test_a_write_that_fails_is_counted_and_said_once(tmp_path: Path, monkeypatch
                                                      caplog: pytest.LogCaptureFixture) -> None:
     from serving.server import spool as spool_module
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     spool = Spool(tmp_path)

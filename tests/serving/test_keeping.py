@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -121,10 +122,47 @@ def ask(address: str, prompt: str) -> dict[str, Any]:
         return dict(json.load(answer))
 
 
+# The command, with a switch of bundles that stands still at the moment named first, and says so on a line of its own.
+PAUSED = """
+import sys
+from serving.server import main, served
+from serving.server.snapshots import Snapshots
+
+moment = sys.argv.pop(1)
+load, follow = served.from_bundle, Snapshots.follow
+
+def pause():
+    print("paused", flush=True)
+    sys.stdin.read()
+
+def from_bundle(path, *, beside=None, **options):
+    if beside is not None and moment == "the next bundle is read":
+        pause()
+    made = load(path, beside=beside, **options)
+    if beside is not None and moment == "the next bundle is loaded":
+        pause()
+    return made
+
+def following(self, pool, origin):
+    switched = self._kept is not None
+    if switched and moment == "the next bundle serves":
+        pause()
+    follow(self, pool, origin)
+    self.save()
+    if switched and moment == "its state is written":
+        pause()
+
+served.from_bundle, Snapshots.follow = from_bundle, following
+main.main()
+"""
+MOMENTS = ("in a stream", "the link has moved", "the next bundle is read", "the next bundle is loaded", "the next bundle serves",
+           "its state is written")
+
+
 @contextmanager
 def process(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running server and its address; killed at the end, if it has not gone by itself."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             found = re.search(r"http://\S+", next(line for line in server.stdout if "http://" in line))
@@ -140,16 +178,16 @@ def written(state: Path) -> Snapshot | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["in a stream", "the link has moved", "the switch has begun"])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, models: dict[Role, Path], moment: str) -> None:
     """On the same folders and link: the state that was written last and the spool are whole, and the link decides what serves."""
     state, spool, link = tmp_path / "state", tmp_path / "spool", tmp_path / "current"
     for number, tau in ((1, 0.6), (2, 0.5)):
         make_bundle(tmp_path / f"{number}-cpu", models, "spide", {"tau": tau}, machine=device_class("cpu"))
     link.symlink_to("1-cpu")
-    command = [*ENTRY, "--bundle", str(link), "--port", "0", "--threads", "1", "--state-dir", str(state), "--state-seconds", "0.2",
+    options = ["--bundle", str(link), "--port", "0", "--threads", "1", "--state-dir", str(state), "--state-seconds", "0.2",
                "--feedback-dir", str(spool), "--feedback-rate", "1"]
-    with process(command) as (server, address):
+    with process([sys.executable, "-c", PAUSED, moment, *options]) as (server, address):
         ask(address, "the man")
         until = time.monotonic() + 30
         while (kept := written(state)) is None:
@@ -167,15 +205,17 @@ def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, mode
         else:
             (tmp_path / ".new").symlink_to("2-cpu")
             (tmp_path / ".new").replace(link)
-            time.sleep(0 if moment == "the link has moved" else 1.0)  # so often the link is looked at
+            if moment != "the link has moved":
+                assert server.stdout is not None
+                assert server.stdout.readline() == "paused\n"
             server.kill()
         assert server.wait(60) == -signal.SIGKILL
     old, new = (Origin.of(open_bundle(tmp_path / f"{number}-cpu").manifest) for number in (1, 2))
     left = written(state)
     assert left is not None
     assert kept.origin == old
-    assert left.origin == old or (moment == "the switch has begun" and left.origin == new)
-    with process(command) as (server, address):
+    assert left.origin == (new if moment == "its state is written" else old)
+    with process([*ENTRY, *options]) as (server, address):
         health = httpx.get(address.removesuffix("/v1") + "/health", timeout=60).json()
         assert (health["status"], health["switches"], health["last_switch_error"]) == ("ok", 0, None)
         ask(address, "another man")

@@ -239,6 +239,14 @@ def test_a_strategy_that_is_not_offered_is_refused_with_those_that_are() -> None
     assert "adaedl" in pool("adaedl", parameters={"threshold": 0.5, "max_draft": 4}).names()
 
 
+def test_only_what_is_offered_can_be_had_beside_the_tuned_strategy_and_plain_decoding() -> None:
+    it = pool("spide", offered=("vanilla_sd", "csd", "pyramid_fuzzy"))
+    assert set(it.names()) == {"spide", "autoregressive", "vanilla_sd", "csd"}, "for one of those offered a qualifier is missing"
+    with pytest.raises(UnknownStrategy, match="no strategy 'lossy_sd': choose one of spide, autoregressive, "):
+        it.get("lossy_sd")
+    assert pool("spide", offered=()).names() == ("spide", "autoregressive")
+
+
 def test_the_bundle_is_never_written_to() -> None:
     artifacts = dict(table_kit(VOCAB).artifacts)
     for mode in ("shared", "tenant", "off"):

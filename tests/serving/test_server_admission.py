@@ -114,6 +114,40 @@ def test_an_empty_queue_and_a_stranger_are_errors() -> None:
         FairQueue(0)
 
 
+def test_one_that_is_displaced_while_it_is_cancelled_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another client comes between the look at the queue, which finds two cancelled, and their leaving."""
+    heard: list[Ticket] = []
+
+    class Ends(Observer):
+        def finished(self, ticket: Ticket, event: Event) -> None:
+            heard.append(ticket)
+
+    it = scheduler(capacity=2, observers=[Ends()])
+    mine = [ticket("a", max_tokens=3) for _ in range(3)]
+    it.submit(mine[0][0])
+    it.turn()
+    for one, _ in mine[1:]:
+        it.submit(one)
+        one.cancel()
+    other, other_events = ticket("b")
+    leave, late = it._leave, iter([other])
+
+    def slowly(one: Ticket, event: Event) -> None:
+        for newcomer in late:
+            it.submit(newcomer)
+            assert it._displaced == [mine[2][0]], "its place was taken meanwhile, or the test proves nothing"
+        leave(one, event)
+
+    monkeypatch.setattr(it, "_leave", slowly)
+    turn_until_idle(it)
+    it.turn()
+    for one, events in [*mine, (other, other_events)]:
+        assert len([event for event in events if not isinstance(event, Delta)]) == 1, "exactly one last event"
+        assert heard.count(one) == 1
+    assert [type(events[-1]) for _, events in mine] == [End, Cancelled, Cancelled]
+    assert isinstance(other_events[-1], End)
+
+
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     it = scheduler(capacity=2)
     for _ in range(3):

@@ -18,6 +18,7 @@ import pytest
 
 from serving.runtime.strategies import Kit
 from serving.server.served import ServedModel
+from serving.server.service import sse
 from tests.serving.kits import table_kit
 from tests.serving.served_pair import MAX_CONTEXT, served_pair, serving
 
@@ -142,6 +143,16 @@ def test_streamed_completion_is_plain_server_sent_events(server: SimpleNamespace
     chunks = [json.loads(event) for event in events[:-1]]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == greedy["1 2 3"][0]
     assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_an_event_is_one_line_for_every_reader() -> None:
+    """httpx splits lines as Python does, at U+2028 and U+0085 too; text of the model may hold any of them."""
+    said = {"text": "a\u2028b\u2029c\u0085d\x0be\x1cf\r\ng 你好 🙂 \ud83d"}
+    event = sse(said)
+    lines = event.splitlines()
+    assert lines == [event.removesuffix("\n\n"), ""]
+    assert json.loads(lines[0].removeprefix("data: ")) == said
+    assert event.encode().isascii(), "half a character is no reason to break off"
 
 
 def test_concurrent_requests_give_what_each_gives_alone(server: SimpleNamespace, greedy: dict[str, tuple[str, int]]) -> None:

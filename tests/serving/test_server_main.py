@@ -30,9 +30,9 @@ from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
 from serving.runtime.types import DraftwellError, Role
 from serving.server.app import create_app
 from serving.server.deployments import Deployments
-from serving.server.main import server
+from serving.server.main import names_of, server
 from serving.server.served import from_bundle
-from tests.serving.served_pair import served_pair, tiny_pair
+from tests.serving.served_pair import served_pair, serving, tiny_pair
 
 ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
 
@@ -80,6 +80,25 @@ def test_the_strategy_is_the_one_that_was_tuned(tmp_path: Path, models: dict[Rol
     assert table.total == [50] * 20, "state starts from the artifact, untouched by the warm-up"
     served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
     assert sum(table.total) > 50 * 20, "and learns from what is served"
+
+
+def test_a_server_offers_the_strategies_that_it_was_told_to(tmp_path: Path, models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", models, "spide", machine=device_class("cpu"))
+    served = from_bundle(bundle, slots=1, max_context=64, offered=names_of(" vanilla_sd, prompt_lookup,"))
+    with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+        offer = [strategy["name"] for strategy in http.get("/v1/speculation").json()["strategies"]]
+        assert sorted(offer) == ["autoregressive", "prompt_lookup", "spide", "vanilla_sd"]
+        codes = {}
+        for name in ("vanilla_sd", "lossy_sd", "spide", "autoregressive"):
+            body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "speculation": {"strategy": name}}
+            codes[name] = http.post("/v1/completions", json=body).status_code
+        assert codes == {"vanilla_sd": 200, "lossy_sd": 400, "spide": 200, "autoregressive": 200}
+
+
+@pytest.mark.parametrize(("value", "message"), [(" ,", "--strategies names none"), ("vanila_sd", "did you mean vanilla_sd")])
+def test_strategies_that_are_none_are_refused(value: str, message: str) -> None:
+    with pytest.raises(DraftwellError, match=message):
+        names_of(value)
 
 
 def test_deterministic_serving_leaves_the_state_alone(tmp_path: Path, models: dict[Role, Path]) -> None:

@@ -127,8 +127,9 @@ def test_two_thousand_wrong_bodies() -> None:
         assert engine.jobs == []
         for path, body in GOOD.items():
             assert httpx.post(f"{url}{path}", json=body, timeout=60).status_code == 200, "all slots still answer"
-        slots = [model.open() for model in [engine.models["target"]] for _ in range(3)]
-        assert len(set(slots)) == 3, "no slot was lost"
+        assert set(engine.models) == {"target", "draft"}
+        for role, model in engine.models.items():
+            assert len({model.open() for _ in range(3)}) == 3, f"no slot of the {role} was lost"
 
 
 def test_the_bodies_are_wrong_in_many_ways() -> None:

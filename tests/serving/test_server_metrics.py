@@ -20,12 +20,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Sampling
+from serving.server import metrics as metrics_module
 from serving.server.admission import QueueFull
 from serving.server.app import create_app
 from serving.server.dashboards import GRAFANA
 from serving.server.deployments import CHECKER
 from serving.server.detokenize import TextStream
-from serving.server.metrics import CountAnswers, Metrics, metrics_router
+from serving.server.feedback import Feedback
+from serving.server.feedback_settings import FeedbackSettings
+from serving.server.metrics import FEEDBACK, CountAnswers, Metrics, metrics_router
 from serving.server.observer import Observer
 from serving.server.scheduler import Cancelled, DeadlineExceeded, End, Event, Failure, Scheduler, Ticket
 from tests.serving.served_pair import running, served_pair, serving
@@ -187,6 +190,27 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
     assert samples.of("vllm:num_requests_running", model_name="tiny") == 2
     assert samples.of("vllm:num_requests_waiting") == 7
     assert samples.of("vllm:kv_cache_usage_perc") == 0.5
+
+
+def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> None:
+    feedback = Feedback(FeedbackSettings(tmp_path, 1.0, a_minute=1e6))
+    counts = feedback.spool.counts
+    with serving(served_pair("vanilla_sd", slots=2), observers=[feedback]) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+        before = Samples(http.get("/metrics").text)
+        assert {labels["outcome"]: value for labels, value in before.labels["draftwell:feedback_total"]} == dict.fromkeys(FEEDBACK, 0)
+        counts.update(recorded=5, written=2, dropped_too_fast=3, bytes=999, removed_files=1)
+        samples = Samples(http.get("/metrics").text)
+    told = {labels["outcome"]: value for labels, value in samples.labels["draftwell:feedback_total"]}
+    assert told == dict.fromkeys(FEEDBACK, 0) | {"recorded": 5, "written": 2, "dropped_too_fast": 3}
+    assert samples.of("draftwell:feedback_total", model_name="tiny", outcome="written") == 2
+
+
+def test_every_outcome_of_feedback_has_a_series() -> None:
+    """Names that the code counts requests under, read from the code itself."""
+    folder = Path(metrics_module.__file__).parent
+    code = "".join((folder / name).read_text(encoding="utf-8") for name in ("feedback.py", "spool.py"))
+    named = set(re.findall(r'"((?:dropped|skipped)_\w+|recorded|written|failed)"', code))
+    assert named == set(FEEDBACK)
 
 
 def test_the_servers_own_request_is_nobodys(metrics: Metrics) -> None:

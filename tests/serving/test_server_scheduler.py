@@ -168,6 +168,30 @@ def test_a_decoder_that_fails_ends_only_its_own_request() -> None:
     assert isinstance(events[-1], End)
 
 
+def test_a_load_control_that_fails_ends_the_request_it_was_asked_for() -> None:
+    """The request has left the queue already: nobody else would tell it."""
+    class Broken:
+        def limit(self, *asked: Any) -> int:
+            raise RuntimeError("no costs")
+
+        def apply(self, *asked: Any) -> None:
+            raise AssertionError("nothing runs")
+
+    it = scheduler(slots=1)
+    it.load = Broken()  # type: ignore[assignment]
+    tickets = [ticket() for _ in range(2)]
+    for one, _ in tickets:
+        it.submit(one)
+    it.turn()
+    assert [[type(event) for event in events] for _, events in tickets] == [[Failure]] * 2
+    assert (it.running, it.waiting) == (0, 0)
+    it.load = None
+    good, events = ticket()
+    it.submit(good)
+    turn_until_idle(it)
+    assert isinstance(events[-1], End)
+
+
 def test_a_failed_round_ends_its_requests_and_frees_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     it = scheduler(slots=2)
     step = it.engine.step

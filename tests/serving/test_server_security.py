@@ -150,6 +150,24 @@ def test_other_sites_pages_are_not_answered_unless_allowed() -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
+def test_the_preflight_of_openais_client_for_browsers_is_answered() -> None:
+    """It sends headers of its own, whose names change with its versions. Cookies are no part of it."""
+    asking = {"Origin": "https://site.example", "Access-Control-Request-Method": "POST",
+              "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang,x-stainless-retry-count,x-stainless-runtime"}
+    allowed = Security(keys=("k",), cors_origins=("https://site.example",))
+    with serving(served_pair("autoregressive", slots=1), security=allowed) as (url, _), httpx.Client(base_url=url) as http:
+        preflight = http.options("/v1/chat/completions", headers=asking)
+        assert preflight.status_code == 200, preflight.text
+        named = {name.strip() for name in preflight.headers["access-control-allow-headers"].lower().split(",")}
+        assert set(asking["Access-Control-Request-Headers"].split(",")) <= named
+        answer = http.get("/v1/models", headers={"Origin": "https://site.example", "Authorization": "Bearer k", "x-stainless-lang": "js"})
+        assert answer.status_code == 200
+        assert [response for response in (preflight, answer) if "access-control-allow-credentials" in response.headers] == []
+        other = http.options("/v1/chat/completions", headers=asking | {"Origin": "https://other.example"})
+        assert other.status_code == 400
+        assert "access-control-allow-origin" not in other.headers
+
+
 def test_origins_are_checked() -> None:
     assert origins(["https://a.example:8443", "*"]) == ("https://a.example:8443", "*")
     for wrong in ("a.example", "https://a.example/path", "ftp://a.example", "https://"):
