@@ -45,8 +45,8 @@ def recalibrate(settings: DriftSettings) -> dict[str, Any]:
             return {"state": "busy"}
         outcome, done_now = answer(settings)
     if done_now:
-        link_task(settings, outcome["release"])
         create_markdown_artifact(words(outcome), key=key_for("recalibration", name), description=f"Recalibration: {outcome['state']}")
+        link_task(settings, outcome["release"])
     return outcome
 
 

@@ -121,8 +121,8 @@ def _take(stack: ExitStack, name: str, pair: str) -> None:
     try:
         stack.enter_context(concurrency(name, strict=True, lease_duration=LEASE, timeout_seconds=3600 * PATIENCE))
     except TimeoutError as error:
-        raise DraftwellError(f"{name} is held for {PATIENCE:g} hours: if no run of Prefect's UI is under way, `prefect gcl update {name} "
-                             "--active-slots 0` frees it") from error
+        raise DraftwellError(f"{name} has not been free for {PATIENCE:g} hours: if Prefect's UI shows no run under way, "
+                             f"`prefect gcl update {name} --active-slots 0` frees it") from error
     except ConcurrencySlotAcquisitionError as error:
         raise DraftwellError(f"the Prefect server gives no turn of {name}: run `draftwell schedule --pair {pair}` once, which makes it "
                              "(scheduled flows need a server; `draftwell demo` and the commands do not)") from error

@@ -22,8 +22,8 @@ environment outside of this folder:
     ./serve.sh                       # answers OpenAI's API on 127.0.0.1:8000
     ./serve.sh --port 9000           # options go on to draftwell-serve
 
-What the server writes lies in `$$DRAFTWELL_HOME`, by default `~/.draftwell`. In this folder it writes nothing but digests beside weights,
-and it refuses a home, a `--state-dir` or a `--feedback-dir` in here.
+What the server writes lies in `$$DRAFTWELL_HOME`: by default `.draftwell` where it is started, and `~/.draftwell` where that is this
+folder, in which it writes nothing but digests beside weights. It refuses a home, a `--state-dir` or a `--feedback-dir` in here.
 
 The wheel is the decoding runtime and its server, nothing else: no Prefect, no MLflow. `$requirements` names the exact
 version of every package that these need, as installed where the bundle was built.$index As a container:
@@ -57,9 +57,9 @@ if ! command -v draftwell-serve > /dev/null; then
   exit 2
 fi
 # Started in this folder, the server would by itself keep its files here, and then refuse the bundle for them.
-if [ -z "$${DRAFTWELL_HOME:-}" ] && [ -n "$${HOME:-}" ]; then
-  export DRAFTWELL_HOME="$$HOME/.draftwell"
-fi
+case "$$(pwd -P)/" in
+  "$$(cd "$$here" && pwd -P)"/*) [ -z "$${HOME:-}" ] || export DRAFTWELL_HOME="$${DRAFTWELL_HOME:-$$HOME/.draftwell}" ;;
+esac
 exec draftwell-serve --bundle "$$here" "$$@"
 """)
 DOCKERFILE = Template("""\

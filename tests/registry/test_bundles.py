@@ -150,12 +150,15 @@ def test_serve_sh_keeps_what_the_server_writes_out_of_the_bundle(
         '#!/bin/sh\nhome="${DRAFTWELL_HOME:-$PWD/.draftwell}"\nmkdir -p "$home/onnx"\ntouch "$home/onnx/graph"\necho "$home"\n')
     (tmp_path / "bin" / "draftwell-serve").chmod(0o755)
     found = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path / "user")}
-    for environment, home in ((found, tmp_path / "user" / ".draftwell"), (found, tmp_path / "user" / ".draftwell"),
-                              (found | {"DRAFTWELL_HOME": str(tmp_path / "state")}, tmp_path / "state")):
-        done = subprocess.run(["./serve.sh"], cwd=built, env=environment, capture_output=True, text=True, check=True)
+    named = found | {"DRAFTWELL_HOME": str(tmp_path / "state")}
+    kept = tmp_path / "user" / ".draftwell"
+    for folder, environment, home in ((built, found, kept), (built, found, kept), (built / "artifacts", found, kept),
+                                      (built, named, tmp_path / "state"), (tmp_path, named, tmp_path / "state"),
+                                      (tmp_path, found, tmp_path / ".draftwell")):  # where a checkout has its models
+        done = subprocess.run([built / "serve.sh"], cwd=folder, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout == f"{home}\n"
         open_bundle(built)
-    assert "`$DRAFTWELL_HOME`, by default `~/.draftwell`" in (built / "README.md").read_text()
+    assert "`~/.draftwell` where that is this\nfolder" in (built / "README.md").read_text()
     state = (built / "Dockerfile").read_text().partition("DRAFTWELL_HOME=")[2].split()[0]
     assert not state.startswith("/bundle")
 
