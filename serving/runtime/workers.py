@@ -64,6 +64,17 @@ class Workers:
         torch.set_num_threads(self._threads_before)  # torch hands the last value set to libraries that have one for all threads
 
 
+def apart(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Do work that computes on a thread that ends with it, and return what it returns or raise what it raises.
+
+    A thread that has computed with several cores keeps its OpenMP team for as long as it lives. libgomp counts the members of all teams:
+    once they are more than there are cores, the threads of every team sleep between two operations instead of waiting for the next, and
+    forwards take twice as long. So whoever computes only now and then does it here, and leaves the cores to the thread that serves.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="draftwell-apart") as pool:
+        return pool.submit(work, *arguments, **options).result()
+
+
 def settle(cores: Sequence[int], threads: int) -> None:
     """Bind the calling thread to `cores` (none: leave it where it is) and let torch compute with `threads` on it."""
     torch.set_num_threads(threads)

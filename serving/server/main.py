@@ -7,7 +7,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -108,6 +109,7 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
             raise DraftwellError(f"the server needs the package {error.name}: pip install 'draftwell[server]'") from error
         from serving.runtime.bundle import refuse_inside
         from serving.runtime.pair_files import draftwell_home, models_root
+        from serving.runtime.workers import apart
         from serving.server.errors import hide_folders
         from serving.server.keeping import Keeping
         from serving.server.security import Security, origins, read_keys
@@ -127,8 +129,8 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
 
         def load(folder: Path, beside: ServedModel | None = None) -> ServedModel:
             hide_folders(folder)
-            return keeping.prepare(from_bundle(folder, slots=slots, dtype=dtype, threads=threads, max_context=max_context,
-                                               deterministic=deterministic, beside=beside, state=state, offered=offered))
+            return keeping.prepare(apart(from_bundle, folder, slots=slots, dtype=dtype, threads=threads, max_context=max_context,
+                                         deterministic=deterministic, beside=beside, state=state, offered=offered))
 
         def take_over(folder: Path) -> bool:
             """False: not now, look again."""
@@ -136,10 +138,11 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
             return not deployments.worth_another_try
 
         watch = BundleWatch(bundle, take_over)  # before the bundle is read: what changes meanwhile is then noticed
-        web = create_app(load(bundle),  # nobody else holds the models: they can be freed
-                         drain_seconds=0.0,  # `server` has drained when the application ends
-                         capacity=queue, observers=keeping.observers, security=security,
-                         request_timeout=request_timeout, allow_parameters=allow_parameters)
+        with ended_by_interrupt():
+            web = create_app(load(bundle),  # nobody else holds the models: they can be freed
+                             drain_seconds=0.0,  # `server` has drained when the application ends
+                             capacity=queue, observers=keeping.observers, security=security,
+                             request_timeout=request_timeout, allow_parameters=allow_parameters)
         deployments: Deployments = web.state.deployments
         config = uvicorn.Config(web, log_level="info", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=FLUSH_SECONDS,
                                 timeout_keep_alive=KEEP_ALIVE_SECONDS)
@@ -158,6 +161,20 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
         finally:
             watch.close()
             keeping.close()
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """SIGINT ends the process at once, though its main thread waits for the one that loads: before it serves there is nothing to lose."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # somebody's own, or ignored as in the background
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def names_of(strategies: str) -> tuple[str, ...]:

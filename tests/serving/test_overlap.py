@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -140,3 +142,39 @@ def test_an_error_on_one_side_ends_the_request_and_spares_the_others():
     ([0, 1], 2, [[0], [1]]), ([0, 1, 2], 2, [[0, 1], [2]]), ([4], 2, [[4], [4]]), ([1, 3, 5, 7], 1, [[1, 3, 5, 7]])])
 def test_cores_are_shared_without_overlap(cores, parts, expected):
     assert shares(cores, parts) == expected
+
+
+TEAMS = """
+import time
+
+import psutil
+import torch
+
+from serving.runtime.workers import apart
+
+torch.set_num_threads(2)
+compute = lambda: torch.ones(1 << 20).exp_()
+threads = psutil.Process().num_threads
+before = threads()
+assert apart(compute).shape == (1 << 20,)
+until = time.monotonic() + 20
+while threads() > before and time.monotonic() < until:  # a thread's team ends a moment after it
+    time.sleep(0.05)
+print(threads() - before)
+compute()
+print(threads() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
+def test_what_is_computed_apart_leaves_no_team_of_threads_behind():
+    """Every team that is left makes all others slow: the second figure is what `apart` is for."""
+    done = subprocess.run([sys.executable, "-c", TEAMS], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "1"]
+
+
+def test_what_fails_apart_fails_here():
+    from serving.runtime.workers import apart
+
+    with pytest.raises(ZeroDivisionError):
+        apart(divmod, 1, 0)

@@ -95,6 +95,47 @@ def test_a_server_offers_the_strategies_that_it_was_told_to(tmp_path: Path, mode
         assert codes == {"vanilla_sd": 200, "lossy_sd": 400, "spide": 200, "autoregressive": 200}
 
 
+LOADING = """
+import signal, sys, threading, time
+from pathlib import Path
+
+from serving.runtime.types import DraftwellError
+from serving.server import served
+from serving.server.main import run
+
+seen = []
+
+
+def from_bundle(folder, **options):
+    seen.append(threading.current_thread())
+    print("loading", flush=True)
+    time.sleep(float(sys.argv[2]))
+    raise DraftwellError("enough")
+
+
+served.from_bundle = from_bundle
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    run(Path(sys.argv[1]), port=0)
+except DraftwellError:
+    print(seen[0] is not threading.main_thread(), seen[0].is_alive(), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_models_are_loaded_on_a_thread_that_ends(tmp_path: Path) -> None:
+    """Else its team of threads would make every forward of the scheduler's thread twice as long."""
+    done = subprocess.run([sys.executable, "-c", LOADING, str(tmp_path), "0"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["loading", "True False True"]
+
+
+def test_a_server_that_still_loads_can_be_interrupted(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADING, str(tmp_path), "600"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == -signal.SIGINT
+
+
 @pytest.mark.parametrize(("value", "message"), [(" ,", "--strategies names none"), ("vanila_sd", "did you mean vanilla_sd")])
 def test_strategies_that_are_none_are_refused(value: str, message: str) -> None:
     with pytest.raises(DraftwellError, match=message):

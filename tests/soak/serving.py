@@ -10,7 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flows.workspace import Workspace
 
 ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
 
@@ -28,10 +31,13 @@ class Served:
     pid: int
 
 
-def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[str, Any]) -> Path:
+def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[str, Any], *, profiled: bool = False) -> Path:
     """A bundle of the default pair with a chosen config, and with whatever artifacts the pair ships with for it.
 
-    Release and registry are made for it; nothing was measured, so it is deployed ungated.
+    Release and registry are made for it; no gate judged it, so it is deployed ungated.
+
+    Args:
+        profiled: with a hardware profile, measured now on this machine.
     """
     from flows.workspace import Workspace
     from registry.bundles import build_bundle
@@ -47,11 +53,24 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
     files, name = space.files(), space.spec.name
     made = Provenance(pair=name, fingerprint=fingerprint(files, dtype))
     DecodingConfig(strategy, dict(parameters), {}, made).save(folder / "decoding_config")
-    folders = [folder / "decoding_config", *(space.shipped / kind for kind in find_strategy(strategy).artifacts)]
+    if profiled:
+        measure_profile(space, folder / "hardware_profile")
+    own = [folder / "decoding_config", folder / "hardware_profile"]
+    folders = [*own, *(space.shipped / kind for kind in find_strategy(strategy).artifacts)]
     published = [store.publish(place, pair=name) for place in folders if place.is_dir()]
     pins = {artifact.kind: artifact.version for artifact in published}
     release = create_release(store, name, "cpu", pins, model_records(space.spec, files), {})
     return build_bundle(store, space.spec, files, alias=str(release.version), out=folder / "dist", ungated_reason="a trial of the server")
+
+
+def measure_profile(space: Workspace, folder: Path) -> None:
+    """As the tuner measures it."""
+    from components.profiling import profile
+    from components.provenance import provenance
+    from serving.runtime.device import device_class
+
+    pair = space.load()
+    profile(pair, provenance(pair, device_class=device_class(pair.device))).save(folder)
 
 
 @contextmanager
