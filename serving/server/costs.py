@@ -7,14 +7,16 @@ and an acceptance rate α, a round costs
     draft(B) · γ + target(B · (γ + 1)) + rest        and gives        1 + α + … + α^γ        tokens a request
 
 (Leviathan 2023, Eq. 1 and Theorem 3.8, with a target whose cost depends on the size of the batch). Where drafting and verifying
-overlap, the longer of the two counts and there is no bonus token. A qualifier between draft and target is not priced.
+overlap, the longer of the two counts and there is no bonus token. A draft also has to read every prompt, which plain decoding
+spares it: with R prompt tokens read for every token written, that is R tokens more in a forward of the draft for each of these.
+A qualifier between draft and target is not priced.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
@@ -35,7 +37,7 @@ class Costs:
     """Seconds of forwards by size, as a pair takes them on this machine.
 
     Args:
-        draft: rows of one token each → seconds of a draft forward.
+        draft: tokens in all → seconds of a draft forward; up to the number of requests these are rows of one token each.
         target: tokens in all → seconds of a target forward.
         split: the same two while both models run, each on cores of its own; None where not measured.
         per_round, per_token: seconds outside forwards, of a request's target call and of each token that it drafted.
@@ -65,14 +67,27 @@ class Costs:
         rest = running * (self.per_round + gamma * self.per_token)
         return rest + (max(drafting, verifying) if overlaps else drafting + verifying)
 
-    def seconds_per_token(self, running: int, gamma: int, alpha: float, *, drafts: bool = True, overlaps: bool = False) -> float:
-        """Seconds in which each of `running` requests gets one token more."""
-        last = gamma - 1 if overlaps and gamma else gamma  # an overlapped round has no bonus token
-        return self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps) / sum(alpha**i for i in range(last + 1))
+    @property
+    def reading(self) -> float:
+        """Seconds of a prompt's token in a forward of the draft: what large forwards take longer than small ones."""
+        sizes = sorted(self.draft)
+        return max(0.0, self.draft[sizes[-1]] - self.draft[sizes[0]]) / max(1, sizes[-1] - sizes[0])
 
-    def best_gamma(self, running: int, alpha: float, *, drafts: bool = True, overlaps: bool = False) -> int:
+    def seconds_per_token(self, running: int, gamma: int, alpha: float, *, drafts: bool = True, overlaps: bool = False,
+                          prompt: float = 0.0) -> float:
+        """Seconds in which each of `running` requests gets one token more, the draft's share of reading prompts included.
+
+        Args:
+            prompt: prompt tokens that are read for every token that is written.
+        """
+        last = gamma - 1 if overlaps and gamma else gamma  # an overlapped round has no bonus token
+        reading = running * prompt * self.reading if drafts and gamma else 0.0
+        return reading + self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps) / sum(alpha**i for i in range(last + 1))
+
+    def best_gamma(self, running: int, alpha: float, *, drafts: bool = True, overlaps: bool = False, prompt: float = 0.0) -> int:
         """The draft length with the fewest seconds a token, 0 to `LONGEST`; 0 where none saves `MARGIN` of plain decoding."""
-        seconds = [self.seconds_per_token(running, gamma, alpha, drafts=drafts, overlaps=overlaps) for gamma in range(LONGEST + 1)]
+        seconds = [self.seconds_per_token(running, gamma, alpha, drafts=drafts, overlaps=overlaps, prompt=prompt)
+                   for gamma in range(LONGEST + 1)]
         best = seconds.index(min(seconds))
         return best if seconds[best] < (1 - MARGIN) * seconds[0] else 0
 
@@ -98,6 +113,29 @@ def from_profile(profile: HardwareProfile) -> Costs:
     if details is None:
         return Costs(draft, target, split, 0.0, profile.t_rest / 5)
     return Costs(draft, target, split, details.rest.round, details.rest.token + details.rest.figure)
+
+
+def completed(timed: Costs, known: Costs) -> Costs:
+    """Timed batches, and from the profile what these don't tell: larger sizes and models that overlap, each by as much as the two
+    differ where both know, and what is spent outside forwards."""
+    draft, target = continued(timed.draft, known.draft), continued(timed.target, known.target)
+    split = None
+    if known.split is not None:
+        draft_split, target_split = known.split
+        split = ({size: seconds * at(draft, size) / at(known.draft, size) for size, seconds in draft_split.items()},
+                 {size: seconds * at(target, size) / at(known.target, size) for size, seconds in target_split.items()})
+    return replace(timed, draft=draft, target=target, split=split, per_round=known.per_round, per_token=known.per_token,
+                   source="measured at start, and the hardware profile")
+
+
+def continued(timed: Mapping[int, float], known: Mapping[int, float]) -> dict[int, float]:
+    """Times, with those of larger sizes grown as the known ones grow.
+
+    >>> continued({1: 2.0, 4: 6.0}, {1: 1.0, 4: 2.0, 8: 3.0})
+    {1: 2.0, 4: 6.0, 8: 9.0}
+    """
+    largest = max(timed)
+    return {**timed, **{size: timed[largest] * seconds / at(known, largest) for size, seconds in known.items() if size > largest}}
 
 
 def slower(profile: HardwareProfile, t_verify: Mapping[int, float], size: int) -> float:
@@ -142,8 +180,8 @@ def measure(models: Mapping[Role, Model], slots: int, *, batched: bool = True, s
     room = min(model.max_context for model in models.values())
     context = max(1, min(CONTEXT, room // 2))
     most = rows * max(1, min(8, room - context))
-    sizes = [1 << i for i in range(most.bit_length()) if 1 << i <= most]
-    draft = time_batches("draft", models["draft"], [k for k in sizes if k <= rows], rows, context, until) if "draft" in models else {1: 0.0}
+    sizes = sorted({4**i for i in range(most.bit_length()) if 4**i <= most} | {most})  # what lies between is as good as linear
+    draft = time_batches("draft", models["draft"], sizes, rows, context, until) if "draft" in models else {1: 0.0}
     target = time_batches("target", models["target"], sizes, rows, context, until)
     return Costs(draft, target, batched=batched, source="measured at start")
 

@@ -1,7 +1,8 @@
 """Speculating less under load, so that many requests at once are never slower than plain decoding would be.
 
 Before each round everything that runs is told how long its drafts may be (`Session.draft_limit`), from what forwards cost
-(costs.py), how many run, and how much of recent drafts was accepted. It is only a limit: strategies go on deciding within it.
+(costs.py), how many run, how much of recent drafts was accepted, and how much prompt came with recent answers. It is only a limit:
+strategies go on deciding within it.
 
 A limit changes which random numbers an answer takes, and what a lossy strategy keeps. So requests whose answer must not depend on other
 traffic have none (`repeats`).
@@ -46,6 +47,26 @@ class Acceptance:
 
 
 @dataclass
+class Reading:
+    """How many prompt tokens recent requests brought for every token that was written; before there are any, as many."""
+
+    WEIGHT, MEMORY = 256, 8192
+
+    read: float = 0.0
+    written: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return (self.read + self.WEIGHT) / (self.written + self.WEIGHT)
+
+    def learn(self, read: int, written: int) -> None:
+        """Take in tokens of prompts and of answers; older ones fade."""
+        self.read, self.written = self.read + read, self.written + written
+        if self.read + self.written > self.MEMORY:
+            self.read, self.written = self.read / 2, self.written / 2
+
+
+@dataclass
 class LoadControl:
     """Sets the draft limit of everything that runs, before each round. Lives on the scheduler's thread.
 
@@ -55,10 +76,11 @@ class LoadControl:
 
     costs: Costs
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
     last: dict[str, int] = field(default_factory=dict)
     """Strategy → its limit when it was last set; for people."""
     _rounds: int = 0
-    _seen: dict[Session, tuple[int, int]] = field(default_factory=dict)
+    _seen: dict[Session, tuple[int, int, int]] = field(default_factory=dict)
 
     def limit(self, strategy: Strategy, running: int, sampling: Sampling | None = None) -> int:
         """Draft tokens that a request may make at a time while `running` requests run; UNLIMITED or less.
@@ -72,7 +94,7 @@ class LoadControl:
         if running > 1:
             alpha = round(self.acceptance.setdefault(strategy.name, Acceptance()).rate, 2)
             kind = "draft" in strategy.roles, bool(strategy.overlaps)
-            limit = best_gamma(self.costs, running, alpha, *kind)
+            limit = best_gamma(self.costs, running, alpha, *kind, round(self.reading.rate, 1))
         self.last[strategy.name] = limit
         return limit
 
@@ -101,11 +123,13 @@ class LoadControl:
     def _learn(self, running: Sequence[tuple[Session, Strategy]]) -> None:
         seen = {}
         for session, strategy in running:
-            judged, accepted = session.stats.judged, session.stats.accepted
-            before, kept = self._seen.get(session, (0, 0))
+            stats, text = session.stats, session.text
+            judged, accepted, written = stats.judged, stats.accepted, len(text.ids) - text.prompt_length
+            before, kept, known = self._seen.get(session, (0, 0, 0))
             if judged > before:
                 self.acceptance.setdefault(strategy.name, Acceptance()).learn(judged - before, accepted - kept)
-            seen[session] = judged, accepted
+            self.reading.learn(0 if session in self._seen else text.prompt_length, written - known)
+            seen[session] = judged, accepted, written
         self._seen = seen
 
 
@@ -120,6 +144,6 @@ def repeats(strategy: Strategy, sampling: Sampling) -> bool:
 
 
 @lru_cache(4096)
-def best_gamma(costs: Costs, running: int, alpha: float, drafts: bool, overlaps: bool) -> int:
+def best_gamma(costs: Costs, running: int, alpha: float, drafts: bool, overlaps: bool, prompt: float) -> int:
     """`Costs.best_gamma`, asked once: it is wanted every round."""
-    return costs.best_gamma(running, alpha, drafts=drafts, overlaps=overlaps)
+    return costs.best_gamma(running, alpha, drafts=drafts, overlaps=overlaps, prompt=prompt)

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +17,7 @@ from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, Strategy, build_strategy, find_strategy
 from serving.runtime.types import DraftwellError
-from serving.server.costs import Costs, from_profile, measure
+from serving.server.costs import Costs, completed, from_profile, measure
 from serving.server.snapshots import Origin
 from serving.server.strategy_pool import PLAIN, Mode, StrategyPool
 
@@ -183,20 +183,18 @@ def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads
         set_threads(threads)
     needed = {kind: artifacts[kind] for kind in find_strategy(config.strategy).artifacts if kind in artifacts}
     profile = artifacts.get(HardwareProfile.kind)
-    costs = profile_costs(profile, manifest.device) if isinstance(profile, HardwareProfile) else None
     if beside is not None and can_share(beside.pair, manifest, files, config.strategy):
         pair = beside.pair
     else:
         pair = load_pair(files, dtype=manifest.dtype, device=manifest.device,  # type: ignore[arg-type]
                          slots=slots, max_context=max_context, onnx_draft=find_strategy(config.strategy).prefers_onnx)
         warm_up(pair, build_strategy(config.strategy, config.parameters, Kit(needed, pair.special_tokens, deterministic=True)))
-    if costs is not None:
-        costs = replace(costs, batched=batches(pair))
-    elif beside is not None and beside.pair is pair:
+    paced = profile_costs(profile, manifest.device) if isinstance(profile, HardwareProfile) else None
+    if beside is not None and beside.pair is pair:
         costs = beside.costs  # the models are busy
     else:
         costs = measure(pair.models, slots, batched=batches(pair))
-    paced = profile_costs(profile, manifest.device) if isinstance(profile, HardwareProfile) else None
+        costs = completed(costs, paced) if paced else costs
     usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or paced is not None}
     pool = StrategyPool(pair, usable, config, pair.special_tokens, "off" if deterministic else state, offered=offered)
     served = ServedModel(manifest.pair, pair, pool.get(), slots, threads, version=str(manifest.release_version), costs=costs,

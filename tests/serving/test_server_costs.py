@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile, Rest
-from serving.server.costs import LONGEST, Costs, at, from_profile, measure
+from serving.server.costs import LONGEST, Costs, at, completed, from_profile, measure
 from tests.serving.kits import ORIGIN, table_pair
 
 WEIGHTS = 0.040
@@ -103,11 +103,33 @@ def test_noise_does_not_make_drafts_look_better_than_free() -> None:
     assert at(from_profile(noisy).target, 1) == 0.092
 
 
+def test_timed_batches_count_and_the_profile_tells_the_rest():
+    """A profile knows one request's forwards: here eight rows take twice as long as eight tokens of one."""
+    timed = Costs({1: 0.02, 8: 0.04}, {1: 0.2, 8: 0.4}, source="measured at start")
+    costs = completed(timed, from_profile(profile()))
+    assert (at(costs.draft, 8), at(costs.target, 1), at(costs.target, 8)) == (0.04, 0.2, 0.4)
+    assert at(costs.target, 32) == pytest.approx(0.4 * 0.2 / 0.1), "grows as the profile does"
+    assert (costs.per_round, costs.per_token) == pytest.approx((0.001, 0.0007))
+    assert costs.split is not None
+    assert (at(costs.split[0], 1), at(costs.split[1], 1)) == pytest.approx((0.02 * 2, 0.2 * 1.5)), "as much slower as in the profile"
+
+
+def test_a_draft_reads_every_prompt_which_plain_decoding_does_not():
+    """Short answers to long prompts: what the draft saves in writing it has lost in reading."""
+    costs = Costs({1: 0.002, 101: 0.102}, {1: 0.030, 8: 0.033, 16: 0.041, 64: 0.09})
+    assert costs.reading == pytest.approx(0.001)
+    assert costs.best_gamma(8, 0.7) >= 1
+    assert costs.best_gamma(8, 0.7, prompt=10) == 0
+    assert costs.best_gamma(8, 0.7, drafts=False, prompt=10) >= 1, "n-grams read nothing"
+    assert costs.seconds_per_token(8, 1, 0.7, prompt=2) - costs.seconds_per_token(8, 1, 0.7) == pytest.approx(8 * 2 * 0.001)
+    assert costs.seconds_per_token(8, 0, 0.7, prompt=2) == costs.seconds_per_token(8, 0, 0.7)
+
+
 def test_costs_are_measured_and_every_slot_comes_back():
     models = table_pair(vocab=8)
     costs = measure({"target": models["target"], "draft": models["draft"]}, slots=4)
-    assert list(costs.target) == [1, 2, 4, 8, 16, 32]
-    assert list(costs.draft) == [1, 2, 4]
+    assert list(costs.target) == [1, 4, 16, 32]
+    assert list(costs.draft) == [1, 4, 16, 32], "as large as a prompt that is read"
     assert min(*costs.target.values(), *costs.draft.values()) > 0
     assert {len(model.slots._free) for model in models.values()} == {8}
     hurried = measure({"target": models["target"]}, slots=4, seconds=0.0)

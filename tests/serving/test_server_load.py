@@ -144,6 +144,25 @@ def test_acceptance_forgets_slowly():
     assert rate.rate < 0.12
 
 
+def test_long_prompts_with_short_answers_are_not_drafted_for():
+    it = scheduler(Costs({1: 0.01, 101: 5.01}, {1: 1.0, 64: 1.2}), slots=2)
+    for _ in range(2):
+        submit(it, 40)
+    it.turn()
+    assert min(limits(it)) > 0
+    turn_until_idle(it)
+    assert it.load.reading.rate < 1, "two tokens of prompt for forty"
+    for _ in range(60):
+        events: list[Event] = []
+        it.submit(Ticket([1, 2] * 40, Sampling(max_tokens=1), TextStream(letters), events.append))
+    turn_until_idle(it)
+    assert it.load.reading.rate > 5
+    for _ in range(2):
+        submit(it, 40)
+    it.turn()
+    assert limits(it) == [0, 0]
+
+
 def turn_until(it, so):
     """Workers come and go when nothing is in flight, which on a busy machine takes some rounds."""
     for _ in range(30):

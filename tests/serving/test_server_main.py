@@ -158,7 +158,7 @@ def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tm
     assert second.pair is first.pair
     assert first.costs is not None
     assert second.costs is not None
-    assert second.costs.source == first.costs.source == "hardware profile"
+    assert second.costs.source == first.costs.source == "measured at start, and the hardware profile"
     assert first.costs.batched is False
     assert second.costs.batched is False
 
