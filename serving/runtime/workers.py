@@ -8,6 +8,7 @@ The first model (the target) gets the larger share where the cores cannot be div
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
@@ -70,9 +71,20 @@ def apart(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
     A thread that has computed with several cores keeps its OpenMP team for as long as it lives. libgomp counts the members of all teams:
     once they are more than there are cores, the threads of every team sleep between two operations instead of waiting for the next, and
     forwards take twice as long. So whoever computes only now and then does it here, and leaves the cores to the thread that serves.
+    A process that ends does not wait for it.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="draftwell-apart") as pool:
-        return pool.submit(work, *arguments, **options).result()
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work(*arguments, **options))
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="draftwell-apart", daemon=True)
+    thread.start()
+    thread.join()
+    return done.result()
 
 
 def settle(cores: Sequence[int], threads: int) -> None:

@@ -68,7 +68,7 @@ class Costs:
         return rest + (max(drafting, verifying) if overlaps else drafting + verifying)
 
     @property
-    def reading(self) -> float:
+    def seconds_to_read(self) -> float:
         """Seconds of a prompt's token in a forward of the draft: what large forwards take longer than small ones."""
         sizes = sorted(self.draft)
         return max(0.0, self.draft[sizes[-1]] - self.draft[sizes[0]]) / max(1, sizes[-1] - sizes[0])
@@ -81,7 +81,7 @@ class Costs:
             prompt: prompt tokens that are read for every token that is written.
         """
         last = gamma - 1 if overlaps and gamma else gamma  # an overlapped round has no bonus token
-        reading = running * prompt * self.reading if drafts and gamma else 0.0
+        reading = running * prompt * self.seconds_to_read if drafts and gamma else 0.0
         return reading + self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps) / sum(alpha**i for i in range(last + 1))
 
     def best_gamma(self, running: int, alpha: float, *, drafts: bool = True, overlaps: bool = False, prompt: float = 0.0) -> int:
@@ -180,8 +180,8 @@ def measure(models: Mapping[Role, Model], slots: int, *, batched: bool = True, s
     room = min(model.max_context for model in models.values())
     context = max(1, min(CONTEXT, room // 2))
     most = rows * max(1, min(8, room - context))
-    sizes = sorted({4**i for i in range(most.bit_length()) if 4**i <= most} | {most})  # what lies between is as good as linear
-    draft = time_batches("draft", models["draft"], sizes, rows, context, until) if "draft" in models else {1: 0.0}
+    sizes = sorted({4**i for i in range(most.bit_length()) if 4**i <= most} | {rows, most})  # what lies between is as good as linear
+    draft = time_batches("draft", models["draft"], sizes, rows, context, until - seconds * 2 / 3) if "draft" in models else {1: 0.0}
     target = time_batches("target", models["target"], sizes, rows, context, until)
     return Costs(draft, target, batched=batched, source="measured at start")
 
@@ -196,7 +196,8 @@ def time_batches(role: Role, model: Model, sizes: Sequence[int], rows: int, cont
             if seconds and time.monotonic() > until:
                 break
             shares = [size // rows + (i < size % rows) for i in range(min(rows, size))]
-            batch = [Forward(role, slot, filler(model, share), keep=share) for slot, share in zip(slots, shares, strict=False)]
+            kept = [share if role == "target" else 1 for share in shares]  # a draft reads prompts for their last row alone
+            batch = [Forward(role, slot, filler(model, share), keep=keep) for slot, share, keep in zip(slots, shares, kept, strict=False)]
             seconds[size] = median([timed(model, batch, context) for _ in range(REPEATS + 1)][1:])  # the first is cold
     finally:
         for slot in slots:

@@ -162,7 +162,7 @@ class Deployments:
         return {"status": status, "model": now.served.name, "version": now.served.version, "strategy": now.served.strategy.name,
                 "slots": now.served.slots, "running": now.scheduler.running, "waiting": now.scheduler.waiting,
                 "switches": self.switches, "last_switch_error": self.last_switch_error,
-                "speculation_under_load": load.describe() if load else "unlimited: what batches cost is not known"}
+                "speculation_under_load": load.describe() if load else "unlimited: what batches cost was not measured"}
 
     def start(self) -> None:
         """Start to take requests."""

@@ -47,8 +47,8 @@ class Acceptance:
 
 
 @dataclass
-class Reading:
-    """How many prompt tokens recent requests brought for every token that was written; before there are any, as many."""
+class Prompts:
+    """How many prompt tokens recent answers took for every token that was written; before there are any, as many."""
 
     WEIGHT, MEMORY = 256, 8192
 
@@ -60,7 +60,7 @@ class Reading:
         return (self.read + self.WEIGHT) / (self.written + self.WEIGHT)
 
     def learn(self, read: int, written: int) -> None:
-        """Take in tokens of prompts and of answers; older ones fade."""
+        """Take in an answer that is complete; older ones fade."""
         self.read, self.written = self.read + read, self.written + written
         if self.read + self.written > self.MEMORY:
             self.read, self.written = self.read / 2, self.written / 2
@@ -76,11 +76,12 @@ class LoadControl:
 
     costs: Costs
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
-    reading: Reading = field(default_factory=Reading)
+    prompts: Prompts = field(default_factory=Prompts)
+    """Of requests that a draft model reads for."""
     last: dict[str, int] = field(default_factory=dict)
     """Strategy → its limit when it was last set; for people."""
     _rounds: int = 0
-    _seen: dict[Session, tuple[int, int, int]] = field(default_factory=dict)
+    _seen: dict[Session, tuple[int, int, bool]] = field(default_factory=dict)
 
     def limit(self, strategy: Strategy, running: int, sampling: Sampling | None = None) -> int:
         """Draft tokens that a request may make at a time while `running` requests run; UNLIMITED or less.
@@ -94,7 +95,7 @@ class LoadControl:
         if running > 1:
             alpha = round(self.acceptance.setdefault(strategy.name, Acceptance()).rate, 2)
             kind = "draft" in strategy.roles, bool(strategy.overlaps)
-            limit = best_gamma(self.costs, running, alpha, *kind, round(self.reading.rate, 1))
+            limit = best_gamma(self.costs, running, alpha, *kind, round(self.prompts.rate, 1))
         self.last[strategy.name] = limit
         return limit
 
@@ -123,13 +124,14 @@ class LoadControl:
     def _learn(self, running: Sequence[tuple[Session, Strategy]]) -> None:
         seen = {}
         for session, strategy in running:
-            stats, text = session.stats, session.text
-            judged, accepted, written = stats.judged, stats.accepted, len(text.ids) - text.prompt_length
-            before, kept, known = self._seen.get(session, (0, 0, 0))
+            judged, accepted = session.stats.judged, session.stats.accepted
+            before, kept, _ = self._seen.get(session, (0, 0, False))
             if judged > before:
                 self.acceptance.setdefault(strategy.name, Acceptance()).learn(judged - before, accepted - kept)
-            self.reading.learn(0 if session in self._seen else text.prompt_length, written - known)
-            seen[session] = judged, accepted, written
+            seen[session] = judged, accepted, "draft" in strategy.roles
+        for session, (*_, drafts) in self._seen.items():
+            if drafts and session not in seen:  # only now: a prompt is read at once, and written for round by round
+                self.prompts.learn(session.text.prompt_length, len(session.text.ids) - session.text.prompt_length)
         self._seen = seen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+INTERRUPTED = 130
+"""Exit code of what SIGINT ended."""
 DRAIN_SECONDS = 20.0
 FLUSH_SECONDS = 5
 """For clients to read what is written already. Both, and the writing of what is kept, end before the 30 s that Kubernetes waits."""
@@ -170,7 +173,7 @@ def ended_by_interrupt() -> Iterator[None]:
     if before is not signal.default_int_handler:  # somebody's own, or ignored as in the background
         yield
         return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # the system's own handler does nothing for a container's first process
     try:
         yield
     finally:

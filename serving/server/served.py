@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -190,11 +190,7 @@ def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads
                          slots=slots, max_context=max_context, onnx_draft=find_strategy(config.strategy).prefers_onnx)
         warm_up(pair, build_strategy(config.strategy, config.parameters, Kit(needed, pair.special_tokens, deterministic=True)))
     paced = profile_costs(profile, manifest.device) if isinstance(profile, HardwareProfile) else None
-    if beside is not None and beside.pair is pair:
-        costs = beside.costs  # the models are busy
-    else:
-        costs = measure(pair.models, slots, batched=batches(pair))
-        costs = completed(costs, paced) if paced else costs
+    costs = costs_of(pair, slots, paced, beside)
     usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or paced is not None}
     pool = StrategyPool(pair, usable, config, pair.special_tokens, "off" if deterministic else state, offered=offered)
     served = ServedModel(manifest.pair, pair, pool.get(), slots, threads, version=str(manifest.release_version), costs=costs,
@@ -219,6 +215,20 @@ def profile_costs(profile: HardwareProfile, device: str) -> Costs | None:
     from serving.runtime.device import device_class
 
     return from_profile(profile) if profile.provenance.device_class in (None, device_class(device)) else None
+
+
+def costs_of(pair: LoadedPair, slots: int, known: Costs | None, beside: ServedModel | None) -> Costs | None:
+    """What batches cost: timed, where the machine is idle, and completed by what the bundle's profile knows. None: nothing is known, and
+    with one slot nothing need be."""
+    if beside is not None and beside.pair is pair:  # timed when these models were loaded
+        timed = beside.costs
+    elif slots == 1 or (beside is not None and known is not None):  # beside a server that decodes, times are worse than a profile's
+        timed = None
+    else:
+        timed = measure(pair.models, slots, batched=batches(pair))
+    if known is None:
+        return timed
+    return replace(completed(timed, known) if timed else known, batched=batches(pair))
 
 
 def batches(pair: LoadedPair) -> bool:

@@ -178,7 +178,7 @@ def seconds_to_read(bundle: Path) -> float:
 @pytest.mark.timed
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["profiled here", "profiled elsewhere"])
 def test_the_default_pair_is_ready_in_time(store: Store, tmp_path: Path, elsewhere: bool) -> None:
-    """With its weights in the bundle and eight slots. Where the profile is another machine's, the server first times its batches."""
+    """With its weights in the bundle and eight slots, whose batches the server times first."""
     bundle, venv = default_bundle(store, tmp_path, "abacus" if elsewhere else device_class("cpu")), tmp_path / "venv"
     make_linked(venv, bundle)
     with serving_from(bundle, venv, "--slots", "8"):  # once for Python's and the system's caches

@@ -43,17 +43,19 @@ def test_drafts_shorten_step_by_step_until_none_is_left():
 
 
 @given(per_token=st.floats(0, 0.05), t_draft=st.floats(0.0005, 0.03), alpha=st.floats(0, 0.98), running=st.integers(1, 128),
-       drafts=st.booleans())
-def test_the_choice_is_never_predicted_slower_than_plain_decoding_and_moves_the_right_way(per_token, t_draft, alpha, running, drafts):
-    costs = machine(per_token, t_draft)
-    best = costs.best_gamma(running, alpha, drafts=drafts)
-    plain = costs.seconds_per_token(running, 0, alpha, drafts=drafts)
-    assert costs.seconds_per_token(running, best, alpha, drafts=drafts) <= plain
-    assert all(costs.seconds_per_token(running, best, alpha, drafts=drafts)
-               <= costs.seconds_per_token(running, other, alpha, drafts=drafts) + 1e-12 for other in range(LONGEST + 1)) or best == 0
-    assert costs.best_gamma(running, min(0.99, alpha + 0.1), drafts=drafts) >= best, "better drafts are no reason for shorter ones"
-    assert costs.best_gamma(running + 8, alpha, drafts=drafts) <= best, "more load is no reason for longer ones"
-    assert costs.best_gamma(running, alpha, drafts=False) >= best, "nor are drafts that cost nothing"
+       drafts=st.booleans(), prompt=st.floats(0, 20))
+def test_the_choice_is_never_predicted_slower_than_plain_decoding_and_moves_the_right_way(per_token, t_draft, alpha, running, drafts,
+                                                                                          prompt):
+    costs, so = machine(per_token, t_draft), {"drafts": drafts, "prompt": prompt}
+    best = costs.best_gamma(running, alpha, **so)
+    plain = costs.seconds_per_token(running, 0, alpha, **so)
+    assert costs.seconds_per_token(running, best, alpha, **so) <= plain
+    assert all(costs.seconds_per_token(running, best, alpha, **so)
+               <= costs.seconds_per_token(running, other, alpha, **so) + 1e-12 for other in range(LONGEST + 1)) or best == 0
+    assert costs.best_gamma(running, min(0.99, alpha + 0.1), **so) >= best, "better drafts are no reason for shorter ones"
+    assert costs.best_gamma(running + 8, alpha, **so) <= best, "more load is no reason for longer ones"
+    assert costs.best_gamma(running, alpha, drafts=False, prompt=prompt) >= best, "nor are drafts that cost nothing"
+    assert costs.best_gamma(running, alpha, drafts=drafts, prompt=prompt + 1) <= best, "nor more prompt to read"
 
 
 def test_a_draft_that_saves_next_to_nothing_is_not_worth_it():
@@ -112,12 +114,16 @@ def test_timed_batches_count_and_the_profile_tells_the_rest():
     assert (costs.per_round, costs.per_token) == pytest.approx((0.001, 0.0007))
     assert costs.split is not None
     assert (at(costs.split[0], 1), at(costs.split[1], 1)) == pytest.approx((0.02 * 2, 0.2 * 1.5)), "as much slower as in the profile"
+    old = completed(timed, from_profile(profile(details=False)))
+    assert (old.per_round, old.per_token) == pytest.approx((0.0, 0.0006))
+    alone = completed(Costs({1: 0.0}, {1: 0.2, 8: 0.4}), from_profile(profile()))
+    assert at(alone.draft, 32) == 0.0, "without a draft nothing grows"
 
 
 def test_a_draft_reads_every_prompt_which_plain_decoding_does_not():
     """Short answers to long prompts: what the draft saves in writing it has lost in reading."""
     costs = Costs({1: 0.002, 101: 0.102}, {1: 0.030, 8: 0.033, 16: 0.041, 64: 0.09})
-    assert costs.reading == pytest.approx(0.001)
+    assert costs.seconds_to_read == pytest.approx(0.001)
     assert costs.best_gamma(8, 0.7) >= 1
     assert costs.best_gamma(8, 0.7, prompt=10) == 0
     assert costs.best_gamma(8, 0.7, drafts=False, prompt=10) >= 1, "n-grams read nothing"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from serving.runtime.engine import Engine
+from serving.runtime.prompt_ratings import RatedPrompt
 from serving.runtime.session import UNLIMITED
 from serving.runtime.strategies import Strategy, build_strategy
 from serving.runtime.types import Sampling
@@ -146,20 +147,29 @@ def test_acceptance_forgets_slowly():
 
 def test_long_prompts_with_short_answers_are_not_drafted_for():
     it = scheduler(Costs({1: 0.01, 101: 5.01}, {1: 1.0, 64: 1.2}), slots=2)
-    for _ in range(2):
-        submit(it, 40)
+
+    def ask(times: int, prompt: list[int], max_tokens: int, strategy: Strategy = VANILLA) -> None:
+        for _ in range(times):
+            it.submit(Ticket(prompt, Sampling(max_tokens=max_tokens), TextStream(letters), lambda event: None, strategy=strategy))
+
+    ask(2, [1, 2], 40)
     it.turn()
     assert min(limits(it)) > 0
     turn_until_idle(it)
-    assert it.load.reading.rate < 1, "two tokens of prompt for forty"
-    for _ in range(60):
-        events: list[Event] = []
-        it.submit(Ticket([1, 2] * 40, Sampling(max_tokens=1), TextStream(letters), events.append))
+    ask(60, [1, 2] * 40, 1, RatedPrompt())
+    ask(60, [1, 2] * 40, 1, build_strategy("prompt_lookup"))
+    ask(2, [1, 2], 40)
     turn_until_idle(it)
-    assert it.load.reading.rate > 5
-    for _ in range(2):
-        submit(it, 40)
+    assert it.load.prompts.rate < 1, "no draft reads for the others"
+    ask(2, [1, 2] * 40, 40)
     it.turn()
+    it.turn()
+    assert it.load.prompts.rate < 1, "what is not answered yet says nothing"
+    ask(60, [1, 2] * 40, 1)
+    turn_until_idle(it)
+    ask(2, [1, 2], 40)
+    it.turn()
+    assert it.load.prompts.rate > 5
     assert limits(it) == [0, 0]
 
 

@@ -27,11 +27,13 @@ from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.bundle import FileRecord, Manifest, ModelRecord
 from serving.runtime.device import device_class
 from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
+from serving.runtime.strategies import build_strategy
 from serving.runtime.types import DraftwellError, Role
 from serving.server.app import create_app
+from serving.server.costs import Costs
 from serving.server.deployments import Deployments
 from serving.server.main import names_of, server
-from serving.server.served import from_bundle
+from serving.server.served import ServedModel, costs_of, from_bundle
 from tests.serving.served_pair import served_pair, serving, tiny_pair
 
 ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
@@ -130,10 +132,51 @@ def test_models_are_loaded_on_a_thread_that_ends(tmp_path: Path) -> None:
 
 def test_a_server_that_still_loads_can_be_interrupted(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", LOADING, str(tmp_path), "600"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "loading\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == -signal.SIGINT
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+
+
+SWITCHING = """
+import sys, time
+from pathlib import Path
+
+from serving.server import served
+from serving.server.main import run
+
+load = served.from_bundle
+
+
+def from_bundle(folder, beside=None, **options):
+    if beside is not None:
+        print("loading", flush=True)
+        time.sleep(600)
+    return load(folder, beside=beside, **options)
+
+
+served.from_bundle = from_bundle
+run(Path(sys.argv[1]), port=0, slots=1, max_context=64)
+"""
+
+
+def test_a_server_ends_though_it_loads_another_bundle(tmp_path: Path, models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
+    with subprocess.Popen([sys.executable, "-c", SWITCHING, str(bundle)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://[^/\s]+", process.stdout.readline())
+            assert found
+            assert httpx.get(f"{found.group()}/ready", timeout=60).status_code == 200
+            process.send_signal(signal.SIGHUP)
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(("value", "message"), [(" ,", "--strategies names none"), ("vanila_sd", "did you mean vanilla_sd")])
@@ -161,6 +204,29 @@ def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tm
     assert second.costs.source == first.costs.source == "measured at start, and the hardware profile"
     assert first.costs.batched is False
     assert second.costs.batched is False
+
+
+def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, timed = tiny_pair(2), Costs({1: 1.0}, {1: 2.0, 8: 4.0})
+    known, later = Costs({1: 1.0}, {1: 1.0, 8: 2.0, 16: 3.0}, per_token=0.5), Costs({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25)
+    monkeypatch.setattr("serving.server.served.measure", lambda models, slots, *, batched: timed)
+
+    def beside(pair: Any, costs: Costs) -> ServedModel:
+        return ServedModel("tiny", pair, build_strategy("vanilla_sd"), 2, costs=costs)
+
+    assert costs_of(pair, 2, None, None) is timed
+    first = costs_of(pair, 2, known, None)
+    assert first is not None
+    assert (first.target, first.per_token) == ({1: 2.0, 8: 4.0, 16: 6.0}, 0.5)
+    assert costs_of(pair, 1, None, None) is None, "one request at a time: nothing is limited, so nothing is timed"
+    assert costs_of(pair, 2, None, beside(pair, first)) is first
+    shared = costs_of(pair, 2, later, beside(pair, first))
+    assert shared is not None
+    assert (shared.target, shared.per_token) == (first.target, 0.25), "another profile of the same models counts at once"
+    elsewhere = costs_of(pair, 2, known, beside(tiny_pair(2), first))
+    assert elsewhere is not None
+    assert (elsewhere.target, elsewhere.source) == (known.target, known.source), "what is timed beside a server that decodes is worth less"
+    assert costs_of(pair, 2, None, beside(tiny_pair(2), first)) is timed
 
 
 def other_template(target: Path) -> None:

@@ -2,7 +2,8 @@
 
 Eighteen minutes on two idle cores; `make soak` runs it, `-s` shows the figures. What it holds: no error but 429, memory that stays
 flat, every answer the same as when it is asked for alone (or first different where the target's two best tokens are nearly tied), and
-eight at once that bring at least 2.5 times as many tokens as one at a time; speculation that is nowhere slower than plain decoding.
+eight at once that bring at least 2.5 times as many tokens as one at a time; speculation that is not slower than plain decoding by more
+than windows of one and the same differ.
 """
 
 from __future__ import annotations
