@@ -11,7 +11,8 @@ from components.gate import Footprint
 from serving.runtime.pair_files import PairFiles
 
 CHILD = "import sys, pathlib; from serving.server.served import from_bundle; from_bundle(pathlib.Path(sys.argv[1]), slots=1)"
-"""What `draftwell-serve` does before it listens: check every digest, load the models, decode a few tokens."""
+"""What `draftwell-serve` does before it listens: check every digest, load the models, decode a few tokens. With several slots it also times
+batches (5 s at most), which says nothing of the bundle."""
 
 
 def footprint(bundle: Path, size: int, files: PairFiles, device: str, *, limit: float) -> Footprint:
