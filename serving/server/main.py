@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -103,7 +104,7 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
     Raises:
         DraftwellError: the address is taken, the server's packages are missing, or the bundle is refused.
     """
-    with listen(host, port) as listener:  # first of all: a port in use should not cost the reading of the weights
+    with listen(host, port) as listener, uncollected() as collect:  # a port in use should not cost the reading of the weights
         try:
             import uvicorn
 
@@ -159,11 +160,23 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
         print(f"draftwell-serve: {served.name} with {served.strategy.name} in {served.pair.dtype}, {slots} slots, "
               f"on http://{address_of(listener)}/v1", flush=True)
         del served
+        collect()
         try:
             server(config, deployments, drain_seconds).run(sockets=[listener])
         finally:
             watch.close()
             keeping.close()
+
+
+@contextmanager
+def uncollected() -> Iterator[Callable[[], None]]:
+    """Collect no garbage until what this gives is called: imports make hundreds of thousands of objects that stay, and looking through them
+    again and again takes a second of the start."""
+    gc.disable()
+    try:
+        yield gc.enable
+    finally:
+        gc.enable()
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def test_a_server_offers_the_strategies_that_it_was_told_to(tmp_path: Path, mode
 
 
 LOADING = """
-import signal, sys, threading, time
+import gc, signal, sys, threading, time
 from pathlib import Path
 
 from serving.runtime.types import DraftwellError
@@ -110,6 +110,7 @@ seen = []
 
 def from_bundle(folder, **options):
     seen.append(threading.current_thread())
+    assert not gc.isenabled()
     print("loading", flush=True)
     time.sleep(float(sys.argv[2]))
     raise DraftwellError("enough")
@@ -121,13 +122,14 @@ try:
     run(Path(sys.argv[1]), port=0)
 except DraftwellError:
     print(seen[0] is not threading.main_thread(), seen[0].is_alive(), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    print(gc.isenabled())
 """
 
 
 def test_models_are_loaded_on_a_thread_that_ends(tmp_path: Path) -> None:
     """Else its team of threads would make every forward of the scheduler's thread twice as long."""
     done = subprocess.run([sys.executable, "-c", LOADING, str(tmp_path), "0"], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["loading", "True False True"]
+    assert done.stdout.splitlines() == ["loading", "True False True", "True"]
 
 
 def test_a_server_that_still_loads_can_be_interrupted(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_a_server_that_still_loads_can_be_interrupted(tmp_path: Path) -> None:
 
 
 SWITCHING = """
-import sys, time
+import gc, sys, time
 from pathlib import Path
 
 from serving.server import served
@@ -153,6 +155,7 @@ load = served.from_bundle
 
 def from_bundle(folder, beside=None, **options):
     if beside is not None:
+        assert gc.isenabled()  # it serves
         print("loading", flush=True)
         time.sleep(600)
     return load(folder, beside=beside, **options)
