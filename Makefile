@@ -14,7 +14,7 @@ ALIAS ?= champion
 DEVICE ?= cpu
 # The strategies that need no trained artifact; after `make demo`, name any of `draftwell strategies`.
 STRATEGIES ?= autoregressive,vanilla_sd,prompt_lookup
-PROMPTS ?= components/data/demo_prompts.jsonl
+PROMPTS ?= components/prompts/data/demo_prompts.jsonl
 LIMIT ?= 16
 TOKENS ?= 64
 RUNS ?= 1

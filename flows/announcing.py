@@ -14,7 +14,7 @@ from flows.workspace import Workspace
 from serving.runtime.artifacts.base import write_atomically
 
 if TYPE_CHECKING:
-    from components.drift_record import DriftReport
+    from components.drift.schema import DriftReport
 
 
 class Announced(BaseModel):

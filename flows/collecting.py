@@ -12,7 +12,7 @@ from flows.stations import Station
 from flows.workspace import Workspace
 
 if TYPE_CHECKING:
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
     from flows.runners import Fan
     from serving.runtime.trace import TraceSet
 
@@ -37,9 +37,9 @@ def collect(station: Station, prompts: Sequence[Prompt], *, max_tokens: int = 96
         fresh: forget traces of other prompts or settings in the folder.
         kinds: prefix kinds in equal parts; a verifier learns from all, replay and table from the target's own texts.
         fan: how shards are spread over workers (`runners.fan_of`); None writes them here.
-        turns, log: as in `components.collection.collect`.
+        turns, log: as in `components.collect.collect.collect`.
     """
-    from components.collection import collect as run
+    from components.collect.collect import collect as run
 
     where = folder or station.workspace.traces
     options: dict[str, Any] = {"max_tokens": max_tokens, "rollout": rollout, "prefix_kinds": tuple(kinds), "temperature": temperature,
@@ -64,7 +64,7 @@ def context_for(workspace: Workspace, prompts: Sequence[Prompt], *, max_tokens: 
     Returns:
         None where that is as much as the models can read, or as they are loaded with anyway.
     """
-    from components.texts import turns_of
+    from components.collect.continuations import turns_of
     from serving.runtime.pair import LoadedPair, load_tokenizer
 
     files, spec = workspace.files(), workspace.spec

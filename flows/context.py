@@ -11,7 +11,7 @@ from flows.workspace import Say, Workspace
 from serving.runtime.pair_files import draftwell_home
 
 if TYPE_CHECKING:
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
     from flows.runners import Fan
     from flows.settings import PipelineSettings
 
@@ -70,7 +70,7 @@ def fan_of_settings(settings: PipelineSettings) -> Fan | None:
 
 def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
     """The prompts of each station, cut from one file: bench first, then collect (tuning and the memory use collect's)."""
-    from components.prompts import demo_prompts, read_prompts
+    from components.prompts.prompt import demo_prompts, read_prompts
 
     rows = read_prompts(settings.prompts) if settings.prompts else demo_prompts()
     bench = rows[: settings.bench_prompts]

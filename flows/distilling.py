@@ -14,9 +14,9 @@ from serving.runtime.pair_files import PairFiles, draftwell_home
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from components.distillation.distil import Source
-    from components.distillation.training import Log, Recipe
-    from components.prompts import Prompt
+    from components.distil.distil import Source
+    from components.distil.training import Log, Recipe
+    from components.prompts.prompt import Prompt
     from serving.runtime.pair import LoadedPair
 
 Say = Callable[[str], None]
@@ -59,7 +59,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What came of it: the pair's file, the draft's folder, and the report of `components.distillation.distil`."""
+    """What came of it: the pair's file, the draft's folder, and the report of `components.distil.distil`."""
 
     pair: PairSpec
     file: Path
@@ -85,7 +85,7 @@ def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, s
                     dtype=wanted.dtype, draft=ModelSource(artifact=written(out, file.parent)))
     files = fetch(spec.model_copy(update={"draft": None}), progress=say)
     config = read_config(files.target)
-    from components.distillation.distil import distil as run
+    from components.distil.distil import distil as run
 
     recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
     with alone_with(name, work_of(wanted, name)):
@@ -100,7 +100,7 @@ def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, s
 @contextmanager
 def alone_with(name: str, work: Path) -> Iterator[None]:
     """Hold a pair's name and a work folder against other distillations: of one name only the last would be left."""
-    from components.collection import alone
+    from components.collect.collect import alone
 
     with ExitStack() as held:
         for folder in {work.expanduser().absolute(), (draftwell_home() / "pairs" / name).absolute()}:
@@ -199,8 +199,8 @@ def read_config(folder: Path) -> Any:
 
 def recipe_of(wanted: Wanted, config: Any) -> Recipe:
     """The recipe for a target of this configuration."""
-    from components.distillation.family import check_layers, default_layers
-    from components.distillation.training import Recipe
+    from components.distil.family import check_layers, default_layers
+    from components.distil.training import Recipe
 
     count = config.num_hidden_layers
     layers = default_layers(count) if wanted.layers is None else check_layers(wanted.layers, count)
@@ -209,7 +209,7 @@ def recipe_of(wanted: Wanted, config: Any) -> Recipe:
 
 def longest_of(wanted: Wanted, config: Any) -> int:
     """Positions that a target of this configuration is loaded with."""
-    from components.distillation.distil import LONGEST_PROMPT
+    from components.distil.distil import LONGEST_PROMPT
 
     longest = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT + wanted.max_tokens
     if longest <= wanted.max_tokens:
@@ -236,9 +236,9 @@ def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[l
         chosen: both, of a user's prompts; where there are none, the target invents what it is asked, and the shipped demo
             prompts stay untouched.
     """
-    from components.distillation.distil import LONGEST_PROMPT, Source
-    from components.distillation.writers import writer_of
-    from components.prompts import demo_prompts, ids_of
+    from components.distil.distil import LONGEST_PROMPT, Source
+    from components.distil.writers import writer_of
+    from components.prompts.prompt import demo_prompts, ids_of
     from serving.runtime.pair_files import weights_digest
 
     donor, writer = weights_digest(files.target), writer_of(pair, AT_ONCE[wanted.device])
@@ -253,7 +253,7 @@ def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[l
 
 def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
     """Prompts to learn on, and about a tenth of them, evenly spread, that no training sees. Only first turns are asked."""
-    from components.prompts import context_of
+    from components.prompts.prompt import context_of
 
     if len(prompts) < 3:
         raise DraftwellError(f"{len(prompts)} prompts are too few to learn on two and measure on one: give more")
@@ -270,8 +270,8 @@ def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say
     import json
     import random
 
-    from components.distillation.instructions import invent
-    from components.prompts import Prompt
+    from components.distil.instructions import invent
+    from components.prompts.prompt import Prompt
     from serving.runtime.artifacts.base import write_atomically
 
     key = hashlib.sha256(json.dumps([donor, writer.identity, wanted.invented, pair.chat]).encode()).hexdigest()[:24]

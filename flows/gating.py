@@ -13,9 +13,9 @@ from flows.workspace import Workspace
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from components.gate import Check, GateVerdict
-    from components.measuring import Config, StrategyContender
-    from components.prompts import Prompt
+    from components.bench.runner import Config, StrategyContender
+    from components.gate.gate import Check, GateVerdict
+    from components.prompts.prompt import Prompt
     from registry.releases import ReleaseVersion
     from registry.store import Store
     from serving.runtime.artifacts.base import Artifact
@@ -69,7 +69,7 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
     Returns:
         of this part alone: `report` (of the bench), `passed`, `checks`, `release` (its number), `verdict`.
     """
-    from components.gate import GateVerdict
+    from components.gate.gate import GateVerdict
     from registry.gates import load_gates
     from registry.releases import find_release
     from registry.store import Store
@@ -104,7 +104,7 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
 def measured(station: Station, prompts: Sequence[Prompt], judging: Judging, kit: Kit, rival: Rival, *, max_tokens: int,
              all_strategies: bool) -> tuple[dict[str, Any], GateVerdict]:
     """The bench of a candidate, and the verdict on it; what left doubt is measured again, and lies in the report as `in_doubt`."""
-    from components.evaluation import bench
+    from components.bench.bench import bench
 
     plain: Config = ("autoregressive", {})
     candidate: Config = (judging.strategy, judging.parameters)
@@ -147,7 +147,7 @@ class Rival:
 
 def find_rival(station: Station, store: Store, release: ReleaseVersion) -> Rival:
     """The pair's champion, ready to decode."""
-    from components.measuring import StrategyContender
+    from components.bench.runner import StrategyContender
     from serving.runtime.strategies import Kit
 
     champion = champion_of(station.workspace, release.device)
@@ -177,7 +177,7 @@ class Judging:
 
     def of(self, report: dict[str, Any]) -> GateVerdict:
         """The verdict; acceptance is held against a champion that decodes just so, as another draft length accepts another share."""
-        from components.gate import judge
+        from components.gate.gate import judge
 
         entries = report["strategies"]
         entry, rival = self.entry(entries), entries.get("champion")
@@ -189,7 +189,7 @@ class Judging:
 
     def doubts(self, report: dict[str, Any], verdict: GateVerdict) -> bool:
         """Whether the candidate's row, beside the champion's where there is one, is no clear pass."""
-        from components.gate import leaves_doubt
+        from components.gate.gate import leaves_doubt
 
         entries = report["strategies"]
         return leaves_doubt(verdict, self.entry(entries), entries.get("champion"), self.thresholds)
@@ -201,7 +201,7 @@ def pair_of(station: Station, store: Store, champion: ReleaseVersion) -> LoadedP
     Returns:
         None where they cannot be had here: another target or dtype, a draft that is not in the registry, or no memory for both.
     """
-    from components.startup import room_for_another
+    from components.gate.footprint import room_for_another
     from serving.runtime.pair import load_pair
     from serving.runtime.pair_files import fingerprint
     from serving.runtime.strategies import STRATEGIES
@@ -223,7 +223,7 @@ def pair_of(station: Station, store: Store, champion: ReleaseVersion) -> LoadedP
 
 def missing(name: str, why: str, reason: str | None) -> GateVerdict:
     """What could not be measured fails, or is noted with the reason for which a person lets it pass."""
-    from components.gate import Check, GateVerdict
+    from components.gate.gate import Check, GateVerdict
 
     if reason:
         return GateVerdict((), (f"{why}; let pass: {reason}",))
@@ -233,8 +233,8 @@ def missing(name: str, why: str, reason: str | None) -> GateVerdict:
 def prediction_check(station: Station, mine: dict[str, Artifact], theirs: dict[str, Artifact], thresholds: dict[str, Any],
                      unmeasured: str | None = None) -> GateVerdict:
     """How well table and verifier foretell the workspace's traces, beside the champion's; nothing for a release without both."""
-    from components.foretelling import predictions
-    from components.gate import GateVerdict, judge_predictions
+    from components.gate.gate import GateVerdict, judge_predictions
+    from components.gate.predictive_loss import predictions
     from flows.stations import open_trace
 
     judged = [kind for kind in ("acceptance_table", "verifier") if kind in mine]
@@ -250,8 +250,8 @@ def prediction_check(station: Station, mine: dict[str, Artifact], theirs: dict[s
 
 def footprint_check(station: Station, store: Store, release: ReleaseVersion, thresholds: dict[str, Any]) -> GateVerdict:
     """Build the release's bundle in a temporary folder; its size, and how fast a new process starts from it."""
-    from components.gate import judge_footprint
-    from components.startup import footprint
+    from components.gate.footprint import footprint
+    from components.gate.gate import judge_footprint
     from registry.bundles import build_bundle, bundle_bytes
 
     space = station.workspace
@@ -265,7 +265,7 @@ def footprint_check(station: Station, store: Store, release: ReleaseVersion, thr
 def keep_verdict(store: Store, release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None, report: dict[str, Any],
                  entry: dict[str, Any], written: Path) -> None:
     """Keep the verdict with its release: the record, words, figures to compare, the bench (`written`: its file) and its plots."""
-    from components.reports import bench_plots, verdict_markdown
+    from components.gate.verdict_report import bench_plots, verdict_markdown
     from registry.releases import record_gate
 
     figures = {name: float(entry[name]) for name in COMPARED if isinstance(entry.get(name), int | float)}
@@ -286,8 +286,8 @@ def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVe
 
 def identity_check(station: Station, strategy: str, parameters: dict[str, Any], kit: Any, prompts: Sequence[Prompt]) -> tuple[Check, ...]:
     """Whether a choice that claims to be lossless gives autoregressive's tokens in float32; nothing for a lossy one."""
-    from components.gate import judge
-    from components.identity import identity_entry
+    from components.gate.gate import judge
+    from components.gate.losslessness import identity_entry
     from serving.runtime.strategies import find_strategy
 
     if not find_strategy(strategy).lossless or strategy == "autoregressive":
@@ -309,9 +309,9 @@ def baseline_report(pair_name: str, say: Any, bar: Any = None) -> dict[str, Any]
 
 def counted(pair_name: str, say: Any, bar: Any) -> tuple[dict[str, Any], GateVerdict]:
     """The counts, and whether what claims to be lossless wrote the target's own tokens."""
-    from components.counting import deterministic_report
-    from components.identity import judge_texts
-    from components.prompts import demo_prompts
+    from components.gate.baseline_counts import deterministic_report
+    from components.gate.losslessness import judge_texts
+    from components.prompts.prompt import demo_prompts
 
     pair, prompts = Workspace(pair_name, "float32", say).load(), demo_prompts(BASELINE_PROMPTS)
     texts: dict[str, list[list[int]]] = {}
@@ -321,7 +321,7 @@ def counted(pair_name: str, say: Any, bar: Any) -> tuple[dict[str, Any], GateVer
 
 def judge_baseline(pair_name: str, say: Any, bar: Any = None) -> GateVerdict:
     """Compare this checkout's deterministic counts with the recorded ones, and lossless texts with the target's own choices."""
-    from components.gate import compare_with_baseline
+    from components.gate.gate import compare_with_baseline
     from registry.gates import load_baseline, load_gates
     from registry.pairs import find_pair
 

@@ -54,7 +54,7 @@ def once(step: Task[[PipelineSettings, str], dict[str, Any]], settings: Pipeline
 
 def key_of(step: str, settings: PipelineSettings, space: Workspace, before: Mapping[str, Any]) -> str:
     """Digest of all that a step depends on; no path and no name is in it."""
-    from components.provenance import device_class, git_commit
+    from components.report.provenance import device_class, git_commit
     from serving.runtime.pair_files import fingerprint
 
     prompts = {name: [asdict(prompt) for prompt in rows] for name, rows in prompts_of(settings).items()}

@@ -101,7 +101,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Label and origins of a report's rows, or of a tuning's choice."""
-    from components.bench_report import shown
+    from components.bench.report import shown
 
     rows: list[tuple[str, Mapping[str, Any]]]
     strategies = report.get("strategies")

@@ -29,7 +29,7 @@ EVENT = "draftwell.drift"
 @task(name="check for drift", **RETRY)
 def check_task(settings: DriftSettings) -> dict[str, Any]:
     """Compare, write the report into the workspace, and announce a new drift; returns the report with its digest."""
-    from components.drift_report import drift_json, headline
+    from components.drift.report import drift_json, headline
 
     space = Workspace(settings.pair, settings.dtype, announce)
     spool = monitoring.spool_of(space, settings.spool)

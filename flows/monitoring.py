@@ -25,7 +25,7 @@ from serving.runtime.types import DraftwellError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from components.drift_record import DriftLimits, DriftReport
+    from components.drift.schema import DriftLimits, DriftReport
 
 
 class DriftSettings(TrafficSettings):
@@ -43,7 +43,7 @@ def load_limits(path: Path | None = None) -> DriftLimits:
     >>> load_limits().false_alarm_rate
     0.001
     """
-    from components.drift_record import DriftLimits
+    from components.drift.schema import DriftLimits
     from registry.strict import read_yaml
 
     return read_yaml(path or Path(registry.__file__).parent / "drift.yaml", DriftLimits)
@@ -66,8 +66,8 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     Raises:
         DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of another pair.
     """
-    from components.drift import compare
-    from components.drift_data import COLUMNS, HIDDEN, read_spool, read_traffic
+    from components.drift.drift import compare
+    from components.drift.traffic import COLUMNS, HIDDEN, read_spool, read_traffic
 
     limits = limits or load_limits()
     champion = served(space, device)
@@ -110,7 +110,7 @@ def comparable(champion: Served, reference: pa.Table, feedback: pa.Table,
                named: Path | None) -> tuple[pa.Table, tuple[str, ...], list[str]]:
     """The feedback that can be compared, the kinds of texts that are, and why there is none: texts of a lossy champion's own strategy are
     held against such texts only, unless a person names a reference."""
-    from components.drift_data import shared_kinds
+    from components.drift.traffic import shared_kinds
 
     if named is not None or champion.lossy is None:
         return feedback, shared_kinds(reference, feedback), []
@@ -124,7 +124,7 @@ def comparable(champion: Served, reference: pa.Table, feedback: pa.Table,
 def left_out(champion: Served, feedback: pa.Table, kinds: tuple[str, ...], compared: int) -> tuple[list[str], list[str]]:
     """What is left out of the feedback because a strategy of the other sort, lossy or lossless, wrote it: notes and, where that is most of
     it, doubts."""
-    from components.drift_data import prompts_of_the_other_sort
+    from components.drift.traffic import prompts_of_the_other_sort
 
     count, by = prompts_of_the_other_sort(feedback, kinds), f"a {'lossless' if LOSSY in kinds else 'lossy'} strategy"
     if not count:
@@ -181,8 +181,8 @@ def untouched(verifier: Any, digest: str | None, rows: pa.Table) -> list[str]:
     Args:
         digest: of the traces whose prompts these are.
     """
-    from components.drift_prompts import untouched_prompts
-    from components.verifier_data import LEAST_PROMPTS, first_of_the_same
+    from components.drift.prompts import untouched_prompts
+    from components.train.examples import LEAST_PROMPTS, first_of_the_same
 
     alike = first_of_the_same(rows)
     different = sorted({alike.get(name, name) for name in rows.column("prompt_id").to_pylist()})
@@ -196,7 +196,7 @@ def write_report(report: DriftReport, folder: Path) -> list[Path]:
     """`drift.json`, `drift.md` and the plots in a folder; returns all of them."""
     import json
 
-    from components.drift_report import drift_json, drift_markdown, drift_plots
+    from components.drift.report import drift_json, drift_markdown, drift_plots
 
     data, words = folder / "drift.json", folder / "drift.md"
     write_atomically(data, (json.dumps(drift_json(report), indent=2, allow_nan=False) + "\n").encode())
@@ -206,7 +206,7 @@ def write_report(report: DriftReport, folder: Path) -> list[Path]:
 
 def note_in_registry(champion: Served, report: DriftReport) -> None:
     """Keep the report with the champion's run in MLflow, and name it in a tag of that version."""
-    from components.drift_report import drift_markdown
+    from components.drift.report import drift_markdown
     from registry.store import Store
 
     if champion.release is None:

@@ -22,8 +22,8 @@ from serving.runtime.pair_files import draftwell_home, models_root
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from components.prompts import Prompt
-    from components.search import Search
+    from components.prompts.prompt import Prompt
+    from components.tune.search.search import Search
     from flows.stations import Station
     from serving.runtime.pair import LoadedPair
 
@@ -38,7 +38,7 @@ def describe_collection(job: Path, station: Station, prompts: Sequence[Prompt], 
 
     Args:
         traces: folder of the trace, which the driver holds.
-        settings: of `components.collection.work_of`.
+        settings: of `components.collect.collect.work_of`.
         threads: that every worker's torch computes with.
     """
     pair = station.pair
@@ -54,7 +54,7 @@ def write_shard(job: Path, index: int) -> str:
     """Write a shard of a collection; returns its path."""
     import torch
 
-    from components.collection import collect_shard
+    from components.collect.collect import collect_shard
 
     said = read(job)
     torch.set_num_threads(said["threads"])
@@ -81,9 +81,9 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     """
     import torch
 
-    from components.replay import read_texts
-    from components.search import Search
-    from components.studies import Studies
+    from components.replay.replay import read_texts
+    from components.tune.search.search import Search
+    from components.tune.search.studies import Studies
     from serving.runtime.artifacts.hardware_profile import HardwareProfile
     from serving.runtime.bundle import artifact_classes
     from serving.runtime.strategies import Kit
@@ -150,7 +150,7 @@ def load(said: Mapping[str, Any]) -> LoadedPair:
 
 def prompts_of(said: Mapping[str, Any]) -> list[Prompt]:
     """The prompts of a job."""
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
 
     return [Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])}) for row in said["prompts"]]
 

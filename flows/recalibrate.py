@@ -80,7 +80,7 @@ def answer(settings: DriftSettings) -> tuple[dict[str, Any], bool]:
 
 def words(outcome: dict[str, Any]) -> str:
     """An outcome as Markdown."""
-    from components.tables import markdown
+    from components.report.tables import markdown
 
     over = outcome["over_champion"]
     faster = "" if over is None else (f"\n{over['ratio']:.2f} times as fast as the champion before it on the new traffic "

@@ -32,7 +32,7 @@ from serving.runtime.artifacts.base import write_atomically
 from serving.runtime.trace import TraceSet
 
 if TYPE_CHECKING:
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
 
 PROMPTS, BEGUN, OUTCOME, STEPS = "prompts.jsonl", "begun.json", "outcome.json", "steps"
 MADE_OF = "made_of.json"
@@ -81,7 +81,7 @@ def begin(settings: DriftSettings) -> dict[str, Any]:
     text = "".join(f"{prompt.id} {prompt.turns} {prompt.messages}\n" for prompt in prompts)
     folder = home / (drift or hashlib.sha256(text.encode()).hexdigest())[:12]
     if not (folder / PROMPTS).is_file():
-        from components.drift_prompts import write_prompts
+        from components.drift.prompts import write_prompts
 
         write_atomically(folder / BEGUN, (json.dumps(begun, indent=2) + "\n").encode())
         write_prompts(folder / PROMPTS, prompts)
@@ -217,8 +217,8 @@ def judge(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
 
 def over_champion(station: Station, report: dict[str, Any]) -> dict[str, float] | None:
     """Speed of the workspace's choice over the champion's, both measured on the new traffic in one run."""
-    from components.gate import columns
-    from components.statistics import paired_bootstrap_ratio
+    from components.gate.gate import columns
+    from components.report.intervals import paired_bootstrap_ratio
     from serving.runtime.artifacts.decoding_config import DecodingConfig
 
     entries = report.get("in_doubt") or report["strategies"]  # what was measured again is what counts

@@ -153,7 +153,7 @@ def served_reference(space: Workspace, champion: Served) -> Path:
 
 def is_whole(folder: Path) -> bool:
     """Whether a collection was begun in a folder, ended, and can be read."""
-    from components.collection import is_complete, read_plan
+    from components.collect.collect import is_complete, read_plan
 
     if read_plan(folder) is None or not is_complete(folder):
         return False
@@ -185,8 +185,8 @@ def collect_served(station: Station, space: Workspace, champion: Served) -> None
     Raises:
         DraftwellError: these traces are gone, or another collection is writing to the folder.
     """
-    from components.collection import collect, forget, is_complete, read_plan
-    from components.drift_prompts import prompts_of_trace
+    from components.collect.collect import collect, forget, is_complete, read_plan
+    from components.drift.prompts import prompts_of_trace
     from serving.runtime.strategies import Kit, build_strategy
 
     config, pair = champion.lossy, station.pair

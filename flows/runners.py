@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from prefect import Task
     from prefect.task_runners import TaskRunner
 
-    from components.collection import Spread as ShardSpread
-    from components.prompts import Prompt
-    from components.search import Search, Trial
-    from components.tuning import Spread as ReplaySpread
+    from components.collect.collect import Spread as ShardSpread
+    from components.prompts.prompt import Prompt
+    from components.tune.search.search import Search, Trial
+    from components.tune.tune import Spread as ReplaySpread
     from flows.stations import Station
 
 Call = dict[str, Any]
@@ -92,7 +92,7 @@ def spread_shards(fan: Fan, station: Station, prompts: Sequence[Prompt], traces:
 
     Args:
         traces: folder of the trace.
-        settings: of `components.collection.work_of`.
+        settings: of `components.collect.collect.work_of`.
     """
 
     def spread(missing: Sequence[int], found: Callable[[int], None]) -> None:
@@ -109,7 +109,7 @@ def spread_replays(fan: Fan, station: Station, traces: Path) -> ReplaySpread:
     """What has the replays of a tuning made by workers, a strategy each; `traces` is the trace's folder."""
 
     def spread(search: Search, shares: Mapping[str, int]) -> list[Trial]:
-        from components.search import Trial
+        from components.tune.search.search import Trial
 
         trials: list[Trial] = []
         with job_folder(station) as job:
@@ -141,7 +141,7 @@ def run(fan: Fan, what: str, job: Path, calls: Sequence[Call], done: Callable[[C
     """
     from prefect import Flow
 
-    from components.threads import using_threads
+    from components.report.threads import using_threads
 
     flow = Flow(spread_out, name=f"{what} on {fan.runner}", task_runner=runner_of(fan), result_serializer="json", validate_parameters=False)
     token = _now.set((fan, done))

@@ -172,7 +172,7 @@ def measured_rows(space: Workspace) -> list[dict[str, Any]]:
     """What the tuning measured, in the words of its report."""
     import json
 
-    from components.tuning_tables import measured
+    from components.tune.report.tables import measured
 
     report = json.loads((space.reports / "tuning.json").read_text(encoding="utf-8"))
     section = measured({**report, "choice": {key: report[key] for key in ("strategy", "parameters")}})

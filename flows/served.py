@@ -17,7 +17,7 @@ from flows.workspace import Workspace
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
 
 FEWEST = 24
 """Different prompts that a calibration on traffic needs: a third is kept for the gate, and a verifier splits the others."""
@@ -36,8 +36,8 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
     Raises:
         DraftwellError: no spool, an empty one, or too few prompts in it.
     """
-    from components.drift_data import read_spool
-    from components.drift_prompts import spooled_prompts
+    from components.drift.prompts import spooled_prompts
+    from components.drift.traffic import read_spool
 
     if not spool.is_dir():
         raise DraftwellError(f"there is no spool {spool}: name the folder to which the server writes with --spool")
@@ -58,7 +58,7 @@ def take_prompts(settings: TrafficSettings, space: Workspace) -> None:
     Raises:
         DraftwellError: the registry, which knows at what temperature the champion's traffic is watched, does not answer.
     """
-    from components.drift_prompts import write_prompts
+    from components.drift.prompts import write_prompts
 
     file, spool = space.root / PROMPTS, spool_of(space, settings.spool)
     if not spool.is_dir():
@@ -83,6 +83,6 @@ def on_taken(settings: TrafficSettings, space: Workspace) -> TrafficSettings:
 
 def on_prompts(settings: Settings, file: Path) -> Settings:
     """The settings with the prompts of a file, of which a third, at most, is kept for the gate."""
-    from components.prompts import read_prompts
+    from components.prompts.prompt import read_prompts
 
     return settings.model_copy(update={"prompts": file, "bench_prompts": min(settings.bench_prompts, len(read_prompts(file)) // 3)})

@@ -46,7 +46,7 @@ class Station:
 
     def stamp(self, kind: str) -> None:
         """Note in an artifact's pictures, freshly drawn, which one they are of."""
-        from components.stamps import stamp
+        from components.report.stamps import stamp
 
         for picture in pictures_of(self.workspace, kind):
             if picture.suffix == ".png":
@@ -59,7 +59,7 @@ class Station:
 
 def open_trace(station: Station, folder: Path | None = None) -> TraceSet:
     """The trace set to learn from."""
-    from components.collection import is_complete
+    from components.collect.collect import is_complete
     from serving.runtime.trace import TraceSet
 
     traces = TraceSet(folder or station.workspace.traces, fingerprint=station.pair.fingerprint)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flows.stations import Station
 
 if TYPE_CHECKING:
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
     from serving.runtime.artifacts.base import Artifact
     from serving.runtime.trace import TraceSet
     from serving.runtime.types import Rows
@@ -22,14 +22,14 @@ def train(station: Station, traces: TraceSet, *, test: TraceSet | None = None, r
     """Train a SPRINTER verifier, put it into the workspace and return its report; all that can fail comes before what is written.
 
     Args:
-        test, ratio, wanted_false_positive, features, seed: as in `components.verifier_training.train_verifier`.
+        test, ratio, wanted_false_positive, features, seed: as in `components.train.verifier.train_verifier`.
     """
-    from components.drawing import check_drawing
-    from components.plots import verifier_plots
-    from components.provenance import provenance
-    from components.reports import write_text
-    from components.verifier_report import verifier_markdown
-    from components.verifier_training import train_verifier
+    from components.gate.verdict_report import write_text
+    from components.report.drawing import check_drawing
+    from components.report.provenance import provenance
+    from components.train.metrics import verifier_markdown
+    from components.train.plots import verifier_plots
+    from components.train.verifier import train_verifier
 
     check_drawing()
     origin = provenance(station.pair, trace_digest=traces.digest())
@@ -48,12 +48,12 @@ def train_head(station: Station, traces: TraceSet, *, test: TraceSet | None = No
     """Train a SpecDec++ acceptance head, put it into the workspace and return its report.
 
     Args:
-        test, seed: as in `components.acceptance_head_training.train_acceptance_head`.
+        test, seed: as in `components.train.acceptance_head.train_acceptance_head`.
     """
-    from components.acceptance_head_training import train_acceptance_head
-    from components.drawing import check_drawing
-    from components.plots import acceptance_head_plot
-    from components.provenance import provenance
+    from components.report.drawing import check_drawing
+    from components.report.provenance import provenance
+    from components.train.acceptance_head import train_acceptance_head
+    from components.train.plots import acceptance_head_plot
 
     check_drawing()
     head, report = train_acceptance_head(station.pair, traces, provenance(station.pair, trace_digest=traces.digest()), test=test, seed=seed)
@@ -67,7 +67,7 @@ def train_head(station: Station, traces: TraceSet, *, test: TraceSet | None = No
 
 def with_cost(station: Station, trained: Artifact, report: dict[str, Any], score: Callable[[Rows, int], float]) -> None:
     """Measure what a score takes, and write it into the report and among the artifact's metrics."""
-    from components.verifier_cost import time_score
+    from components.train.score_cost import time_score
 
     report["cost"] = time_score(station.pair, score)
     cost = {"score_us": report["cost"]["score_us"], "score_share": report["cost"]["share"]}
@@ -76,10 +76,10 @@ def with_cost(station: Station, trained: Artifact, report: dict[str, Any], score
 
 def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile, put them into the workspace and say what is in them."""
-    from components.calibration import build_acceptance_table, build_correction_memory
-    from components.plots import acceptance_plot, rejection_tail
-    from components.profiling import profile
-    from components.provenance import provenance
+    from components.calibrate.calibrate import build_acceptance_table, build_correction_memory
+    from components.calibrate.hardware_profile import profile
+    from components.report.provenance import provenance
+    from components.train.plots import acceptance_plot, rejection_tail
 
     table = build_acceptance_table(traces, provenance(station.pair, trace_digest=traces.digest()))
     # The memory never reads the traces: it names the prompts that it was decoded from.

@@ -11,7 +11,7 @@ from flows.stations import Station, champion_of, open_trace
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
     from flows.runners import Fan
     from flows.settings import PipelineSettings
     from serving.runtime.artifacts.decoding_config import DecodingConfig
@@ -28,16 +28,16 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     A run that was killed goes on where it stopped when it is started again.
 
     Args:
-        max_quality_loss, max_cost_ratio: as in `components.constraints.Constraints`.
+        max_quality_loss, max_cost_ratio: as in `components.tune.constraints.Constraints`.
         study: SQLite file of trials; None takes the workspace's, which may hold other searches too.
         keep: False saves nothing but a `study` that was named: for a padded target, whose times nobody is served with.
         fan: how replays are spread over workers (`runners.fan_of`); what is measured is measured here, one at a time.
     """
-    from components.constraints import Constraints
-    from components.contest import Contest, Reader
-    from components.provenance import provenance
-    from components.trace_checks import greedy_header
-    from components.tuning import tune as run
+    from components.collect.trace_checks import greedy_header
+    from components.report.provenance import provenance
+    from components.tune.constraints import Constraints
+    from components.tune.evaluator import Contest, Reader
+    from components.tune.tune import tune as run
     from flows.runners import spread_replays
     from serving.runtime.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import STRATEGIES
@@ -79,7 +79,7 @@ def tune_as(settings: PipelineSettings, station: Station, prompts: Sequence[Prom
 
 def save_choice(station: Station, config: DecodingConfig) -> None:
     """Put a choice into the workspace, with its evidence as JSON and as an HTML report."""
-    from components.html_report import write_tuning_report
+    from components.tune.report.html import write_tuning_report
 
     choice = {"strategy": config.strategy, "parameters": config.parameters}
     station.workspace.save(config)
@@ -108,7 +108,7 @@ def champion_config(station: Station) -> tuple[str, dict[str, Any]] | None:
 
 def choose_plain(station: Station, reason: str) -> dict[str, Any]:
     """Make plain decoding the workspace's choice, keeping the evidence of the tuning; returns the choice."""
-    from components.provenance import provenance
+    from components.report.provenance import provenance
     from serving.runtime.artifacts.decoding_config import DecodingConfig
 
     tuned = DecodingConfig.load(station.workspace.artifacts / "decoding_config", fingerprint=station.pair.fingerprint)

@@ -136,7 +136,7 @@ class Workspace:
         return None
 
     def _profile_for(self, pair: LoadedPair, found: Any) -> Any:
-        from components.machine import draft_device_of
+        from components.report.machine import draft_device_of
         from serving.runtime.device import device_class
 
         here = device_class(pair.device)
@@ -148,8 +148,8 @@ class Workspace:
             return found
         if "draft" not in pair.models:
             return None
-        from components.profiling import profile
-        from components.provenance import provenance
+        from components.calibrate.hardware_profile import profile
+        from components.report.provenance import provenance
 
         words = [*(["with the padded target"] if pair.padded_to is not None else []),
                  *([f"with the draft on {special['draft_device']}"] if special["draft_device"] is not None else [])]

@@ -35,7 +35,7 @@ from flows.cli.options import (
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
     from serving.runtime.pair import LoadedPair
     from serving.runtime.strategies import Kit
 
@@ -80,9 +80,9 @@ def bench(
 
     Example: draftwell bench --strategies vanilla_sd,spide,sprinter:tau=0.9 --limit 8 --json report.json
     """
-    from components.drawing import check_drawing
-    from components.evaluation import bench as measure
-    from components.reports import bench_markdown, bench_plots, bench_table, headline_table, write_text
+    from components.bench.bench import bench as measure
+    from components.gate.verdict_report import bench_markdown, bench_plots, bench_table, headline_table, write_text
+    from components.report.drawing import check_drawing
     from flows.workspace import Workspace
 
     wanted = parse_wanted(strategies, settings or [])
@@ -132,7 +132,7 @@ def bench(
 def bench_batches(pair: LoadedPair, kit: Kit, wanted: Wanted, rows: list[Prompt], concurrency: int, max_tokens: int, temperature: float,
                   runs: int, seed: int, out: Path | None) -> None:
     """Throughput at one and at several requests at once, as a table and, where asked for, as JSON."""
-    from components.batching import batch_table, batch_throughput
+    from components.bench.throughput import batch_table, batch_throughput
 
     with progress("bench") as bar:
         report = batch_throughput(pair, kit, wanted, rows, concurrency=concurrency, max_tokens=max_tokens, temperature=temperature,
@@ -147,7 +147,7 @@ def parse_wanted(strategies: str, settings: Sequence[str]) -> Wanted:
 
     `--set strategy.key=value` speaks of every config of that strategy that does not set the key itself.
     """
-    from components.measuring import core_plan
+    from components.bench.runner import core_plan
     from flows.workspace import parse_settings
     from serving.runtime.strategies import find_strategy
 
@@ -169,8 +169,8 @@ def parse_wanted(strategies: str, settings: Sequence[str]) -> Wanted:
 
 def check_wanted(wanted: Wanted, peers: Sequence[str]) -> None:
     """Refuse, before models are loaded, what could not be run."""
-    from components.measuring import core_plan, labels_of
-    from components.peers import PEERS
+    from components.bench.peers import PEERS
+    from components.bench.runner import core_plan, labels_of
     from serving.runtime.strategies import build_strategy
 
     for name, parameters in wanted:
@@ -183,14 +183,14 @@ def check_wanted(wanted: Wanted, peers: Sequence[str]) -> None:
 
 def read_rows(path: Path | None) -> list[Prompt]:
     """All prompts of a file, or those that the project ships."""
-    from components.prompts import demo_prompts, read_prompts
+    from components.prompts.prompt import demo_prompts, read_prompts
 
     return read_prompts(path) if path else demo_prompts()
 
 
 def chosen_rows(pair: LoadedPair, rows: list[Prompt], limit: int | None, mix: bool, longest: int | None) -> list[Prompt]:
     """Those that are short enough, of every task in turn where asked for, and of these the first `limit`."""
-    from components.prompts import ids_of, mixed
+    from components.prompts.prompt import ids_of, mixed
 
     short: list[Any] = [row for row in rows if longest is None or len(ids_of(pair, row)) <= longest]
     if not short:

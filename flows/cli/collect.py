@@ -47,7 +47,7 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
-    from components.collection import cuts
+    from components.collect.collect import cuts
     from flows import collecting
     from flows.workspace import Workspace
 

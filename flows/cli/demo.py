@@ -38,7 +38,7 @@ def demo(pair: Pair = "default",
     from flows.progress import settle_prefect
 
     settle_prefect()
-    from components.reports import bench_table
+    from components.gate.verdict_report import bench_table
     from flows.context import prompts_of
     from flows.settings import PipelineSettings
     from registry.pairs import find_pair

@@ -12,7 +12,7 @@ import typer
 from flows.cli.options import Runner, pick_device, progress, say, set_threads
 
 if TYPE_CHECKING:
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
     from flows.runners import Fan
     from flows.stations import Station
 
@@ -41,8 +41,8 @@ def station(title: str, pair: str, dtype: str | None, device: str | None, thread
 
 def load(source: str | None, limit: int | None, *, split: str = "train", column: str | None = None) -> list[Prompt]:
     """Prompts of any source, or the shipped ones."""
-    from components.prompt_sources import load_prompts
-    from components.prompts import demo_prompts
+    from components.prompts.prompt import demo_prompts
+    from components.prompts.sources import load_prompts
 
     return load_prompts(source, limit=limit, split=split, column=column) if source else demo_prompts(limit)
 

@@ -37,7 +37,7 @@ def monitor(pair: Pair = "default",
     """
     import json
 
-    from components.drift_report import drift_json, drift_table
+    from components.drift.report import drift_json, drift_table
     from flows import monitoring
     from flows.workspace import Workspace
 

@@ -27,7 +27,7 @@ from flows.failures import telling_of_a_full_disk
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from components.gate import GateVerdict
+    from components.gate.gate import GateVerdict
 
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 
@@ -90,7 +90,7 @@ def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[N
         with telling_of_a_full_disk():
             yield
     except Exception as error:
-        from components.reports import error_junit, error_markdown, write_text
+        from components.gate.verdict_report import error_junit, error_markdown, write_text
 
         line = " ".join(str(error).split()) or type(error).__name__
         if markdown is not None:
@@ -121,7 +121,7 @@ def release_verdict(pair: str, prompts: Path | None, limit: int | None, wanted: 
 
     Of the shipped prompts the last are taken: `draftwell tune` chooses on the first.
     """
-    from components.prompts import demo_prompts, read_prompts
+    from components.prompts.prompt import demo_prompts, read_prompts
     from flows.context import open_station
     from flows.gating import gate_release
 
@@ -136,7 +136,7 @@ def release_verdict(pair: str, prompts: Path | None, limit: int | None, wanted: 
 
 def show(verdicts: Sequence[tuple[str, GateVerdict]], markdown: Path | None, junit: Path | None) -> None:
     """Verdicts as tables, and in files where they were asked for."""
-    from components.reports import verdict_table, verdicts_junit, verdicts_markdown, write_text
+    from components.gate.verdict_report import verdict_table, verdicts_junit, verdicts_markdown, write_text
 
     for title, verdict in verdicts:
         wide_console().print(verdict_table(verdict, title=title))

@@ -51,7 +51,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
 
     Example: draftwell tune --pair default --trials 60 --allow-lossy --max-quality-loss 0.05
     """
-    from components.tuning_evidence import rollout_words
+    from components.tune.report.reading import rollout_words
     from flows import stations, tuning
 
     rows = load(prompts, limit, split=split, column=column)

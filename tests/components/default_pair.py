@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from components.counting import fixed_kit
-from components.prompts import demo_prompts
+from components.gate.baseline_counts import fixed_kit
+from components.prompts.prompt import demo_prompts
 from serving.runtime.device import usable_cores
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import STRATEGIES, Kit, Strategy, build_strategy

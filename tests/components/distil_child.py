@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from components.distillation.distil import distil
-from components.distillation.training import Recipe
+from components.distil.distil import distil
+from components.distil.training import Recipe
 from serving.runtime.artifacts.base import digest_of
 from tests.components.families import tiny_source
 

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from components.drift import compare
-from components.drift_data import Traffic, read_traffic
-from components.drift_record import DriftLimits, DriftReport
+from components.drift.drift import compare
+from components.drift.schema import DriftLimits, DriftReport
+from components.drift.traffic import Traffic, read_traffic
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.verifier import Verifier
 from serving.runtime.trace import TraceHeader, TraceSet, trace_schema

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from components.distillation.distil import Source
-from components.distillation.writers import EngineWriter
+from components.distil.distil import Source
+from components.distil.writers import EngineWriter
 from serving.runtime.pair import LoadedPair, over_slots
 from tests.components.tiny import EOS, Letters
 

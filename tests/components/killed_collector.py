@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from components import collection
-from components.prompts import Prompt
+from components.collect import collect as collection
+from components.prompts.prompt import Prompt
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.trace import TraceSet
 from tests.components.tiny import table_pair

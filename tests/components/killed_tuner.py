@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from components import search
-from components.prompts import Prompt
-from components.tuning import tune
+from components.prompts.prompt import Prompt
+from components.tune.search import search
+from components.tune.tune import tune
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.strategies import Kit

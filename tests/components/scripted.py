@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from components.contest import Config, Measured
-from components.prompts import Prompt
+from components.prompts.prompt import Prompt
+from components.tune.evaluator import Config, Measured
 
 TOKENS = 16
 CALLS = {"autoregressive": 16}

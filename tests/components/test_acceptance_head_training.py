@@ -10,7 +10,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from components.acceptance_head_training import (
+from components.collect.collect import collect
+from components.prompts.prompt import Prompt
+from components.train.acceptance_head import (
     figures_of,
     fit,
     labels_of,
@@ -20,9 +22,7 @@ from components.acceptance_head_training import (
     train_acceptance_head,
     weighted_loss,
 )
-from components.collection import collect
-from components.prompts import Prompt
-from components.verifier_data import Examples
+from components.train.examples import Examples
 from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.pair import LoadedPair

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from components.batching import batch_throughput, drive
-from components.prompts import Prompt
+from components.bench.throughput import batch_throughput, drive
+from components.prompts.prompt import Prompt
 from serving.runtime.engine import Engine
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import DraftwellError, Sampling

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components.calibration import build_acceptance_table, build_correction_memory, correction_memory_from_trace
-from components.collection import collect
-from components.prompts import Prompt, prompts_digest
+from components.calibrate.calibrate import build_acceptance_table, build_correction_memory, correction_memory_from_trace
+from components.collect.collect import collect
+from components.prompts.prompt import Prompt, prompts_digest
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.sampling import Streams, residual, warp

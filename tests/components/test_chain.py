@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.acceptance_head_training import train_acceptance_head
-from components.calibration import build_acceptance_table, correction_memory_from_trace
-from components.collection import collect
-from components.constraints import Constraints
-from components.contest import Contest, Quality
-from components.profiling import profile
-from components.prompts import demo_prompts
-from components.provenance import provenance
-from components.tuning import tune
-from components.verifier_training import train_verifier
+from components.calibrate.calibrate import build_acceptance_table, correction_memory_from_trace
+from components.calibrate.hardware_profile import profile
+from components.collect.collect import collect
+from components.prompts.prompt import demo_prompts
+from components.report.provenance import provenance
+from components.train.acceptance_head import train_acceptance_head
+from components.train.verifier import train_verifier
+from components.tune.constraints import Constraints
+from components.tune.evaluator import Contest, Quality
+from components.tune.tune import tune
 from serving.runtime.strategies import Kit, build_strategy
 from tests.components.tiny import llama_pair
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from components import collection
-from components.collection import alone, collect, cuts, is_complete
-from components.drift_prompts import prompts_of_trace
-from components.prompts import Prompt
+from components.collect import collect as collection
+from components.collect.collect import alone, collect, cuts, is_complete
+from components.drift.prompts import prompts_of_trace
+from components.prompts.prompt import Prompt
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from components.collection import collect
-from components.prompts import demo_prompts
-from components.texts import room_for_prompts, sampling_of, write_texts
+from components.collect.collect import collect
+from components.collect.continuations import room_for_prompts, sampling_of, write_texts
+from components.prompts.prompt import demo_prompts
 from serving.runtime.pair import LoadedPair
 from serving.runtime.trace import KINDS
 from tests.components.default_pair import two_threads

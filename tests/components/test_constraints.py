@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.constraints import Beside, Constraints, Judge, Objection
-from components.contest import Config, Measured, Quality
-from components.halving import PLAIN, halve
-from components.prompts import Prompt
-from components.statistics import lower_bound
+from components.prompts.prompt import Prompt
+from components.report.intervals import lower_bound
+from components.tune.constraints import Beside, Constraints, Judge, Objection
+from components.tune.evaluator import Config, Measured, Quality
+from components.tune.successive_halving import PLAIN, halve
 from tests.components.scripted import Clock
 
 PROMPTS = [Prompt(f"p{i}", None, [f"prompt {i}"]) for i in range(8)]

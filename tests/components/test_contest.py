@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from components import contest as module
-from components.contest import Config, Contest, Measured, Reader, label_of
-from components.halving import PLAIN
-from components.measuring import StrategyContender
-from components.prompts import Prompt
+from components.bench.runner import StrategyContender
+from components.prompts.prompt import Prompt
+from components.tune import evaluator as module
+from components.tune.evaluator import Config, Contest, Measured, Reader, label_of
+from components.tune.successive_halving import PLAIN
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.hardware_profile import HardwareProfile

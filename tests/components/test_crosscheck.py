@@ -1,9 +1,9 @@
 """A device's outputs against the CPU's: equal ones pass, another model's do not, lossy ones are not asked."""
 
-from components.crosscheck import check_against
-from components.evaluation import bench
-from components.measuring import measure
-from components.prompts import Prompt
+from components.bench.bench import bench
+from components.bench.device_parity import check_against
+from components.bench.runner import measure
+from components.prompts.prompt import Prompt
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.strategies import Kit
 from tests.components.tiny import pair_of, table_pair

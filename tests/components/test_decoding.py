@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.decoding import decode_all, room
+from components.collect.decoding import decode_all, room
 from serving.runtime.engine import Engine
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Sampling

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from components.distillation import training
-from components.distillation.corpus import Conversation, batches, corpus_digest, frequent_tokens, read_corpus, write_corpus
-from components.distillation.distil import distil
-from components.distillation.export import agreement, to_artifact
-from components.distillation.family import keep_layers
-from components.distillation.instructions import detokenise, from_passages, from_rows, invent, user_turn
-from components.distillation.lean import LeanLlama, generate_batch
-from components.distillation.training import Recipe, grow, head_of, losses, train
-from components.distillation.writers import EngineWriter, LeanWriter, writer_of
+from components.distil import training
+from components.distil.artifact import agreement, to_artifact
+from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, read_corpus, write_corpus
+from components.distil.distil import distil
+from components.distil.family import keep_layers
+from components.distil.instructions import detokenise, from_passages, from_rows, invent, user_turn
+from components.distil.lean import LeanLlama, generate_batch
+from components.distil.training import Recipe, grow, head_of, losses, train
+from components.distil.writers import EngineWriter, LeanWriter, writer_of
 from serving.runtime.artifacts.base import Provenance, digest_of
 from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.runtime.pair import build_distilled
@@ -295,7 +295,7 @@ def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
 
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from components.distillation import default_pair
+    from components.distil import default_pair
     from tests.serving.served_pair import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()

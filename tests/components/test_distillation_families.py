@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from components.distillation.corpus import read_corpus, write_corpus
-from components.distillation.export import to_artifact, with_draft
-from components.distillation.family import Family, Head, check_layers, default_layers, draft_config, keep_layers
-from components.distillation.training import Recipe, head_of, losses, train
+from components.distil.artifact import to_artifact, with_draft
+from components.distil.corpus import read_corpus, write_corpus
+from components.distil.family import Family, Head, check_layers, default_layers, draft_config, keep_layers
+from components.distil.training import Recipe, head_of, losses, train
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.runtime.pair import build_distilled

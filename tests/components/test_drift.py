@@ -10,16 +10,16 @@ import pytest
 from pydantic import ValidationError
 from scipy.stats import ks_2samp, permutation_test
 
-from components.calibration import build_acceptance_table
-from components.collection import collect
-from components.drift import BINS, Comparison
-from components.drift_data import COLUMNS
-from components.drift_prompts import untouched_prompts
-from components.drift_record import CHECKS, DriftLimits, DriftReport
-from components.drift_report import drift_json, drift_markdown, drift_plots, drift_table, headline
-from components.drift_statistics import exchange, interval, rate_change, share
-from components.prompts import Prompt
-from components.verifier_training import train_verifier
+from components.calibrate.calibrate import build_acceptance_table
+from components.collect.collect import collect
+from components.drift.drift import BINS, Comparison
+from components.drift.prompts import untouched_prompts
+from components.drift.report import drift_json, drift_markdown, drift_plots, drift_table, headline
+from components.drift.schema import CHECKS, DriftLimits, DriftReport
+from components.drift.statistics import exchange, interval, rate_change, share
+from components.drift.traffic import COLUMNS
+from components.prompts.prompt import Prompt
+from components.train.verifier import train_verifier
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.trace import TraceSet

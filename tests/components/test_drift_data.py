@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from components.collection import collect
-from components.drift_data import Shard, newest, read_spool, shared_kinds
-from components.drift_prompts import spooled_prompts, write_prompts
-from components.prompts import Prompt, ids_of, read_prompts
+from components.collect.collect import collect
+from components.drift.prompts import spooled_prompts, write_prompts
+from components.drift.traffic import Shard, newest, read_spool, shared_kinds
+from components.prompts.prompt import Prompt, ids_of, read_prompts
 from serving.runtime.types import DraftwellError
 from tests.components.drifting import FINGERPRINT, HEADER, rows, spool, traffic
 from tests.serving.served_pair import tiny_pair

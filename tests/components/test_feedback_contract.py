@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components.collection import collect
-from components.drift_data import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_spool, read_traffic, shared_kinds
-from components.drift_prompts import prompts_of_trace, spooled_prompts
-from components.drift_record import DRIFTED, STEADY
-from components.prompts import Prompt
+from components.collect.collect import collect
+from components.drift.prompts import prompts_of_trace, spooled_prompts
+from components.drift.schema import DRIFTED, STEADY
+from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_spool, read_traffic, shared_kinds
+from components.prompts.prompt import Prompt
 from serving.runtime.artifacts.verifier import Verifier
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.runtime.trace import LOSSY, TraceSet
@@ -186,7 +186,7 @@ def test_with_texts_the_prompts_come_back(tmp_path: Path, collected: tuple[Any, 
 
 
 def test_a_spool_that_loses_its_oldest_shards_meanwhile_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from components import drift_data
+    from components.drift import traffic as drift_data
 
     for i in range(3):
         served(tmp_path, rows(i, 10, first=10 * i), text=True)

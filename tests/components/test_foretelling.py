@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-import components.foretelling
-from components.calibration import build_acceptance_table
-from components.collection import collect
-from components.foretelling import incomparable, predictions, scores_of
-from components.gate import Check, judge_predictions
-from components.prompts import Prompt
-from components.verifier_data import Examples, read_examples, split_by_prompt
+import components.gate.predictive_loss
+from components.calibrate.calibrate import build_acceptance_table
+from components.collect.collect import collect
+from components.gate.gate import Check, judge_predictions
+from components.gate.predictive_loss import incomparable, predictions, scores_of
+from components.prompts.prompt import Prompt
+from components.train.examples import Examples, read_examples, split_by_prompt
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.verifier import Verifier
@@ -131,7 +131,7 @@ def test_a_champion_that_cannot_be_compared_gives_way_to_a_constant(good: dict[s
 def test_a_verifier_that_cannot_be_scored_is_refused(good: dict[str, Any], traces: TraceSet, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = read_examples(traces)
     poor = Examples({"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt)
-    monkeypatch.setattr(components.foretelling, "read_examples", lambda trace: poor)
+    monkeypatch.setattr(components.gate.predictive_loss, "read_examples", lambda trace: poor)
     with pytest.raises(DraftwellError, match="lack the feature before, which the verifier reads"):
         predictions({"verifier": Verifier(torch.zeros(36), 0.0, ("before", "scalars"), 0.5, 1.2, ORIGIN)}, {}, traces)
 

@@ -4,19 +4,10 @@ import random
 
 import pytest
 
-from components.counting import deterministic_report
-from components.gate import (
-    Footprint,
-    GateVerdict,
-    columns,
-    compare_with_baseline,
-    judge,
-    judge_footprint,
-    leaves_doubt,
-    paces,
-)
-from components.prompts import Prompt
-from components.statistics import paired_bootstrap_ratio
+from components.gate.baseline_counts import deterministic_report
+from components.gate.gate import Footprint, GateVerdict, columns, compare_with_baseline, judge, judge_footprint, leaves_doubt, paces
+from components.prompts.prompt import Prompt
+from components.report.intervals import paired_bootstrap_ratio
 from serving.runtime.types import DraftwellError
 from tests.components.tiny import llama_pair, table_pair
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from components.constraints import Objection
-from components.contest import Config, Measured, label_of, measure_all
-from components.halving import PLAIN, TAIL, Halved, compare, halve
-from components.ledger import Ledger
-from components.prompts import Prompt
+from components.prompts.prompt import Prompt
+from components.tune.constraints import Objection
+from components.tune.evaluator import Config, Measured, label_of, measure_all
+from components.tune.resume import Ledger
+from components.tune.successive_halving import PLAIN, TAIL, Halved, compare, halve
 from serving.runtime.types import DraftwellError
 from tests.components.scripted import Clock, gamma
 

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from components.bench_report import bench_markdown
-from components.evaluation import bench
-from components.figures import FLOOR_SHARE, Judge, time_share
-from components.headlines import curves, varied
-from components.measuring import core_plan, labels_of, measure
-from components.prompts import Prompt
+from components.bench.bench import bench
+from components.bench.metrics import FLOOR_SHARE, Judge, time_share
+from components.bench.ratios import curves, varied
+from components.bench.report import bench_markdown
+from components.bench.runner import core_plan, labels_of, measure
+from components.prompts.prompt import Prompt
 from serving.runtime.models.padding import pad_to, parameter_count
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.stats import Stats

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from components.html_report import CAPTIONS, tuning_html, write_tuning_report
-from components.plots import rejection_tail
-from components.stamps import stamp
-from components.tuning_tables import SHOWN_TRIALS, choice_figures, tuning_tables
+from components.report.stamps import stamp
+from components.train.plots import rejection_tail
+from components.tune.report.html import CAPTIONS, tuning_html, write_tuning_report
+from components.tune.report.tables import SHOWN_TRIALS, choice_figures, tuning_tables
 from tests.components.evidence import LOSSLESS, LOSSY, OLD, PLAIN, trial
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from components.quality import difference
+from components.bench.target_agreement import difference
 from serving.runtime.pair import LoadedPair
 from tests.components.default_pair import LOSSLESS, PROMPTS, TOKENS, WHOLE, default_pair, generated, strategy_of, two_threads
 

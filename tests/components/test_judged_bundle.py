@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import components.identity
-import components.startup
-from components.counting import deterministic_report, fixed_kit
-from components.gate import judge
-from components.identity import departure, identity_entry, judge_texts
-from components.prompts import Prompt, ids_of
-from components.startup import footprint, startup_seconds
+import components.gate.footprint
+import components.gate.losslessness
+from components.gate.baseline_counts import deterministic_report, fixed_kit
+from components.gate.footprint import footprint, startup_seconds
+from components.gate.gate import judge
+from components.gate.losslessness import departure, identity_entry, judge_texts
+from components.prompts.prompt import Prompt, ids_of
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.pair_files import PairFiles
@@ -95,19 +95,19 @@ def test_how_an_output_leaves_the_targets_own(monkeypatch: pytest.MonkeyPatch) -
     assert departure(pair, ids, [], 12) == "cut"
     changed = [*own[:-1], (own[-1] + 1) % 24]
     assert departure(pair, ids, changed, len(own)) == "wrong"
-    monkeypatch.setattr(components.identity, "near_tie_gap", lambda dtype, row: 1e9)
+    monkeypatch.setattr(components.gate.losslessness, "near_tie_gap", lambda dtype, row: 1e9)
     assert departure(pair, ids, changed, len(own)) == "near-tie"
     assert departure(pair, ids, own, len(own)) == "none"
 
 
 def test_a_start_is_timed_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(components.startup, "CHILD", "import sys, time; time.sleep(0.3); assert sys.argv[1].endswith('bundle')")
+    monkeypatch.setattr(components.gate.footprint, "CHILD", "import sys, time; time.sleep(0.3); assert sys.argv[1].endswith('bundle')")
     seconds, failure = startup_seconds(tmp_path / "bundle", limit=60)
     assert failure is None
     assert 0.3 <= seconds < 60
-    monkeypatch.setattr(components.startup, "CHILD", "raise ValueError('the weights are cut')")
+    monkeypatch.setattr(components.gate.footprint, "CHILD", "raise ValueError('the weights are cut')")
     assert startup_seconds(tmp_path, limit=60)[1] == "the bundle does not start: ValueError: the weights are cut"
-    monkeypatch.setattr(components.startup, "CHILD", "import time; time.sleep(60)")
+    monkeypatch.setattr(components.gate.footprint, "CHILD", "import time; time.sleep(60)")
     seconds, failure = startup_seconds(tmp_path, limit=0.5)
     assert failure == "the bundle was not ready after 0.5 s"
     assert seconds < 30
@@ -121,12 +121,12 @@ def test_a_bundle_that_is_none_does_not_start(tmp_path: Path) -> None:
 
 
 def test_a_start_that_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(components.startup, "CHILD", "pass")
+    monkeypatch.setattr(components.gate.footprint, "CHILD", "pass")
     (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
     files = PairFiles("tiny", tmp_path)
     on_gpu = footprint(tmp_path, 5_000_000, files, "cuda", limit=60)
     assert (on_gpu.bundle_mb, on_gpu.startup_seconds) == (5.0, None)
     assert "cuda" in str(on_gpu.note)
     assert footprint(tmp_path, 1, files, "cpu", limit=60).startup_seconds is not None
-    monkeypatch.setattr(components.startup, "available_memory", lambda: 2000)
+    monkeypatch.setattr(components.gate.footprint, "available_memory", lambda: 2000)
     assert "memory" in str(footprint(tmp_path, 1, files, "cpu", limit=60).note)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from components import memory
-from components.measuring import Generation, contenders_of
-from components.memory import peak_during, peaks_over_models, resident, touch_caches
+from components.bench import peak_memory as memory
+from components.bench.peak_memory import peak_during, peaks_over_models, resident, touch_caches
+from components.bench.runner import Generation, contenders_of
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit
 from tests.components.tiny import llama_pair

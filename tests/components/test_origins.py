@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from components.evaluation import bench
-from components.origins import origins
-from components.prompts import Prompt
+from components.bench.bench import bench
+from components.bench.origins import origins
+from components.prompts.prompt import Prompt
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Artifact, Provenance
 from serving.runtime.artifacts.decoding_config import DecodingConfig

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.pareto import front
+from components.tune.pareto import front
 from serving.runtime.types import DraftwellError
 
 VALUES = st.integers(0, 4).map(float)  # few values, so that ties in one objective, and in all of them, are common

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.prompt_sources import load_prompts
-from components.prompts import Prompt
+from components.prompts.prompt import Prompt
+from components.prompts.sources import load_prompts
 from serving.runtime.types import DraftwellError
 
 SCRIPTS = ["今天天气怎么样？", "كيف حالك؟", "🙂 ok\nin two lines"]

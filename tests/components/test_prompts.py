@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from components.prompts import Prompt, demo_prompts, read_prompts
-from components.task_checks import checker_for
+from components.bench.answers.checks import checker_for
+from components.prompts.prompt import Prompt, demo_prompts, read_prompts
 from serving.runtime.types import DraftwellError
 
 GOOD = '{"prompt": "Hello"}\n'

@@ -4,8 +4,8 @@ import platform
 import subprocess
 from pathlib import Path
 
-from components import provenance as module
-from components.provenance import device_class, git_commit, library_versions, provenance
+from components.report import provenance as module
+from components.report.provenance import device_class, git_commit, library_versions, provenance
 from serving.runtime.artifacts.base import Provenance
 from tests.components.tiny import table_pair
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from components.candidates import starting_points
-from components.prompts import Prompt
-from components.pyramid_model import (
+from components.prompts.prompt import Prompt
+from components.tune.candidates import starting_points
+from components.tune.search.pyramid_model import (
     Agreement,
     beta_of,
     estimate,
@@ -19,7 +19,7 @@ from components.pyramid_model import (
     stage_throughput,
     time_qualifier,
 )
-from components.search_space import MEASURED, PYRAMID_LENGTHS, combinations, start
+from components.tune.search.space import MEASURED, PYRAMID_LENGTHS, combinations, start
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.models.table_model import TableModel

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from components import task_checks
-from components.evaluation import bench
-from components.figures import Judge
-from components.measuring import measure
-from components.prompts import Prompt
-from components.quality import Agreement, agreement, agreement_of, argmax_matches
-from components.quality_report import checked, paired_difference, task_accuracy
-from components.reports import bench_markdown
-from components.sandbox import SandboxUnavailable
+from components.bench.answers import checks as task_checks
+from components.bench.answers.accuracy import checked, paired_difference, task_accuracy
+from components.bench.answers.sandbox import SandboxUnavailable
+from components.bench.bench import bench
+from components.bench.metrics import Judge
+from components.bench.runner import measure
+from components.bench.target_agreement import Agreement, agreement, agreement_of, argmax_matches
+from components.gate.verdict_report import bench_markdown
+from components.prompts.prompt import Prompt
 from serving.runtime.pair import LoadedPair
 from tests.components.test_reports import ENTRY, REPORT
 from tests.components.tiny import VOCAB, table_pair

@@ -10,14 +10,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from components import regret as module
-from components.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
-from components.collection import collect
-from components.contest import Config, Measured
-from components.halving import PLAIN, halve
-from components.prompts import Prompt
-from components.regret import GRID, compare_again, fastest, regret, sum_of, summary
-from components.tuning import FEWEST_PROMPTS
+from components.collect.collect import collect
+from components.prompts.prompt import Prompt
+from components.tune import regret as module
+from components.tune.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
+from components.tune.evaluator import Config, Measured
+from components.tune.regret import GRID, compare_again, fastest, regret, sum_of, summary
+from components.tune.successive_halving import PLAIN, halve
+from components.tune.tune import FEWEST_PROMPTS
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory

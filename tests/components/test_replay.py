@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.collection import collect
-from components.head_scores import score_rollouts
-from components.prompts import Prompt
-from components.replay import Texts, read_texts, replay
+from components.collect.collect import collect
+from components.prompts.prompt import Prompt
+from components.replay.head_scores import score_rollouts
+from components.replay.replay import Texts, read_texts, replay
 from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from components.collection import collect
-from components.profiling import profile
-from components.prompts import Prompt
-from components.provenance import provenance
-from components.replay import Texts, read_texts, replay
-from components.replay_check import Prediction, check_prediction, median_error, tiled
-from components.replay_costs import by_tokens, costs_of
+from components.calibrate.hardware_profile import profile
+from components.collect.collect import collect
+from components.prompts.prompt import Prompt
+from components.replay.check import Prediction, check_prediction, median_error, tiled
+from components.replay.costs import by_tokens, costs_of
+from components.replay.replay import Texts, read_texts, replay
+from components.report.provenance import provenance
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile, Rest
 from serving.runtime.pair import LoadedPair

@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.collection import collect
-from components.head_scores import score_rollouts
-from components.profiling import profile
-from components.prompts import demo_prompts
-from components.provenance import provenance
-from components.replay import Texts, read_texts, replay
-from components.replay_check import Prediction, check_prediction, median_error, tiled
-from components.replay_sampled import read_sampled, replay_expected
-from components.search_space import REPLAYED, replayable
+from components.calibrate.hardware_profile import profile
+from components.collect.collect import collect
+from components.prompts.prompt import demo_prompts
+from components.replay.check import Prediction, check_prediction, median_error, tiled
+from components.replay.head_scores import score_rollouts
+from components.replay.replay import Texts, read_texts, replay
+from components.replay.sampled import read_sampled, replay_expected
+from components.report.provenance import provenance
+from components.tune.search.space import REPLAYED, replayable
 from serving.runtime.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair

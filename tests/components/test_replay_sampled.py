@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from components.collection import collect
-from components.prompts import Prompt
-from components.replay import Texts, read_texts, replay
-from components.replay_sampled import SampledTexts, read_sampled, replay_expected, settled
+from components.collect.collect import collect
+from components.prompts.prompt import Prompt
+from components.replay.replay import Texts, read_texts, replay
+from components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
 from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.models.trace_model import TracedText

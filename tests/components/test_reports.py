@@ -7,10 +7,9 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from components.bench_plots import bench_plots
-from components.gate import Check, GateVerdict
-from components.plots import acceptance_plot, rejection_tail, verifier_plots
-from components.reports import (
+from components.bench.plots import bench_plots
+from components.gate.gate import Check, GateVerdict
+from components.gate.verdict_report import (
     bench_markdown,
     bench_table,
     markdown_table,
@@ -19,6 +18,7 @@ from components.reports import (
     verdict_table,
     write_json,
 )
+from components.train.plots import acceptance_plot, rejection_tail, verifier_plots
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from tests.serving.kits import ORIGIN
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.rollouts import SlowBranches, TransformersBranches, branches
+from components.collect.rollouts import SlowBranches, TransformersBranches, branches
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.types import Forward

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.rouge import longest_common_subsequence, mean_rouge_l, rouge_l
+from components.bench.answers.rouge import longest_common_subsequence, mean_rouge_l, rouge_l
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=7)
 

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from components import sandbox, seccomp
-from components.sandbox import CHILD, PRELUDE, Outcome, SandboxUnavailable, run_python
+from components.bench.answers import sandbox, seccomp
+from components.bench.answers.sandbox import CHILD, PRELUDE, Outcome, SandboxUnavailable, run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs are held by seccomp, which only Linux has")
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls, or machine code, of x86_64")

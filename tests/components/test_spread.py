@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from components import collection
-from components.collection import ForeignTrace, collect, collect_shard, is_complete
-from components.prompts import Prompt
-from components.search import Search, Trial
-from components.search_space import REPLAYED, key
-from components.studies import Studies
-from components.tuning import tune
+from components.collect import collect as collection
+from components.collect.collect import ForeignTrace, collect, collect_shard, is_complete
+from components.prompts.prompt import Prompt
+from components.tune.search.search import Search, Trial
+from components.tune.search.space import REPLAYED, key
+from components.tune.search.studies import Studies
+from components.tune.tune import tune
 from serving.runtime.pair import LoadedPair
 from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from components.statistics import expanded_tail, paired_bootstrap_ratio, resamples_for
+from components.report.intervals import expanded_tail, paired_bootstrap_ratio, resamples_for
 from serving.runtime.types import DraftwellError
 
 

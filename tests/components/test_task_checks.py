@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from components.prompts import Prompt, read_prompts
-from components.task_checks import (
+from components.bench.answers.checks import (
     assertions_program,
     body,
     checker_for,
@@ -25,6 +24,7 @@ from components.task_checks import (
     unit_test_program,
     without_prose,
 )
+from components.prompts.prompt import Prompt, read_prompts
 
 runs_code = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 REPO = Path(__file__).resolve().parents[2]

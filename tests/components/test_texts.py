@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from components.prompts import Message, Prompt, context_of, ids_of
-from components.texts import WrittenText, cut_messages, template_around, write_texts
+from components.collect.continuations import WrittenText, cut_messages, template_around, write_texts
+from components.prompts.prompt import Message, Prompt, context_of, ids_of
 from serving.runtime.pair import LoadedPair
 from serving.runtime.types import DraftwellError
 from tests.serving.served_pair import MAX_CONTEXT, tiny_pair

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
-from components import search, tuning
-from components.collection import collect
-from components.constraints import Constraints
-from components.contest import Config, Measured, Quality
-from components.prompts import Prompt
-from components.replay import Texts, read_texts, replay
-from components.search import artifact_digest
-from components.search_space import (
+from components.collect.collect import collect
+from components.prompts.prompt import Prompt
+from components.replay.replay import Texts, read_texts, replay
+from components.report.threads import using_threads
+from components.tune import tune as tuning
+from components.tune.constraints import Constraints
+from components.tune.evaluator import Config, Measured, Quality
+from components.tune.report.reading import rollout_words
+from components.tune.search import search
+from components.tune.search.search import artifact_digest
+from components.tune.search.space import (
     MEASURED,
     REPLAYED,
     Span,
@@ -30,9 +33,7 @@ from components.search_space import (
     space_of,
     start,
 )
-from components.threads import using_threads
-from components.tuning import FEWEST_PROMPTS, tune
-from components.tuning_evidence import rollout_words
+from components.tune.tune import FEWEST_PROMPTS, tune
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.correction_memory import CorrectionMemory

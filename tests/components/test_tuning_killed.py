@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from components import search
-from components.collection import collect
-from components.search_space import key
+from components.collect.collect import collect
+from components.tune.search import search
+from components.tune.search.space import key
 from tests.components.killed_tuner import PROMPTS, run
 from tests.components.scripted import Clock
 from tests.components.tiny import table_pair

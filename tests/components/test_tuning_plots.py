@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from components import tuning_plots
-from components.tuning_plots import LENGTHS, THRESHOLDS, lower_left, pareto_plot, predicted_against_measured, speed_over
+from components.tune.report import plots as tuning_plots
+from components.tune.report.plots import LENGTHS, THRESHOLDS, lower_left, pareto_plot, predicted_against_measured, speed_over
 from tests.components.evidence import CHOICE, LOSSLESS, LOSSY, OLD, trial
 
 ALL = ["tuning_pareto.png", "tuning_speed_over_tau.png", "tuning_speed_over_gamma.png", "tuning_predicted.png"]

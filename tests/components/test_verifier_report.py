@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from components.verifier_cost import time_score
-from components.verifier_data import Examples
-from components.verifier_report import intervals, ranking, reliability_bins, verifier_markdown, weighted_auc
-from components.verifier_training import train_verifier
+from components.train.examples import Examples
+from components.train.metrics import intervals, ranking, reliability_bins, verifier_markdown, weighted_auc
+from components.train.score_cost import time_score
+from components.train.verifier import train_verifier
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.verifier import Verifier
 from serving.runtime.types import DraftwellError, Rows

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components import verifier_data, verifier_training
-from components.collection import collect
-from components.prompts import Prompt
-from components.verifier_data import Examples, column, folds, read_examples, split_by_prompt
-from components.verifier_fit import cross_validate, fit, sigmoid
-from components.verifier_report import auc_of
-from components.verifier_training import choose_threshold, train_verifier
+from components.collect.collect import collect
+from components.prompts.prompt import Prompt
+from components.train import examples as verifier_data
+from components.train import verifier as verifier_training
+from components.train.examples import Examples, column, folds, read_examples, split_by_prompt
+from components.train.logistic import cross_validate, fit, sigmoid
+from components.train.metrics import auc_of
+from components.train.verifier import choose_threshold, train_verifier
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.artifacts.verifier import Verifier, scalar_features
 from serving.runtime.trace import KINDS, TraceHeader, TraceSet, trace_schema

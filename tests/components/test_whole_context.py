@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from components.batching import batch_throughput
-from components.calibration import build_correction_memory
-from components.contest import Contest, Measured, Reader
-from components.counting import deterministic_report
-from components.crosscheck import check_against
-from components.evaluation import bench, config_quality
-from components.halving import PLAIN
-from components.ledger import Ledger
-from components.measuring import measure
-from components.prompts import Prompt, ids_of, prompts_digest
+from components.bench.bench import bench, config_quality
+from components.bench.device_parity import check_against
+from components.bench.runner import measure
+from components.bench.throughput import batch_throughput
+from components.calibrate.calibrate import build_correction_memory
+from components.gate.baseline_counts import deterministic_report
+from components.prompts.prompt import Prompt, ids_of, prompts_digest
+from components.tune.evaluator import Contest, Measured, Reader
+from components.tune.resume import Ledger
+from components.tune.successive_halving import PLAIN
 from serving.runtime.artifacts.base import Provenance
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit

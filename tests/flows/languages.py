@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from components.prompts import Prompt
+from components.prompts.prompt import Prompt
 
 SUMS = (
     "{name} has {a} {things} and buys {b} more boxes with {c} {things} in each. How many {things} does {name} have now?",

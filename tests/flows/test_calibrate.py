@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.prompts import prompts_digest, read_prompts
+from components.prompts.prompt import prompts_digest, read_prompts
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.trace import TraceSet

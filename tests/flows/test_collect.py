@@ -54,7 +54,7 @@ def test_sources_that_are_none(collect: Callable[..., Any], tmp_path: Path) -> N
 
 
 def test_slots_are_as_long_as_the_longest_conversation_needs(pair_file: Path, tmp_path: Path) -> None:
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
     from flows.collecting import context_for
     from flows.workspace import Workspace
     from serving.runtime.pair import load_pair
@@ -74,8 +74,8 @@ def test_slots_are_as_long_as_the_longest_conversation_needs(pair_file: Path, tm
 def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                           raw: bool) -> None:
     """Its own words take a hundred tokens around every message; of raw text nothing is added."""
-    from components.prompts import Prompt, ids_of
-    from components.texts import write_texts
+    from components.collect.continuations import write_texts
+    from components.prompts.prompt import Prompt, ids_of
     from flows.collecting import context_for
     from flows.workspace import Workspace
     from serving.runtime import pair as loading

@@ -62,7 +62,7 @@ def test_a_folder_becomes_a_pair(run: Any, place: Path, pair_file: Path, prompts
 
 def test_a_target_that_asks_itself(run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without prompts the target invents them; layers, loss and folders are the user's; a pair's name names its target."""
-    from components import prompts
+    from components.prompts import prompt as prompts
 
     monkeypatch.setattr(prompts, "DEMO", write_prompts(place / "demo.jsonl"))
     folders = ("--out", place / "draft", "--work", place / "shards")
@@ -115,7 +115,7 @@ def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -
 @pytest.mark.parametrize("held", ["draftwell/pairs/kept", "draftwell/distill/kept"])
 def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(run: Any, place: Path, pair_file: Path, prompts_file: Path,
                                                                         held: str) -> None:
-    from components.collection import alone
+    from components.collect.collect import alone
 
     command = ("distill", "--target", pair_file.parent / "target", "--prompts", prompts_file, "--name", "kept", "--no-publish", *QUICK)
     with alone(place / held, "distillation"):
@@ -170,7 +170,7 @@ def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
 
 def test_what_is_measured_is_not_learnt() -> None:
     """A prompt that stands twice in a file cannot be on both sides."""
-    from components.prompts import Prompt
+    from components.prompts.prompt import Prompt
     from flows.distilling import split
 
     learnt, untouched = split([Prompt(str(i), None, [f"text {i % 45}"]) for i in range(60)])
@@ -182,7 +182,7 @@ def test_what_is_measured_is_not_learnt() -> None:
 
 def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is asked with the system message, and the same turn behind another one is another prompt."""
-    from components.prompts import Prompt, ids_of
+    from components.prompts.prompt import Prompt, ids_of
     from flows import distilling
     from tests.components.tiny import table_pair
 
@@ -192,7 +192,7 @@ def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pyte
     learnt, untouched = distilling.split([*told, *bare])
     assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
     monkeypatch.setattr("serving.runtime.pair_files.weights_digest", lambda folder: "d" * 64)
-    monkeypatch.setattr("components.distillation.writers.writer_of", lambda pair, batch: None)
+    monkeypatch.setattr("components.distil.writers.writer_of", lambda pair, batch: None)
     pair, files = table_pair(), distilling.PairFiles("tiny", tmp_path)
     source = distilling.material(pair, files, distilling.Wanted("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
     assert source.prompts == [ids_of(pair, prompt) for prompt in learnt]

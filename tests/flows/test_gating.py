@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from components.prompts import demo_prompts
+from components.prompts.prompt import demo_prompts
 from flows.cli.tune import tune
 from registry import gates
 from registry.releases import find_release, gate_record
@@ -65,9 +65,9 @@ def tuned(call: Callable[..., Any], prompts_file: Path, few: tuple[Any, ...]) ->
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start-up is measured truly for the first release; here a process that does nothing will do."""
-    import components.startup
+    import components.gate.footprint
 
-    monkeypatch.setattr(components.startup, "CHILD", "pass")
+    monkeypatch.setattr(components.gate.footprint, "CHILD", "pass")
 
 
 def suites(file: Path) -> dict[str, list[str]]:
@@ -187,7 +187,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate is red for its deterministic part: the registry must not say that the release passed."""
     import flows.gating
-    from components.gate import Check, GateVerdict
+    from components.gate.gate import Check, GateVerdict
 
     failed = GateVerdict((Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),))
     monkeypatch.setattr(gates, "load_baseline", lambda pair: object())  # the shipped prompts do not fit into the tiny pair

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.distillation.export import to_artifact
-from components.distillation.family import keep_layers
-from components.prompts import Prompt
-from components.provenance import provenance
+from components.distil.artifact import to_artifact
+from components.distil.family import keep_layers
+from components.prompts.prompt import Prompt
+from components.report.provenance import provenance
 from flows.gating import gate_release, prediction_check
 from flows.stations import Station, publish
 from flows.workspace import Workspace
@@ -86,13 +86,13 @@ def test_a_worse_draft_is_refused_and_a_better_one_is_not(release_with: Callable
 
 def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_why(
         release_with: Callable[[float], Station], monkeypatch: pytest.MonkeyPatch) -> None:
-    import components.startup
+    import components.gate.footprint
 
     release_with(0.02)
     store = Store()
     promote(store, "drafted", "cpu", 1, verdict(find_release(store, "drafted", "cpu", 1)))
     station = release_with(0.1)
-    monkeypatch.setattr(components.startup, "available_memory", lambda: 0)  # no room for a second pair
+    monkeypatch.setattr(components.gate.footprint, "available_memory", lambda: 0)  # no room for a second pair
     found = gate_release(station, ROWS[:2], alias=2, max_tokens=8)["verdict"]
     assert "regression" not in {check.name for check in found.checks}
     assert [check.name for check in found.checks if not check.passed] == ["champion measured"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from components.prompts import Prompt
+from components.prompts.prompt import Prompt
 from flows import collecting, monitoring, recalibrate
 from flows.context import open_station
 from flows.monitoring import DriftSettings

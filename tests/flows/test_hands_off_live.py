@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from components.prompts import Prompt
+from components.prompts.prompt import Prompt
 from flows import monitoring, recalibrate
 from flows.monitoring import DriftSettings, load_limits
 from flows.progress import announce

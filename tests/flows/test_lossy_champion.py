@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components import collection
-from components.collection import collect
-from components.drift_prompts import prompts_of_trace
-from components.drift_record import DRIFTED, NOT_ENOUGH, STEADY
+from components.collect import collect as collection
+from components.collect.collect import collect
+from components.drift.prompts import prompts_of_trace
+from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY
 from flows import monitoring, references, stations
 from flows.references import Served, of_release, served_reference
 from flows.stations import Station

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.drift_data import COLUMNS
-from components.drift_record import CHECKS
+from components.drift.schema import CHECKS
+from components.drift.traffic import COLUMNS
 from flows import monitoring
 from flows.announcing import announce_once, announced, announcement
 from flows.cli.monitor import DRIFT
@@ -63,7 +63,7 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: Sta
     """What is watched is older than the newest prompts: who calibrates on those alone finds the older ones changed, hour by hour."""
     import pyarrow.compute as pc
 
-    from components.drift_prompts import write_prompts
+    from components.drift.prompts import write_prompts
     from flows.context import prompts_of
     from flows.monitoring import DriftSettings
     from flows.served import newest_prompts, on_prompts

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from components.counting import deterministic_report
-from components.foretelling import predictions
-from components.gate import COUNTS, GateVerdict, compare_with_baseline, judge, judge_predictions
-from components.identity import identity_entry
-from components.measuring import Generation, StrategyContender
-from components.prompts import Prompt, demo_prompts, ids_of
+from components.bench.runner import Generation, StrategyContender
+from components.gate.baseline_counts import deterministic_report
+from components.gate.gate import COUNTS, GateVerdict, compare_with_baseline, judge, judge_predictions
+from components.gate.losslessness import identity_entry
+from components.gate.predictive_loss import predictions
+from components.prompts.prompt import Prompt, demo_prompts, ids_of
 from flows.gating import IDENTITY_PROMPTS, IDENTITY_TOKENS, Judging, Rival, measured
 from flows.stations import Station
 from registry.gates import load_gates
@@ -83,7 +83,7 @@ def spide_kit(space: Any, pair: LoadedPair) -> Kit:
 @pytest.fixture(scope="module")
 def traces(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     """Texts of the target and of the draft."""
-    from components.collection import collect
+    from components.collect.collect import collect
 
     return collect(pair, demo_prompts(16), tmp_path_factory.mktemp("t") / "traces", max_tokens=32, rollout=8, batch=4,
                    prefix_kinds=("target", "draft"))

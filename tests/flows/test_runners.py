@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from components import collection
+from components.collect import collect as collection
 from flows import runners
 from flows.runners import Fan, failure_of, fan_of
 from serving.runtime.trace import TraceSet

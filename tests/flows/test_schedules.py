@@ -469,7 +469,7 @@ def test_a_step_runs_once_for_what_it_is_made_of(prefect_server: None, settings:
     assert again() == 4  # emptied by hand
     assert again(given=settings.model_copy(update={"trials": 7})) == 5
     assert again(given=settings.model_copy(update={"trials": 7, "workers": 2, "runner": "ray"})) == 5  # changes no result
-    monkeypatch.setattr("components.provenance.git_commit", lambda: "another commit")
+    monkeypatch.setattr("components.report.provenance.git_commit", lambda: "another commit")
     assert again() == 6
     assert len({*runs}) == 4
     assert all("/" not in key and str(space.root) not in key for key in runs)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.prompts import Prompt
+from components.prompts.prompt import Prompt
 from flows import monitoring, scheduled, served
 from flows.context import prompts_of
 from flows.failures import worth_retrying

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from components.html_report import CAPTIONS
+from components.tune.report.html import CAPTIONS
 from tests.flows.tiny_files import snapshot
 
 
@@ -96,7 +96,7 @@ def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_fil
 
 def test_calibration_decodes_several_prompts_at_once(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    from components import calibration
+    from components.calibrate import calibrate as calibration
 
     real, at_once = calibration.decode_all, []
     monkeypatch.setattr(calibration, "decode_all", lambda engine, requests, strategies, count, finished: at_once.append(count) or real(
@@ -110,7 +110,7 @@ def test_calibration_decodes_several_prompts_at_once(collect: Callable[..., Any]
 def test_baseline_of_a_pair_named_by_its_file(run: Any, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch,
                                               own_stores: Path) -> None:
     """What is recorded is found again, a second run counts the same, and twice the target calls fail with exit code 1."""
-    from components import prompts
+    from components.prompts import prompt as prompts
     from registry import gates
 
     (own_stores / "baselines").mkdir()

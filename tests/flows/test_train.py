@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.stamps import stamped
+from components.report.stamps import stamped
 from serving.runtime.artifacts.base import digest_of
 from serving.runtime.trace import HEADER, TraceSet
 

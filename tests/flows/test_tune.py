@@ -37,7 +37,7 @@ def refused(done: Any, *words: str) -> None:
 
 
 def test_what_is_kept_and_that_it_goes_on(tune: Callable[..., Any], space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from components import contest
+    from components.tune import evaluator as contest
 
     real, counted = contest.Contest.__call__, []
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from components.prompts import Prompt
-from components.provenance import provenance
+from components.prompts.prompt import Prompt
+from components.report.provenance import provenance
 from flows import collecting, stations, training
 from flows.context import open_station
 from flows.stations import Station

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.drift_data import Shard, read_spool
+from components.drift.traffic import Shard, read_spool
 from serving.runtime.prompt_ratings import RatedPrompt
 from serving.runtime.recording import PositionRecorder
 from serving.runtime.shadow import MOST_UNREAD
@@ -199,7 +199,7 @@ def test_without_texts_nothing_is_kept_that_a_text_could_be_made_of(tmp_path: Pa
 
 
 def test_bodies_are_what_was_asked_and_answered_and_nothing_else(tmp_path: Path, pair: Any) -> None:
-    from components.prompt_sources import load_prompts
+    from components.prompts.sources import load_prompts
 
     server = Server(pair, tmp_path, text=True)
     answers = [server.ask([prompt])[0] for prompt in PROMPTS]

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from components.prompt_sources import load_prompts
+from components.prompts.sources import load_prompts
 from serving.runtime.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.artifacts.decoding_config import DecodingConfig
 from serving.runtime.bundle import open_bundle

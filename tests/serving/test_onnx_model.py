@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.profiling import profile
-from components.provenance import provenance
+from components.calibrate.hardware_profile import profile
+from components.report.provenance import provenance
 from registry.pairs import fetch, find_pair
 from serving.runtime.engine import Engine
 from serving.runtime.models.onnx_export import cached, export, exportable

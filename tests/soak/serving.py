@@ -65,8 +65,8 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
 
 def measure_profile(space: Workspace, folder: Path) -> None:
     """As the tuner measures it."""
-    from components.profiling import profile
-    from components.provenance import provenance
+    from components.calibrate.hardware_profile import profile
+    from components.report.provenance import provenance
     from serving.runtime.device import device_class
 
     pair = space.load()

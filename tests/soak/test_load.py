@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from components.prompts import demo_prompts
+from components.prompts.prompt import demo_prompts
 from tests.soak.serving import Served, default_bundle, served_bundle
 
 pytestmark = pytest.mark.soak

@@ -4,7 +4,7 @@ At temperature 0 a lossless strategy's text is the target's own, whatever the dr
 next token is known; and the draft, fed tokens that leave the text at position d, has continued its own choice at d: its
 next token is in the rollout recorded there. Nothing else is ever looked at, which makes a replay exact. A text that was
 sampled is replayed in the same way, once it is settled by lot which of its tokens the draft had drawn too
-(`components.replay_sampled`).
+(`components.replay.sampled`).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class TracedText:
         ids: prompt and continuation.
         prompt_length: tokens of the prompt.
         tokens, confidence, entropy: `[continuation][K]`, the draft's own continuation of `ids[: prompt_length + i]`: greedy, or
-            at temperature > 0 as one seed drew it (`components.replay_sampled`); a row may be shorter than K.
+            at temperature > 0 as one seed drew it (`components.replay.sampled`); a row may be shorter than K.
         raw: `[continuation][K]`, raw draft probability of each of those tokens; None where they are the likeliest, whose
             probability is the confidence.
-        scores: `[continuation][K]`, what an acceptance head says of the state that gave each (`components.head_scores`).
+        scores: `[continuation][K]`, what an acceptance head says of the state that gave each (`components.replay.head_scores`).
     """
 
     name: str
@@ -121,7 +121,7 @@ class TraceRows:
         raise self._missing("logits")
 
     def hidden(self, row: int) -> Tensor:
-        """The recorded score of the state in the state's place (see `components.head_scores.RecordedHead`)."""
+        """The recorded score of the state in the state's place (see `components.replay.head_scores.RecordedHead`)."""
         scores = self.model.text.scores
         if scores is None or not self.places:
             raise self._missing("hidden states")

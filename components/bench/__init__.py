@@ -1,0 +1,1 @@
+"""The bench: strategies and peers on the same prompts in one interleaved run."""

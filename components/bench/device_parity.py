@@ -1,0 +1,36 @@
+"""Outputs of one device checked against another's: the same weights, prompts and rules, greedily, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.bench.runner import Measurement, StrategyContender, measure
+from components.bench.target_agreement import difference
+from components.prompts.prompt import Prompt, ids_of
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import Kit
+
+
+def check_against(cpu: LoadedPair, measured: Mapping[str, Measurement], prompts: Sequence[Prompt], *, max_tokens: int) -> dict[str, Any]:
+    """Compare what every lossless strategy gave with autoregressive decoding on the CPU.
+
+    Args:
+        cpu: the same pair in the same dtype, loaded on the CPU (unpadded will do: padding changes no output).
+        measured: greedy measurements of this run.
+    Returns:
+        `passed`, and for each label `identical`, `near_ties` and `differences` (first ones, with the CPU's logit gap there).
+        It is passed if every prompt of every lossless strategy is identical or first differs at a near-tie.
+    """
+    reference = measure(cpu, Kit(), [("autoregressive", {})], prompts, max_tokens=max_tokens, warmup=False)["autoregressive"]
+    encoded = [ids_of(cpu, prompt) for prompt in prompts]
+    found: dict[str, Any] = {}
+    for label, m in measured.items():
+        if not isinstance(m.contender, StrategyContender) or not m.contender.lossless:
+            continue
+        pairs = zip(prompts, encoded, m.typical, reference.typical, strict=True)
+        several = [difference(cpu, prompt.id, ids, run.tokens, theirs.tokens) for prompt, ids, run, theirs in pairs]
+        differences = [d for d in several if d is not None]
+        found[label] = {"identical": len(prompts) - len(differences), "near_ties": sum(d.near_tie for d in differences),
+                        "differences": [vars(d) for d in differences]}
+    return {"passed": all(f["identical"] + f["near_ties"] == len(prompts) for f in found.values()), "strategies": found}

@@ -1,0 +1,211 @@
+"""Figures of measurements that were taken together, as METHODS defines them: speed, counts, time, identity, quality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from components.bench.answers.accuracy import Checked, checked, task_accuracy
+from components.bench.answers.rouge import mean_rouge_l
+from components.bench.origins import origins
+from components.bench.runner import Measurement, StrategyContender
+from components.bench.target_agreement import Agreement, Difference, agreement_of, difference
+from components.prompts.prompt import Prompt, ids_of
+from components.report.intervals import paired_bootstrap_ratio
+from serving.runtime.pair import LoadedPair
+from serving.runtime.stats import Stats
+
+REFERENCE = "autoregressive"
+FLOOR_SHARE, FLOOR_POINTS = 0.90, 2.0
+"""Quality floor of lossy strategies: share of tokens that are the target's argmax, and ROUGE-L points lost to vanilla SD."""
+
+
+class Judge:
+    """Figures of contenders, each against the autoregressive one.
+
+    Args:
+        temperature: at which all of them decoded; at 0 outputs can be compared token by token.
+    """
+
+    def __init__(self, pair: LoadedPair, prompts: Sequence[Prompt], measured: dict[str, Measurement], *, temperature: float = 0.0):
+        self.pair, self.prompts, self.measured = pair, prompts, measured
+        self.temperature, self.greedy = temperature, temperature == 0
+        self.encoded = [ids_of(pair, prompt) for prompt in prompts]
+        self.answers = [prompt.reference for prompt in prompts]
+        self.reference = measured[REFERENCE]
+        vanillas = [m for m in measured.values() if strategy_of(m) == "vanilla_sd"]
+        self.vanilla_split = fastest([m for m in vanillas if splits_cores(m)])
+        self.vanilla = fastest([m for m in vanillas if not splits_cores(m)]) or self.vanilla_split
+        lossy = any(isinstance(m.contender, StrategyContender) and not m.contender.lossless for m in measured.values())
+        self.reference_share = self.agreement(self.reference).share if lossy else None
+        self.reference_p95 = latencies(self.reference)["tpot_p95_ms"]
+
+    def figures(self, label: str) -> dict[str, Any]:
+        """All figures of one contender, as plain JSON."""
+        m = self.measured[label]
+        ours = m.contender if isinstance(m.contender, StrategyContender) else None
+        differences = self.differences(m) if self.greedy else []
+        entry = {"strategy": ours.strategy if ours else None, "parameters": ours.parameters if ours else {},
+                 "split_cores": splits_cores(m), "lossless": ours.lossless if ours else True, "greedy": self.greedy,
+                 "dtype": self.pair.dtype, **self.speed(m), **(self.counts(m) if ours else {}), **latencies(m)}
+        if ours:
+            entry |= origins(ours.strategy, ours.parameters, ours.kit)
+        wrong = {d.prompt_id for d in differences}
+        entry["identical_outputs"] = len(m.prompt_ids) - len(wrong) if self.greedy else None
+        entry["near_ties"] = sum(d.near_tie for d in differences) if self.greedy else None
+        entry["differences"] = [vars(d) for d in differences]
+        entry["tpot_p95_ratio"] = share(entry["tpot_p95_ms"] or 0.0, self.reference_p95 or 0.0)
+        entry |= self.quality(m)
+        entry["per_prompt"] = self.per_prompt(m, wrong)
+        return entry
+
+    def per_prompt(self, m: Measurement, wrong: set[str]) -> list[dict[str, Any]]:
+        """The run that counts of every prompt, and the seconds of all of them."""
+        return [
+            {"prompt_id": name, "seconds": run.seconds, "tokens": len(run.tokens), "target_calls": run.stats.target_calls,
+             "accepted": run.stats.accepted, "judged": run.stats.judged, "ttft_ms": run.stats.first_token_seconds * 1e3,
+             "identical": name not in wrong if self.greedy else None, "run_seconds": [one.seconds for one in runs]}
+            for name, run, runs in zip(m.prompt_ids, m.typical, m.runs, strict=True)]
+
+    def cost_reference(self) -> dict[str, Any] | None:
+        """The vanilla SD that cost ratios are against: its figures, and whether it was measured for this only."""
+        if self.vanilla is None:
+            return None
+        label, figures = self.vanilla.contender.label, self.figures(self.vanilla.contender.label)
+        return {"label": label, "num_speculative_tokens": gamma_of_parameters(figures["parameters"]), **figures}
+
+    def ratio(self, m: Measurement, base: Measurement) -> tuple[float, float, float]:
+        """How many times as fast m is as base, with its interval (5 % at each end)."""
+        return paired_bootstrap_ratio(base.seconds, base.tokens, m.seconds, m.tokens)
+
+    def speed(self, m: Measurement) -> dict[str, Any]:
+        """Tokens per second, prefill included and apart, and the speed over autoregressive and over vanilla SD."""
+        ratio, low, high = self.ratio(m, self.reference)
+        behind = [(len(run.tokens) - 1, run.seconds - run.stats.first_token_seconds) for run in m.typical if len(run.tokens) > 1]
+        prefill = [run.stats.prefill_seconds for run in m.typical]
+        return {"tokens_per_second": sum(m.tokens) / sum(m.seconds),
+                "decode_tokens_per_second": share(sum(n for n, _ in behind), sum(s for _, s in behind)),
+                "prefill_ms": median(prefill) * 1e3 if any(prefill) else None,
+                "speedup": ratio, "speedup_low": low, "speedup_high": high, "over_vanilla": self.over_vanilla(m)}
+
+    def over_vanilla(self, m: Measurement) -> dict[str, Any] | None:
+        """Speed and target calls against the fastest vanilla SD on the same plan of cores, where that was measured."""
+        rival = self.vanilla_split if splits_cores(m) and self.vanilla_split else self.vanilla
+        if rival is None or not isinstance(m.contender, StrategyContender):
+            return None
+        ratio, low, high = self.ratio(m, rival)
+        return {"against": rival.contender.label, "ratio": ratio, "low": low, "high": high,
+                "cost_ratio": share(m.stats.calls_per_token, rival.stats.calls_per_token)}
+
+    def counts(self, m: Measurement) -> dict[str, Any]:
+        """What a strategy of ours counted; shares of nothing are None. `timeline`: forwards of the first prompt, where cores are split."""
+        s = m.stats
+        base = self.vanilla.stats.calls_per_token if self.vanilla else 0.0
+        return {
+            "emitted": s.emitted, "target_calls": s.target_calls, "draft_calls": s.draft_calls, "rounds": s.rounds,
+            "qualifier_calls": s.qualifier_calls, "inner_acceptance_rate": s.inner_acceptance_rate,
+            "cost_ratio": s.calls_per_token / base if base else None,
+            "acceptance_rate": s.acceptance_rate, "draft_efficiency": s.draft_efficiency,
+            "mat": s.mat if s.drafted else None, "accepted_per_call": share(s.accepted, s.target_calls) if s.drafted else None,
+            "mean_acceptance_length": s.mean_acceptance_length if s.rounds else None,
+            "acceptance_by_position": [share(s.accepted_at[i], s.judged_at[i]) for i in sorted(s.judged_at)],
+            "rescued_share": share(s.rescued, s.emitted),
+            "overhead_fraction": share(s.overhead_seconds, s.wall_seconds), "time_share": time_share(s),
+            "overlap_stretch": s.overlap_stretch,
+            "timeline": [[role, round(start, 6), round(end, 6)] for role, start, end in m.typical[0].stats.timeline]
+            if splits_cores(m) else None}
+
+    def quality(self, m: Measurement) -> dict[str, Any]:
+        """ROUGE-L against the prompts' references (points, 0 to 100); of a lossy strategy also how far it leaves the target, its
+        accuracy where answers can be checked, and whether it holds the floor."""
+        ours = m.contender if isinstance(m.contender, StrategyContender) else None
+        lossy = ours is not None and not ours.lossless
+        kept = self.agreement(m) if lossy else Agreement(0, 0, 0.0)
+        points, base = self.rouge_l(m), self.base_rouge_l
+        gained = None if points is None or base is None else points - base
+        held = None if kept.share is None or gained is None else kept.share >= FLOOR_SHARE and gained >= -FLOOR_POINTS
+        return {"target_argmax_share": kept.share, "quality_ratio": share(kept.share or 0.0, self.reference_share or 0.0),
+                "kl": kept.kl, "rouge_l": points, "rouge_l_difference": gained, "holds_floor": held,
+                "tasks": task_accuracy(self.prompts, self.checked(m), self.reference_checked) if lossy else {}}
+
+    def checked(self, m: Measurement) -> list[Checked]:
+        """For each answer whether it is right (`quality_report.checked`)."""
+        return checked(self.prompts, [self.pair.decode(run.tokens) for run in m.typical])
+
+    @cached_property
+    def reference_checked(self) -> list[Checked]:
+        """The same of the autoregressive answers."""
+        return self.checked(self.reference)
+
+    @cached_property
+    def base_rouge_l(self) -> float | None:
+        """ROUGE-L of vanilla SD, or of autoregressive decoding where that was not measured."""
+        return self.rouge_l(self.vanilla or self.reference)
+
+    def rouge_l(self, m: Measurement) -> float | None:
+        """Mean over the prompts that have a reference, in points."""
+        mean = mean_rouge_l([self.pair.decode(run.tokens) for run in m.typical], self.answers)
+        return None if mean is None else 100 * mean
+
+    def differences(self, m: Measurement) -> list[Difference]:
+        """For each prompt the first difference from the autoregressive tokens, in the first run that has one."""
+        found = []
+        for i, runs in enumerate(m.runs):
+            reference = self.reference.runs[i][0].tokens
+            run = next((run for run in runs if run.tokens != reference), None)
+            if run:
+                found.append(difference(self.pair, m.prompt_ids[i], self.encoded[i], run.tokens, reference))
+        return [d for d in found if d is not None]
+
+    def agreement(self, m: Measurement) -> Agreement:
+        """How the emitted tokens stand to the target behind the same prefixes."""
+        return agreement_of(self.pair, self.encoded, [run.tokens for run in m.typical], self.temperature)
+
+
+def time_share(s: Stats) -> dict[str, float | None]:
+    """Where the wall time went; the parts add up to 1. `overlap` is time in which two models ran at once."""
+    overlap = max(0.0, s.target_seconds + s.draft_seconds + s.qualifier_seconds + s.prefill_seconds - s.busy_seconds)
+    draft = max(0.0, s.draft_seconds - overlap)  # alone
+    target = max(0.0, s.busy_seconds - overlap - draft - s.qualifier_seconds - s.prefill_seconds)
+    parts = {"draft": draft, "target": target, "qualifier": s.qualifier_seconds, "overlap": overlap, "prefill": s.prefill_seconds,
+             "rest": s.overhead_seconds}
+    return {name: share(seconds, s.wall_seconds) for name, seconds in parts.items()}
+
+
+def latencies(m: Measurement) -> dict[str, float | None]:
+    """Medians over prompts of the time to the first token and per token behind it, in milliseconds."""
+    runs = m.typical
+    per_token = sorted((run.seconds - run.stats.first_token_seconds) / (len(run.tokens) - 1) * 1e3
+                       for run in runs if len(run.tokens) > 1)
+    return {"ttft_ms": median(run.stats.first_token_seconds for run in runs) * 1e3,
+            "tpot_ms": median(per_token) if per_token else None,
+            "tpot_p95_ms": per_token[min(len(per_token) - 1, int(0.95 * len(per_token)))] if per_token else None}
+
+
+def strategy_of(m: Measurement) -> str | None:
+    """The strategy that was measured; None for a peer."""
+    return m.contender.strategy if isinstance(m.contender, StrategyContender) else None
+
+
+def splits_cores(m: Measurement) -> bool:
+    """Whether each model had its own share of the cores."""
+    return isinstance(m.contender, StrategyContender) and m.contender.split_cores
+
+
+def fastest(measured: Sequence[Measurement], key: Callable[[Measurement], bool] = lambda m: True) -> Measurement | None:
+    """The one with the least seconds per token among those that `key` takes; None of none."""
+    return min(filter(key, measured), key=lambda m: sum(m.seconds) / sum(m.tokens), default=None)
+
+
+def gamma_of_parameters(parameters: dict[str, Any]) -> int:
+    """Draft length of a vanilla SD with these parameters."""
+    from serving.runtime.strategies.vanilla_sd import VanillaSD
+
+    return int(VanillaSD.Config.model_validate(parameters).num_speculative_tokens)
+
+
+def share(part: float, whole: float) -> float | None:
+    """part / whole; None where there is no whole."""
+    return part / whole if whole else None

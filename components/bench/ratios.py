@@ -1,0 +1,118 @@
+"""The ratios that a bench is run for, each with a bootstrap interval over prompts, and the curves over a parameter.
+
+"Best" is the fastest of this very run, so its ratio is a little optimistic: it was chosen by the noise too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from components.bench.metrics import REFERENCE, Judge, fastest, gamma_of_parameters, splits_cores, strategy_of
+from components.bench.runner import Measurement, StrategyContender
+
+GENERATE, ASSISTED = "transformers/autoregressive", "transformers/assisted"
+
+
+def headlines(judge: Judge, entries: Mapping[str, Mapping[str, Any]], assisted_gamma: int | None = None) -> list[dict[str, Any]]:
+    """Rows of `name`, `contender`, `against`, `ratio`, `low`, `high`, `cost_ratio` (None where it says nothing).
+
+    Args:
+        entries: label → figures, for the quality floor.
+        assisted_gamma: draft length of transformers' assisted generation, where it was measured.
+    """
+    rows = []
+    for name, m, base in comparisons(judge, entries, assisted_gamma):
+        if m is None or base is None or m is base:
+            continue
+        ratio, low, high = judge.ratio(m, base)
+        counted = isinstance(base.contender, StrategyContender) and base is not judge.reference and base.stats.calls_per_token > 0
+        rows.append({"name": name, "contender": m.contender.label, "against": base.contender.label, "ratio": ratio, "low": low,
+                     "high": high, "cost_ratio": m.stats.calls_per_token / base.stats.calls_per_token if counted else None})
+    return rows
+
+
+def comparisons(judge: Judge, entries: Mapping[str, Mapping[str, Any]],
+                assisted_gamma: int | None) -> Iterator[tuple[str, Measurement | None, Measurement | None]]:
+    """(name, contender, base); either is None where it was not measured."""
+    measured, plain = judge.measured, judge.reference
+    ours = [m for m in measured.values() if isinstance(m.contender, StrategyContender) and strategy_of(m) != REFERENCE]
+    lossless = [m for m in ours if isinstance(m.contender, StrategyContender) and m.contender.lossless]
+    yield "autoregressive / transformers generate", plain, measured.get(GENERATE)
+    yield "vanilla_sd / transformers assisted, same gamma", same_gamma(lossless, assisted_gamma), measured.get(ASSISTED)
+    yield "best lossless / autoregressive", fastest(lossless), plain
+    yield "best lossless with the draft model / autoregressive", fastest(lossless, lambda m: m.stats.draft_calls > 0), plain
+    overlapping = [m for m in lossless if splits_cores(m) and strategy_of(m) != "vanilla_sd"]
+    for name in dict.fromkeys(strategy_of(m) for m in overlapping):
+        best = fastest(overlapping, lambda m, name=name: strategy_of(m) == name)  # type: ignore[misc]
+        yield f"{name} / fastest vanilla_sd, equal cores", best, judge.vanilla_split
+        yield f"{name} / fastest vanilla_sd, unrestricted", best, unrestricted(judge)
+    lossy = [m for m in ours if isinstance(m.contender, StrategyContender) and not m.contender.lossless]
+    for name in dict.fromkeys(strategy_of(m) for m in lossy):
+        holding = fastest(lossy, lambda m, name=name: strategy_of(m) == name and bool(entries[m.contender.label]["holds_floor"]))  # type: ignore[misc]
+        yield f"{name} at the quality floor / fastest vanilla_sd", holding, unrestricted(judge)
+
+
+def same_gamma(measured: Sequence[Measurement], gamma: int | None) -> Measurement | None:
+    """Vanilla SD with a draft length, on all cores."""
+    return next((m for m in measured if strategy_of(m) == "vanilla_sd" and not splits_cores(m)
+                 and isinstance(m.contender, StrategyContender) and gamma_of_parameters(m.contender.parameters) == gamma), None)
+
+
+def unrestricted(judge: Judge) -> Measurement | None:
+    """The fastest vanilla SD on all cores."""
+    return None if judge.vanilla is judge.vanilla_split else judge.vanilla
+
+
+def worst(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any] | None]:
+    """`overhead_fraction` and `peak_memory_mb` → the `label` of the strategy with the largest, and its `value`; None of none."""
+    found: dict[str, dict[str, Any] | None] = {}
+    for key in ("overhead_fraction", "peak_memory_mb"):
+        known = {label: float(entry[key]) for label, entry in entries.items() if entry.get(key) is not None}
+        label = max(known, key=known.__getitem__, default=None)
+        found[key] = None if label is None else {"label": label, "value": known[label]}
+    return found
+
+
+def curves(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Strategy → `parameter` and `points`, where one numeric parameter took several values on one plan of cores.
+
+    Points are ordered by value and hold `value`, `label`, `speedup`, `over_vanilla`, `target_argmax_share`, `rouge_l`,
+    `rescued_share` and `holds_floor`. A config that leaves the parameter out stands at no point.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    groups: dict[tuple[str, bool], list[tuple[str, Mapping[str, Any]]]] = {}
+    for label, entry in entries.items():
+        if entry["strategy"] and entry["strategy"] != REFERENCE:
+            groups.setdefault((entry["strategy"], "@" in label), []).append((label, entry))
+    for (name, split), group in groups.items():
+        parameter = varied([entry["parameters"] for _, entry in group])
+        if parameter:
+            points = [point(float(entry["parameters"][parameter]), label, entry) for label, entry in group
+                      if parameter in entry["parameters"] and math.isfinite(float(entry["parameters"][parameter]))]
+            points.sort(key=lambda p: float(p["value"]))
+            found[name + ("@1+1" if split else "")] = {"parameter": parameter, "points": points}
+    return found
+
+
+def varied(settings: Sequence[Mapping[str, Any]]) -> str | None:
+    """The only numeric parameter with several values; None if there is none, or more than one."""
+    values: dict[str, set[float]] = {}
+    for parameters in settings:
+        for key, value in parameters.items():
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                continue
+            if math.isfinite(number):  # a limit such as lambda = inf has no place on an axis
+                values.setdefault(key, set()).add(number)
+    several = [key for key, found in values.items() if len(found) > 1]
+    return several[0] if len(several) == 1 else None
+
+
+def point(value: float, label: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One config of a curve."""
+    over = entry["over_vanilla"]
+    return {"value": value, "label": label, "speedup": entry["speedup"], "over_vanilla": over["ratio"] if over else None,
+            **{key: entry[key] for key in ("target_argmax_share", "rouge_l", "rescued_share", "holds_floor")}}

@@ -1,0 +1,201 @@
+"""Measuring: contenders decode the same prompts in turn, and every generation keeps its tokens and counters.
+
+The protocol is Spec-Bench's: a warm-up, then every contender on every prompt before the next prompt comes, so that a
+slow minute of the machine hits all alike; the order rotates from prompt to prompt, so that nobody always runs behind
+the same neighbour; the median run counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from components.calibrate.hardware_profile import synchronise
+from components.prompts.prompt import Prompt, ids_of
+from serving.runtime.pair import LoadedPair
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Kit, build_strategy, find_strategy
+from serving.runtime.types import DraftwellError, Sampling
+
+Config = tuple[str, Mapping[str, Any]]
+"""A strategy's name, with `@1+1` behind it for equal cores, and parameters."""
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, a few words)."""
+Log = Callable[[str, float, int], None]
+
+WARMUP_TOKENS = 8
+EQUAL_CORES = "1+1"
+"""Plan of cores: each model on its own share, also where target and draft run in turn."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One request, decoded once. `stats.wall_seconds` is the whole request, the prompt's forward included."""
+
+    tokens: list[int]
+    stats: Stats
+
+    @property
+    def seconds(self) -> float:
+        return self.stats.wall_seconds
+
+    @property
+    def pace(self) -> float:
+        """Seconds per emitted token."""
+        return self.seconds / max(1, len(self.tokens))
+
+
+class Contender(Protocol):
+    """Whatever decodes prompts: a strategy of ours, or a peer."""
+
+    label: str
+
+    def reset(self) -> None:
+        """Forget what earlier requests taught it."""
+
+    def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
+        """Decode one prompt."""
+
+
+class StrategyContender:
+    """A configured strategy with online state of its own: contenders never learn from each other's requests.
+
+    `split_cores` says whether each model had its own share of the cores, by plan or because the strategy overlaps them.
+    """
+
+    def __init__(self, pair: LoadedPair, kit: Kit, config: Config, label: str):
+        self.pair, self.kit, self.label = pair, kit, label
+        self.strategy, self.split = core_plan(config[0])
+        self.parameters = dict(config[1])
+        self.lossless = find_strategy(self.strategy).lossless
+        self.reset()
+        self.split_cores = self.split is True or self._strategy.overlaps
+
+    def reset(self) -> None:
+        self._strategy = build_strategy(self.strategy, self.parameters, self.kit.private())
+
+    def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
+        job = self.pair.engine(split=self.split).generate(ids, sampling, self._strategy)
+        return Generation(job.output, job.session.stats)
+
+
+def core_plan(name: str) -> tuple[str, bool | None]:
+    """The strategy that a config names, and how its engine splits the cores (`Engine`'s `split`).
+
+    >>> core_plan("vanilla_sd"), core_plan("vanilla_sd@1+1")
+    (('vanilla_sd', None), ('vanilla_sd', True))
+    """
+    strategy, at, plan = name.partition("@")
+    if at and plan != EQUAL_CORES:
+        raise DraftwellError(f"{name}: the only plan of cores is @{EQUAL_CORES}, each model on its own share of them")
+    return strategy, True if at else None
+
+
+class Measurement:
+    """What a contender did: for each prompt its runs, and the one that counts."""
+
+    def __init__(self, contender: Contender, prompt_ids: Sequence[str]):
+        self.contender, self.prompt_ids = contender, list(prompt_ids)
+        self.runs: list[list[Generation]] = [[] for _ in prompt_ids]
+
+    @property
+    def typical(self) -> list[Generation]:
+        """For each prompt the run of median pace (of an even number the faster of the two)."""
+        return [sorted(runs, key=lambda run: run.pace)[(len(runs) - 1) // 2] for runs in self.runs]
+
+    @property
+    def seconds(self) -> list[float]:
+        return [run.seconds for run in self.typical]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [len(run.tokens) for run in self.typical]
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of one pass over all prompts."""
+        return Stats.total(run.stats for run in self.typical)
+
+
+def labels_of(configs: Sequence[Config]) -> list[str]:
+    """A label for each config: the strategy's name, with parameters where that alone would not tell two apart.
+
+    >>> labels_of([("spide", {}), ("vanilla_sd", {"num_speculative_tokens": 3}), ("vanilla_sd", {})])
+    ['spide', 'vanilla_sd(num_speculative_tokens=3)', 'vanilla_sd']
+    """
+    names = [name for name, _ in configs]
+    labels = []
+    for name, parameters in configs:
+        settings = ", ".join(f"{key}={value}" for key, value in sorted(parameters.items()))
+        labels.append(f"{name}({settings})" if names.count(name) > 1 and settings else name)
+    check_labels(labels)
+    return labels
+
+
+def check_labels(labels: Sequence[str]) -> None:
+    """Refuse two contenders of one name."""
+    doubled = next((label for label in labels if labels.count(label) > 1), None)
+    if doubled:
+        raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters")
+
+
+def contenders_of(pair: LoadedPair, kit: Kit, configs: Sequence[Config]) -> list[StrategyContender]:
+    """The configs, ready to run, under their labels."""
+    return [StrategyContender(pair, kit, config, label) for config, label in zip(configs, labels_of(configs), strict=True)]
+
+
+def measure(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int = 128,
+            temperature: float = 0.0, runs: int = 1, warmup: bool = True, seed: int = 0,
+            extra: Sequence[Contender] = (), progress: Progress | None = None) -> dict[str, Measurement]:
+    """Label → measurement of every config, and of the `extra` contenders, all interleaved.
+
+    Args:
+        prompts: their first turns are decoded.
+        runs: passes over the prompts; a sampled request has the same seed in each.
+        warmup: let everyone decode a few tokens first, unmeasured.
+    Raises:
+        DraftwellError: no prompts, an unknown strategy or parameter, a missing artifact, a prompt that is too long.
+    """
+    if not prompts:
+        raise DraftwellError("there are no prompts to measure on: name a file that holds some")
+    if runs < 1:
+        raise DraftwellError(f"the number of runs must be at least 1, not {runs}")
+    contenders: list[Contender] = [*contenders_of(pair, kit, configs), *extra]
+    check_labels([contender.label for contender in contenders])
+    encoded = [ids_of(pair, prompt) for prompt in prompts]
+    base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    if warmup:
+        for contender in contenders:
+            contender.generate(encoded[0], replace(base, max_tokens=min(max_tokens, WARMUP_TOKENS)))
+    results = {contender.label: Measurement(contender, [p.id for p in prompts]) for contender in contenders}
+    total = runs * len(prompts) * len(contenders)
+    done = 0
+    for run in range(runs):
+        for contender in contenders:
+            contender.reset()
+        for i, ids in enumerate(encoded):
+            for contender in rotated(contenders, run * len(prompts) + i):
+                with naming(prompts[i]):
+                    synchronise(pair.device)  # nobody pays for what the one before left behind
+                    results[contender.label].runs[i].append(contender.generate(ids, replace(base, seed=seed + i)))
+                done += 1
+                if progress:
+                    progress(done, total, contender.label)
+    return results
+
+
+def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
+    """The contenders in the order of a turn."""
+    start = turn % len(contenders)
+    return [*contenders[start:], *contenders[:start]]
+
+
+@contextmanager
+def naming(prompt: Prompt) -> Iterator[None]:
+    """Let a refusal say which prompt it is about."""
+    try:
+        yield
+    except DraftwellError as error:
+        raise type(error)(f"prompt {prompt.id}: {error}") from error

@@ -1,0 +1,107 @@
+"""Throughput of requests one at a time and several at once, on the same prompts, interleaved.
+
+Online state is copied for every request, so that what a request gives does not depend on its neighbours and the outputs of
+both ways can be compared: in float32 they are equal but for near-ties, in bfloat16 near-ties are common.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from components.bench.runner import WARMUP_TOKENS, Config, Progress, core_plan, labels_of
+from components.bench.target_agreement import difference
+from components.collect.decoding import Request, decode_all
+from components.prompts.prompt import Prompt, ids_of, several_turns
+from components.report.machine import describe_machine
+from components.report.tables import first_turns, rich_table
+from serving.runtime.engine import Engine
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import Kit, Strategy, build_strategy
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def batch_throughput(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt], *, concurrency: int = 8,
+                     max_tokens: int = 64, temperature: float = 0.0, runs: int = 1, seed: int = 0,
+                     progress: Progress | None = None) -> dict[str, Any]:
+    """Tokens a second of every config, with one request in flight and with `concurrency` in flight.
+
+    Args:
+        pair: loaded with at least `concurrency` slots.
+        runs: each times every config both ways; the median of each way counts.
+    Returns:
+        plain JSON: `pair`, `fingerprint`, `padded_to`, `machine`, `settings`, `several_turns` (prompts of which only the first of
+        several turns was decoded) and `configs: {label: {alone, together (tokens/s, median), ratio, alone_runs, together_runs,
+        tokens, identical, near_ties, differences}}`. `tokens` are those of one pass alone; at temperature 0 outputs that differ
+        are near-ties or differences, sampled ones are only counted.
+    Raises:
+        DraftwellError: no prompts, fewer of them than `concurrency`, or fewer than 2 at once.
+    """
+    if not 2 <= concurrency <= len(prompts):
+        raise DraftwellError(f"{len(prompts)} prompts cannot show {concurrency} requests at once: ask for two or more, "
+                             "and give as many prompts")
+    base = pair.sampling(max_tokens=max_tokens, temperature=temperature)
+    requests: list[Request] = [(ids_of(pair, prompt), replace(base, seed=seed + i)) for i, prompt in enumerate(prompts)]
+    kit = replace(kit, deterministic=True)
+    names = [core_plan(name) for name, _ in configs]
+    strategies = [build_strategy(name, dict(parameters), kit) for (name, _), (_, parameters) in zip(names, configs, strict=True)]
+    warm = [(ids, replace(sampling, max_tokens=min(max_tokens, WARMUP_TOKENS))) for ids, sampling in requests[:concurrency]]
+    measured: list[dict[int, list[tuple[float, list[list[int]]]]]] = [{1: [], concurrency: []} for _ in configs]
+    total, done = runs * len(configs) * 2, 0
+    for run in range(runs):
+        for strategy, (_, split), results in zip(strategies, names, measured, strict=True):
+            for at_once in (1, concurrency):
+                engine = pair.engine(split=split)
+                if run == 0:
+                    drive(engine, strategy, warm, at_once)
+                results[at_once].append(drive(engine, strategy, requests, at_once))
+                engine.close()
+                done += 1
+                if progress:
+                    progress(done, total, f"{strategy.name}, {at_once} at once")
+    found = {label: compared(pair, prompts, requests, results[1], results[concurrency])
+             for label, results in zip(labels_of(configs), measured, strict=True)}
+    return {"pair": pair.name, "fingerprint": pair.fingerprint, "padded_to": pair.padded_to, "machine": describe_machine(pair),
+            "settings": {"concurrency": concurrency, "prompts": len(prompts), "max_tokens": max_tokens, "temperature": temperature,
+                         "runs": runs, "seed": seed, "dtype": pair.dtype}, "several_turns": several_turns(prompts), "configs": found}
+
+
+def drive(engine: Engine, strategy: Strategy, requests: Sequence[Request], at_once: int) -> tuple[float, list[list[int]]]:
+    """Run all requests, `at_once` in flight while there are so many; seconds and outputs."""
+    started = time.perf_counter()
+    outputs = decode_all(engine, requests, [strategy] * len(requests), at_once)
+    return time.perf_counter() - started, outputs
+
+
+def compared(pair: LoadedPair, prompts: Sequence[Prompt], requests: Sequence[Request], alone: list[tuple[float, list[list[int]]]],
+             together: list[tuple[float, list[list[int]]]]) -> dict[str, Any]:
+    """Figures of one config."""
+    rates = [[sum(map(len, outputs)) / seconds for seconds, outputs in runs] for runs in (alone, together)]
+    one, many = map(statistics.median, rates)
+    pairs = list(zip(prompts, requests, alone[0][1], together[0][1], strict=True))
+    differing = [row for row in pairs if row[2] != row[3]]
+    found = [difference(pair, prompt.id, ids, batched, single)
+             for prompt, (ids, sampling), single, batched in differing if sampling.greedy]
+    return {"alone": one, "together": many, "ratio": many / one, "alone_runs": rates[0], "together_runs": rates[1],
+            "tokens": sum(map(len, alone[0][1])), "identical": len(pairs) - len(differing),
+            "near_ties": [d.prompt_id for d in found if d and d.near_tie],
+            "differences": [d.prompt_id for d in found if d and not d.near_tie]}
+
+
+def batch_table(report: dict[str, Any]) -> Table:
+    """The report as a table for the terminal."""
+    settings = report["settings"]
+    rows = [[label, f"{f['alone']:.1f}", f"{f['together']:.1f}", f"{f['ratio']:.2f}", f"{f['identical']} of {settings['prompts']}",
+             str(len(f["near_ties"]))] for label, f in report["configs"].items()]
+    elsewhere = f", draft on {report['machine']['draft_device']}" if report["machine"].get("draft_device") else ""
+    padded = f", target padded to {report['padded_to']:,} parameters" if report["padded_to"] else ""
+    caption = (f"{report['pair']}, {settings['dtype']}{padded}{elsewhere}, {settings['prompts']} prompts"
+               f"{first_turns(report['several_turns'])}, up to {settings['max_tokens']} new tokens, median of {settings['runs']}")
+    return rich_table(("strategy", "tokens/s, one at a time", f"tokens/s, {settings['concurrency']} at once", "ratio", "same output",
+                       "near-ties"), rows, caption, "Batching")

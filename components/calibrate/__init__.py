@@ -1,0 +1,1 @@
+"""Calibration: SPIDE's acceptance table, CSD's correction memory, and the hardware profile."""

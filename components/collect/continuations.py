@@ -1,0 +1,214 @@
+"""The texts that a trace is made of: what target, draft or both write behind a prompt.
+
+SPRINTER (section 3.2) trains on four kinds of prefix: (a) original text, (b) with draft text, (c) with target text,
+(d) with text by both, which is what its loop meets when it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from components.collect.decoding import decode_all, room
+from components.prompts.prompt import Message, Prompt, ids_of
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.engine import Engine
+from serving.runtime.pair import LoadedPair
+from serving.runtime.schedules.sequential import sequential
+from serving.runtime.session import Session
+from serving.runtime.strategies import Kit, Strategy, StrategyConfig, build_strategy
+from serving.runtime.trace import LOSSY
+from serving.runtime.types import DraftwellError, Model, Role, Sampling, Step
+
+TRUST = 0.75
+"""Chance that a mixed text keeps a draft token unseen: runs of four on average, about SPRINTER's own."""
+LONGEST_RUN = 20
+
+Written = Callable[[str, int, float], None]
+"""Called with (kind, tokens, seconds) when the texts of a kind are written."""
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """A prompt's turn with a continuation.
+
+    Args:
+        prompt_tokens: what stands before the continuation, at least one token.
+        tokens: the continuation, at least one token, up to and with a stop token.
+        cut_tokens: left out of the prompt, which was too long.
+    """
+
+    prompt: Prompt
+    turn: int
+    kind: str
+    sampling: Sampling
+    prompt_tokens: list[int]
+    tokens: list[int]
+    cut_tokens: int = 0
+
+
+class Interleaved(Strategy):
+    """SPRINTER's loop with a coin in the place of its verifier: text by draft and target in turn."""
+
+    name = "interleaved"
+    lossless = False
+    paper = "SPRINTER, section 3.2 (d)"
+
+    class Config(StrategyConfig):
+        """No parameters."""
+
+    def run(self, session: Session) -> Step[None]:
+        coin = np.random.default_rng([session.sampling.seed, 11])  # its own stream: no uniform is used twice
+        yield from sequential(session, lambda row, after, token: coin.random() < TRUST, Exact(), LONGEST_RUN, False)
+
+
+def room_for_prompts(pair: LoadedPair, max_tokens: int, rollout: int, strategy: Strategy | None = None) -> int:
+    """Tokens of a prompt that fit every model's context beside a continuation and the rollout behind its end.
+
+    Args:
+        strategy: that writes texts; its models count too.
+    """
+    roles = {"target", "draft", *(strategy.roles if strategy else ())}
+    context = min(model.max_context for role, model in pair.models.items() if role in roles)
+    room = context - max_tokens - rollout
+    if room < 1:
+        raise DraftwellError(f"max_tokens {max_tokens} and rollout {rollout} leave no room for a prompt in a context of "
+                             f"{context}: lower one of them")
+    return room
+
+
+def turns_of(prompt: Prompt, turns: int) -> int:
+    """How many turns of a prompt get a text; 0 stands for all."""
+    return min(turns, len(prompt.turns)) if turns else len(prompt.turns)
+
+
+def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], kinds: Sequence[str], *, room: int, batch: int,
+                turns: int = 1, strategy: Strategy | None = None, finished: Callable[[], None] | None = None,
+                written: Written | None = None) -> list[WrittenText]:
+    """Texts of every kind for every prompt, by prompt, turn and kind.
+
+    Args:
+        prompts: with the sampling parameters of each.
+        room: prompts longer than this are cut (`cut_messages`).
+        batch: requests at once, as far as the pair has slots.
+        turns: turns of a conversation that get a text, 0 for all. The answers in between are the recorded ones, where there are
+            any, else the target's.
+        strategy: writes the texts of kind `lossy`.
+        finished: called whenever a text is finished.
+    """
+    texts: list[WrittenText] = []
+    histories: dict[str, list[Message]] = {prompt.id: list(prompt.messages) for prompt, _ in prompts}
+    around = {raw: template_around(pair, raw=raw) for raw in {prompt.raw for prompt, _ in prompts}}
+    for turn in range(max(turns_of(prompt, turns) for prompt, _ in prompts)):
+        active = [(prompt, replace(sampling, seed=sampling.seed + (turn << 32)))  # no turn draws what another one drew
+                  for prompt, sampling in prompts if turns_of(prompt, turns) > turn]
+        for prompt, _ in active:
+            histories[prompt.id].append({"role": "user", "content": prompt.turns[turn]})
+        cut = [asked(pair, prompt, turn, histories[prompt.id], room) for prompt, _ in active]
+        requests = [(ids, sampling) for (ids, _), (_, sampling) in zip(cut, active, strict=True)]
+        unanswered = any(turns_of(prompt, turns) > turn + 1 and len(prompt.answers) <= turn for prompt, _ in active)
+        by_kind: dict[str, list[tuple[list[int], list[int]]]] = {}
+        for kind in dict.fromkeys([*kinds, *(["target"] if unanswered else [])]):
+            if kind == "bare":
+                by_kind[kind] = [bare(ids, sampling.max_tokens, *around[prompt.raw])
+                                 for (prompt, _), (ids, sampling) in zip(active, requests, strict=True)]
+                continue
+            started = time.perf_counter()
+            outputs = _write(pair, kind, requests, batch, finished if kind in kinds else None, strategy)
+            by_kind[kind] = [(ids, output) for (ids, _), output in zip(requests, outputs, strict=True)]
+            if written:
+                written(kind, sum(map(len, outputs)), time.perf_counter() - started)
+        for i, (prompt, sampling) in enumerate(active):
+            texts += [WrittenText(prompt, turn, kind, sampling, *by_kind[kind][i], cut[i][1]) for kind in kinds]
+            if turns_of(prompt, turns) > turn + 1:
+                answer = prompt.answers[turn] if turn < len(prompt.answers) else pair.decode(by_kind["target"][i][1])
+                histories[prompt.id].append({"role": "assistant", "content": answer})
+    order = {prompt.id: i for i, (prompt, _) in enumerate(prompts)}
+    return sorted((text for text in texts if text.tokens), key=lambda text: (order[text.prompt.id], text.turn))
+
+
+def asked(pair: LoadedPair, prompt: Prompt, turn: int, history: Sequence[Message], room: int) -> tuple[list[int], int]:
+    """What a turn's answer is written behind, in at most `room` tokens, and how many were left out."""
+    if prompt.tokens:
+        return keep_end(pair, list(prompt.tokens[turn]), room)
+    return keep_end(pair, ids_of(pair, prompt), room) if prompt.raw else cut_messages(pair, history, room)
+
+
+def _write(pair: LoadedPair, kind: str, requests: list[tuple[list[int], Sampling]], batch: int,
+           finished: Callable[[], None] | None, lossy: Strategy | None) -> list[list[int]]:
+    """The continuation of each request by target, draft or both."""
+    strategy = _writer(kind, lossy)
+    models: dict[Role, Model] = {"target": pair.models["draft"]} if kind == "draft" else pair.models
+    engine = Engine(models)
+    return decode_all(engine, requests, [strategy] * len(requests), room(engine, batch),
+                      (lambda done: finished()) if finished else None)
+
+
+def _writer(kind: str, lossy: Strategy | None) -> Strategy:
+    """What decodes the texts of a kind; those of kind `lossy` as a server decodes them, but that no request learns from another."""
+    if kind == LOSSY:
+        assert lossy is not None  # checked by `collection.check_inputs`
+        return type(lossy)(lossy.config, replace(lossy.kit, deterministic=True))
+    return Interleaved(Interleaved.Config(), Kit()) if kind == "mixed" else build_strategy("autoregressive")
+
+
+def bare(ids: list[int], max_tokens: int, head: int, tail: int) -> tuple[list[int], list[int]]:
+    """A prompt as its own continuation: its end, without the chat template's tokens around it, which anybody could foretell."""
+    own = ids[: len(ids) - tail]
+    cut = min(len(own), max(1, head, len(own) - max_tokens))
+    return own[:cut], own[cut:]
+
+
+def template_around(pair: LoadedPair, *, raw: bool = False) -> tuple[int, int]:
+    """Tokens that the chat template puts before a first message and behind a last one; of raw text what the tokenizer adds."""
+    one, other = ((pair.encode if raw else pair.encode_prompt)(text) for text in ("a", "b"))
+    return shared_beginning(one, other), shared_beginning(one[::-1], other[::-1])
+
+
+def shared_beginning(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts have in common before they part."""
+    differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))
+
+
+def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tuple[list[int], int]:
+    """Ids of a conversation in at most `room` tokens, and how many tokens were left out.
+
+    The chat template stays whole, as a model expects it: first the oldest turns go, but for a system message, then the beginning
+    of the last message. Plain text keeps its end, behind a special token at its start.
+    """
+    ids = pair.encode_messages(messages)
+    whole = len(ids)
+    if whole <= room:
+        return ids, 0
+    if pair.chat and pair.tokenizer.chat_template:
+        kept = list(messages)
+        while len(ids) > room and (earlier := [i for i, message in enumerate(kept[:-1]) if message["role"] != "system"]):
+            behind = next(i for i, message in enumerate(kept) if i > earlier[0] and (message["role"] == "user" or i == len(kept) - 1))
+            del kept[earlier[0] : behind]  # what follows begins with a user again: templates ask for that
+            ids = pair.encode_messages(kept)
+        content = pair.encode(kept[-1]["content"])
+        left = len(content)
+        while len(ids) > room and (left := left - (len(ids) - room)) > 0:
+            text = pair.decode(content[-left:]).lstrip("\N{REPLACEMENT CHARACTER}")  # half a character
+            ids = pair.encode_messages([*kept[:-1], {**kept[-1], "content": text}])
+        if len(ids) <= room:
+            return ids, whole - len(ids)
+    ids, _ = keep_end(pair, ids, room)
+    return ids, whole - room
+
+
+def keep_end(pair: LoadedPair, ids: list[int], room: int) -> tuple[list[int], int]:
+    """The last tokens of a text in at most `room`, behind a special token at its start, and how many were left out."""
+    if len(ids) <= room:
+        return ids, 0
+    start = ids[:1] if ids[0] in pair.special_tokens and room > 1 else []
+    return [*start, *ids[len(start) - room :]], len(ids) - room
+
+
+def sampling_of(base: Sampling, index: int) -> Sampling:
+    """Parameters of the prompt with this number: a seed of its own, so that no draw depends on the other prompts."""
+    return replace(base, seed=base.seed + index)

@@ -1,0 +1,58 @@
+"""What a trace must hold before its rollouts are counted or replayed: texts of the target, rollouts along them, finite figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from components.train.examples import check_finite
+from serving.runtime.trace import TraceError, TraceHeader, TraceSet
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROLLOUT_FIGURES = ("rollout_q", "rollout_confidence", "rollout_entropy")
+
+
+def targets_own(table: pa.Table) -> pa.Table:
+    """The rows whose text the target wrote: elsewhere the text does not say what it would have accepted.
+
+    Raises:
+        TraceError: there are none.
+    """
+    import pyarrow.compute as pc
+
+    if table.num_rows == 0:
+        raise TraceError("the trace holds no rows: collect one with `draftwell collect`")
+    rows = table.filter(pc.equal(table.column("kind"), "target"))
+    if rows.num_rows == 0:
+        raise TraceError("the trace holds no text written by the target: collect with the prefix kind target")
+    return rows
+
+
+def check_rollouts(rows: pa.Table) -> None:
+    """Refuse rows that a reader of rollouts would take for something else; columns that the table lacks are not looked at.
+
+    Raises:
+        DraftwellError: rows without rollouts, such as a server's spool holds, or figures that are NaN or infinite.
+    """
+    import pyarrow.compute as pc
+
+    known = set(rows.column_names)
+    if any(rows.column(name).null_count for name in ("rollout_tokens", *ROLLOUT_FIGURES) if name in known):
+        raise TraceError("the trace holds no rollouts along the target's texts: collect with rollouts for them (`draftwell collect`)")
+    for name in ROLLOUT_FIGURES:
+        if name in known:
+            check_finite(name, pc.list_flatten(rows.column(name)).to_numpy(zero_copy_only=False))
+
+
+def greedy_header(trace: TraceSet) -> TraceHeader:
+    """The header of a trace whose rollouts are the draft's own greedy ones.
+
+    Raises:
+        TraceError: no trace, a foreign one, or one that was sampled: there every rollout begins with a token that the target rejects.
+    """
+    header = trace.header
+    if header.temperature > 0:
+        raise TraceError(f"{trace.folder} was sampled at temperature {header.temperature:g}: collect one at temperature 0 for this "
+                         "(`draftwell collect --temperature 0`)")
+    return header

@@ -1,0 +1,219 @@
+"""What two models say along a text: one teacher-forced pass of each, and the draft's rollouts from its positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from components.collect.batched_probs import Distributions, draw, residuals
+from components.collect.continuations import WrittenText
+from components.collect.rollouts import Branches, SlowBranches, branches
+from serving.runtime.trace import KINDS, LOSSY, TraceHeader, trace_schema
+from serving.runtime.types import Forward, Model, Output, Role
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CANDIDATES = 8
+
+
+def observe(models: dict[Role, Model], texts: Sequence[WrittenText], header: TraceHeader, *, hidden: bool = True) -> Iterator[pa.Table]:
+    """The rows of each text, one for each token of its continuation.
+
+    Args:
+        models: target and draft, each with a free slot.
+        texts: in any order; where one begins like the one before it, that beginning is read once.
+        hidden: also keep the draft's hidden states.
+    """
+    with Reading(models["target"], "target") as target, Reading(models["draft"], "draft") as draft:
+        for text in texts:
+            said, drafted = target.read(text), draft.read(text)
+            yield _table(text, header, Observation(text, header, said, drafted, draft).columns(hidden))
+
+
+class Reading:
+    """A slot that reads texts, one after the other."""
+
+    def __init__(self, model: Model, role: Role):
+        self.model, self.role, self.ids = model, role, list[int]()
+
+    def __enter__(self) -> Reading:
+        self.slot = self.model.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.model.close(self.slot)
+
+    def read(self, text: WrittenText) -> Output:
+        """What the model says at every position of the continuation."""
+        ids = [*text.prompt_tokens, *text.tokens[:-1]]
+        known = 0
+        for mine, other in zip(self.ids, text.prompt_tokens[:-1], strict=False):  # the prompt's last token says what comes first
+            if mine != other:
+                break
+            known += 1
+        self.model.rollback(self.slot, known)
+        self.ids = ids
+        return self.model.forward([Forward(self.role, self.slot, tuple(ids[known:]), keep=len(text.tokens), prefill=known == 0)])[0]
+
+
+class Observation:
+    """Columns of one text.
+
+    Args:
+        target, draft: what both said at every position.
+        reading: the draft's slot, which has just read the text.
+    """
+
+    def __init__(self, text: WrittenText, header: TraceHeader, target: Output, draft: Output, reading: Reading):
+        self.text, self.header, self.reading = text, header, reading
+        self.states = draft.hidden
+        self.target, self.draft = Distributions.of(target), Distributions.of(draft)
+        self.device = draft.compact.device
+        # Streams of its own for every text: no uniform that wrote it is used again.
+        self.random = np.random.default_rng([text.sampling.seed, 17, text.turn, (*KINDS, LOSSY).index(text.kind)])
+
+    def columns(self, hidden: bool) -> dict[str, Any]:
+        """Everything that is known about the text's positions."""
+        drawn = self._greedy() if self.text.sampling.greedy else self._drawn()
+        rejected = drawn.pop("rejected")
+        said = self._judgements(drawn)
+        rolled = self._rollouts(rejected) if self.text.kind in self.header.rollout_kinds else {}
+        after = rolled.pop("after", None)
+        if hidden and self.states is not None:
+            said["hidden_before"] = _halves(self.states)
+            said["hidden_after"] = _halves(self._after(drawn["draft_token"]) if after is None else after)
+        return said | rolled
+
+    def _greedy(self) -> dict[str, Tensor]:
+        """Temperature 0: the committed token of a target's text is its argmax, whichever way a near-tie fell here."""
+        tokens = torch.tensor(self.text.tokens)
+        drafted = self.draft.top.cpu()
+        chosen = tokens if self.text.kind == "target" else self.target.top.cpu()
+        return {"target_token": chosen, "correction": chosen, "draft_token": drafted, "draft_q": torch.ones(len(drafted)),
+                "draft_p": (drafted == chosen).float(), "text_q": (drafted == tokens).float(), "text_p": (chosen == tokens).float(),
+                "rejected": drafted}
+
+    def _drawn(self) -> dict[str, Tensor]:
+        """Temperature > 0: draft token, target's choice, correction and a rejected token are drawn independently of each other."""
+        sampling, tokens = self.text.sampling, torch.tensor(self.text.tokens)
+        p, q = (said.warped(sampling).cpu() for said in (self.target, self.draft))
+        rows = torch.arange(len(p))
+        drafted, chosen = draw(q, self._uniforms()), draw(p, self._uniforms())
+        correction, rejected = draw(residuals(p, q), self._uniforms()), draw(residuals(q, p), self._uniforms())
+        return {"target_token": tokens if self.text.kind == "target" else chosen, "correction": correction, "draft_token": drafted,
+                "draft_q": q[rows, drafted], "draft_p": p[rows, drafted], "text_q": q[rows, tokens], "text_p": p[rows, tokens],
+                "rejected": rejected}
+
+    def _uniforms(self, count: int | None = None) -> Tensor:
+        return torch.from_numpy(self.random.random(len(self.text.tokens) if count is None else count))
+
+    def _judgements(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Columns about the two distributions of each position (METHODS, "Two pairs of distributions")."""
+        p, q, device = self.target, self.draft, self.device
+        drafted, tokens = drawn["draft_token"].to(device), torch.tensor(self.text.tokens, device=device)
+        likely, likely_q = q.candidates(CANDIDATES)
+        token_q, token_p = q.raw_prob(drafted), p.raw_prob(drafted.to(p.logits.device)).to(device)
+        return {**drawn, "target_p": p.raw_prob(drawn["target_token"].to(p.logits.device)), "target_gap": p.gap(),
+                "correction_p": p.raw_prob(drawn["correction"].to(p.logits.device)), "text_raw_q": q.raw_prob(tokens),
+                "draft_raw_q": token_q, "draft_raw_p": token_p, "ratio": token_q / token_p, "rank": q.rank(drafted),
+                "confidence": q.confidence, "entropy": q.entropy, "candidates": likely, "candidate_q": likely_q}
+
+    def _rollouts(self, first: Tensor) -> dict[str, Tensor]:
+        """What the draft writes from every position behind `first` `[n]`, K tokens with it.
+
+        At temperature 0, where the draft's token is the text's, the rest of its rollout is that of the next position. Only the
+        others, and the last one, are written out.
+        """
+        n, depth, sampling = len(self.text.tokens), self.header.rollout, self.text.sampling
+        alone = self._alone(first) if sampling.greedy else list(range(n))
+        places = torch.tensor(alone)
+        begun = first.to(self.device)
+        steps = [(first, self.draft.raw_prob(begun), self.draft.confidence, self.draft.entropy)]
+        rolled = [torch.stack([part.cpu().to(kind)] * depth, 1)
+                  for part, kind in zip(steps[0], (torch.int64, *[torch.float32] * 3), strict=True)]
+        branch = self._branches(alone, depth)
+        states: Tensor | None = None
+        tokens = first[places]
+        for step in range(1, depth):
+            output = branch.step(tokens.tolist())
+            states = output.hidden if states is None else states
+            said = Distributions.of(output)
+            chosen = said.top if sampling.greedy else said.drawn(sampling, self._uniforms(n))
+            for column, part in zip(rolled, (chosen, said.raw_prob(chosen), said.confidence, said.entropy), strict=True):
+                column[places, step] = part.cpu().to(column.dtype)
+            tokens = chosen
+        for place in sorted(set(range(n)) - set(alone), reverse=True):
+            for column in rolled:
+                column[place, 1:] = column[place + 1, :-1]
+        names = ("rollout_tokens", "rollout_q", "rollout_confidence", "rollout_entropy")
+        columns = dict(zip(names, rolled, strict=True))
+        if sampling.greedy and states is not None and self.states is not None:
+            columns["after"] = self._shifted(places, states)
+        return columns
+
+    def _after(self, drafted: Tensor) -> Tensor:
+        """The draft's state `[n, hidden]` having read its token, which is the next position's where the text holds that token."""
+        alone = self._alone(drafted)
+        states = self._branches(alone, 1).step(drafted[torch.tensor(alone)].tolist()).hidden
+        assert states is not None
+        return self._shifted(torch.tensor(alone), states)
+
+    def _shifted(self, places: Tensor, states: Tensor) -> Tensor:
+        assert self.states is not None
+        after = self.states.roll(-1, 0)
+        after[places.to(after.device)] = states.to(after)
+        return after
+
+    def _alone(self, drafted: Tensor) -> list[int]:
+        """Positions behind whose draft token the text says nothing about what the draft does next."""
+        tokens = self.text.tokens
+        return [i for i, token in enumerate(drafted.tolist()) if i == len(tokens) - 1 or token != tokens[i]]
+
+    def _branches(self, places: Sequence[int], depth: int) -> Branches:
+        text = self.text
+        starts = [len(text.prompt_tokens) + place for place in places]
+        branch = branches(self.reading.model, self.reading.slot, text.prompt_tokens + text.tokens, starts, depth)
+        if isinstance(branch, SlowBranches):
+            self.reading.ids = []  # they write to the slot
+        return branch
+
+
+def _halves(states: Tensor) -> Tensor:
+    """float16 on the CPU, with what it cannot hold cut to its largest value."""
+    return states.float().clamp(-65504, 65504).half().cpu()
+
+
+def _table(text: WrittenText, header: TraceHeader, said: dict[str, Any]) -> pa.Table:
+    """All columns of the schema; those that nothing is known about are null."""
+    import pyarrow as pa
+
+    n = len(text.tokens)
+    columns: dict[str, Any] = {
+        "prompt_id": [text.prompt.id] * n, "task": [text.prompt.task] * n, "turn": [text.turn] * n, "kind": [text.kind] * n,
+        "temperature": [text.sampling.temperature] * n, "position": np.arange(n), "token": text.tokens,
+        "prompt_tokens": [text.prompt_tokens] + [None] * (n - 1), "cut_tokens": [text.cut_tokens] + [None] * (n - 1),
+        **{name: _plain(value) for name, value in said.items()}}
+    schema = trace_schema(header)
+    return pa.table([_column(columns.get(field.name), field.type, n) for field in schema], schema=schema)
+
+
+def _plain(value: Tensor) -> np.ndarray:
+    array: np.ndarray = value.cpu().numpy()
+    return array
+
+
+def _column(values: Any, kind: pa.DataType, n: int) -> pa.Array:
+    """An array of the schema's type from a list, from `[n]`, or from `[n, width]` with one list a row."""
+    import pyarrow as pa
+
+    if values is None:
+        return pa.nulls(n, kind)
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        offsets = np.arange(n + 1, dtype=np.int32) * values.shape[1]
+        return pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1), kind.value_type))
+    return pa.array(values, kind)

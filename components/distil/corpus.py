@@ -1,0 +1,138 @@
+"""The target's own text as training data: written in shards, read back in batches.
+
+A shard is one safetensors file: `ids` (all sequences, one behind the other), `prompt` and `total` (lengths) and `hidden`,
+the target's normalised last states. The head makes the target's logits out of them again, so that training needs neither
+the target nor its vocabulary-wide logits on disk. A shard's name is a digest of all that it is made of: what is finished is
+found again, and nothing of other prompts, settings or another target can slip in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from components.distil.writers import Writer
+from serving.runtime.types import DraftwellError
+
+
+@dataclass
+class Conversation:
+    """One conversation: `ids` `[total]`, of which the first `prompt` were given, and `hidden` `[total − 1, hidden]`."""
+
+    ids: Tensor
+    prompt: int
+    hidden: Tensor
+
+
+def write_corpus(writer: Writer, prompts: Sequence[list[int]], folder: Path, *, donor: str, new_tokens: int = 128,
+                 batch: int = 128, chunk: int = 10, say: Callable[[str], None] = print) -> list[Path]:
+    """Write the target's greedy continuations of `prompts`, shard by shard, and return the shards in order.
+
+    Batches hold prompts of similar length, sorted within chunks of `chunk` batches, so that any number of finished
+    shards is already a mixed corpus. Finished shards are kept on a rerun.
+
+    Args:
+        donor: sha256 of the target's weights.
+        batch: prompts of a shard.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    size, shards = batch * chunk, []
+    for start in range(0, len(prompts), size):
+        ordered = sorted(prompts[start : start + size], key=len)
+        shards += [ordered[at : at + batch] for at in range(0, len(ordered), batch)]
+    paths = []
+    for number, rows in enumerate(shards, 1):
+        made_of = json.dumps([donor, writer.identity, new_tokens, rows])
+        path = folder / f"shard-{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.safetensors"
+        if not path.exists():
+            results = writer.greedy(rows, new_tokens)
+            save_shard(path, [(p, out) for p, (out, _) in zip(rows, results, strict=True)], [hidden for _, hidden in results])
+            say(f"shard {number} of {len(shards)}: {sum(len(out) for out, _ in results)} tokens by the target")
+        paths.append(path)
+    return paths
+
+
+def save_shard(path: Path, rows: Sequence[tuple[list[int], list[int]]], states: Sequence[Tensor]) -> None:
+    """Write a shard of (prompt, output) rows and their states, all or nothing."""
+    from safetensors.torch import save_file
+
+    shard = {
+        "ids": torch.tensor([t for p, out in rows for t in p + out], dtype=torch.int32),
+        "prompt": torch.tensor([len(p) for p, _ in rows]),
+        "total": torch.tensor([len(p) + len(out) for p, out in rows]),
+        "hidden": torch.cat(list(states)),
+    }
+    partial = path.with_suffix(".partial")
+    save_file(shard, partial)
+    os.replace(partial, path)
+
+
+def read_corpus(shards: Iterable[Path]) -> list[Conversation]:
+    """All sequences of these shards, in order.
+
+    Raises:
+        DraftwellError: a shard that is damaged.
+    """
+    sequences = []
+    for path in shards:
+        shard = read_shard(path)
+        at = states = 0
+        for prompt, total in zip(shard["prompt"].tolist(), shard["total"].tolist(), strict=True):
+            sequences.append(Conversation(shard["ids"][at : at + total].long(), prompt, shard["hidden"][states : states + total - 1]))
+            at, states = at + total, states + total - 1
+    return sequences
+
+
+def read_shard(path: Path) -> dict[str, Tensor]:
+    """The tensors of a shard, as long as one another says."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        shard = load_file(path)
+        total = shard["total"]
+        sound = [len(shard[name]) for name in ("prompt", "ids", "hidden")] == [len(total), int(total.sum()), int((total - 1).sum())]
+    except (OSError, ValueError, KeyError, SafetensorError):
+        sound = False
+    if not sound:
+        raise DraftwellError(f"{path} is damaged: delete it and run the same `draftwell distill` again, which writes it anew")
+    return shard
+
+
+def corpus_digest(sequences: Sequence[Conversation]) -> str:
+    """sha256 over all token ids and prompt lengths, in order."""
+    digest = hashlib.sha256()
+    for s in sequences:
+        digest.update(f"{s.prompt},{len(s.ids)};".encode())
+        digest.update(s.ids.to(torch.int32).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def frequent_tokens(sequences: Sequence[Conversation], count: int, vocab: int) -> Tensor:
+    """The `count` ids that the target emits most, ascending; ties go to the ids seen most in prompts, then the lowest."""
+    emitted = torch.zeros(vocab, dtype=torch.double)
+    for s in sequences:
+        emitted += torch.bincount(s.ids[s.prompt :], minlength=vocab)
+        emitted += 1e-4 * torch.bincount(s.ids[: s.prompt], minlength=vocab)
+    return emitted.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def batches(sequences: Sequence[Conversation], tokens: int, rng: random.Random) -> Iterator[list[Conversation]]:
+    """One pass in random order: batches of about `tokens` tokens, similar lengths together to save padding."""
+    order = sorted(rng.sample(range(len(sequences)), len(sequences)), key=lambda i: len(sequences[i].ids) + rng.random() * 40)
+    groups: list[list[Conversation]] = [[]]
+    for i in order:
+        width = max([len(sequences[i].ids), *(len(s.ids) for s in groups[-1])])
+        if groups[-1] and width * (len(groups[-1]) + 1) > tokens:
+            groups.append([])
+        groups[-1].append(sequences[i])
+    rng.shuffle(groups)
+    yield from groups

@@ -1,0 +1,94 @@
+"""The recipe of the default pair's draft and qualifier, from prompt files to the artifact.
+
+    python -m components.distil.default_pair --target FOLDER --data FOLDER --work FOLDER --out FOLDER --minutes 60
+    python -m components.distil.default_pair --role qualifier --start DRAFT ... (the same corpus; the draft, grown)
+
+`--data` holds `calib/` (instructions) and `lm/` (plain text) as JSONL; prompts of an evaluation set have no place there.
+Every step keeps what is finished: instructions, shards of the target's own outputs, training checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from components.distil.distil import LONGEST_PROMPT, Source, distil
+from components.distil.family import keep_layers
+from components.distil.instructions import from_passages, from_rows, invent
+from components.distil.training import Recipe, grow
+from components.distil.writers import LeanWriter, Writer
+from serving.runtime.artifacts.base import write_atomically
+from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.runtime.pair import load_pair
+from serving.runtime.pair_files import PairFiles, weights_digest
+
+SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsenseqa_train_2000": 900, "gpteacher_codegen": 1500,
+          "gsm8k_train_2000": 2000, "mbpp_calib": 474, "self_instruct_seed": 175, "svamp": 500, "toolcall_glaive_demo": 150}
+PASSAGES, INVENTED = 6000, 5120
+GENTLE = 3e-4
+"""Peak learning rate for layers that are a draft already."""
+MIDDLE, MIDDLE_AT = (6, 12, 18, 24), 2
+LAYERS = {"draft": (0, 1, 28, 29), "qualifier": (0, 1, *MIDDLE, 28, 29)}
+DATA = "the target's own greedy outputs on calibration prompts, passage templates and instructions it invented"
+
+
+def instructions(writer: Writer, tokenizer: Any, data: Path, work: Path) -> list[str]:
+    """All instructions, shuffled; kept in `work/instructions.json`."""
+    path = work / "instructions.json"
+    if not path.is_file():
+        from components.prompts.prompt import numbered_lines
+
+        rng = random.Random(7)
+        rows = {p.name.split(".")[0]: [json.loads(line) for _, line in numbered_lines(p)] for p in sorted((data / "calib").iterdir())}
+        texts = [json.loads(line)["prompt"] for p in sorted((data / "lm").iterdir()) if "continuation" not in p.name
+                 for _, line in numbered_lines(p)]
+        made = from_rows(rows, SHARES, rng) + from_passages(texts, PASSAGES, rng) + invent(writer, tokenizer, INVENTED)
+        rng.shuffle(made)
+        write_atomically(path, json.dumps(made).encode())
+    return list(json.loads(path.read_text()))
+
+
+def main(target: Annotated[Path, typer.Option(help="Folder of the target, float32 safetensors.")],
+         data: Annotated[Path, typer.Option(help="Folder with calib/ and lm/.")],
+         work: Annotated[Path, typer.Option(help="Folder for shards and checkpoints.")],
+         out: Annotated[Path, typer.Option(help="Folder of the artifact.")],
+         role: Annotated[str, typer.Option(help="draft or qualifier: how many layers are kept.")] = "draft",
+         start: Annotated[Path | None, typer.Option(help="A draft to go on from; a qualifier needs one to grow out of.")] = None,
+         minutes: Annotated[float, typer.Option(help="Training time.")] = 60.0,
+         limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most.")] = None) -> None:
+    """Make a draft or a qualifier for a Llama-shaped target."""
+    if role not in LAYERS:
+        raise typer.BadParameter(f"--role is {' or '.join(LAYERS)}, not {role}")
+    if role == "qualifier" and start is None:
+        raise typer.BadParameter("a qualifier grows out of a trained draft: name it with --start")
+    work.mkdir(parents=True, exist_ok=True)
+    pair = load_pair(PairFiles("smollm2-135m", target), dtype="float32", max_context=1024, keep_modules=True)
+    writer = LeanWriter(pair.modules["target"], pair.stop_tokens, torch.bfloat16)
+    asked = [pair.encode_prompt(text) for text in instructions(writer, pair.tokenizer, data, work)[:limit]]
+    source = Source(pair, weights_digest(target), writer, [ids for ids in asked if len(ids) <= LONGEST_PROMPT], [])
+
+    def new(module: Any) -> Any:
+        draft = keep_layers(module, LAYERS["draft"])
+        if start is not None:
+            draft.load_state_dict(DistilledDraft.load(start).state, strict=False)  # embeddings stay the target's
+        return draft if role == "draft" else grow(draft, module, MIDDLE, MIDDLE_AT)
+
+    recipe = Recipe(LAYERS[role], minutes=minutes) if start is None else Recipe(LAYERS[role], minutes=minutes, peak_rate=GENTLE)
+    artifact, _ = distil(source, recipe, work, name="smollm2-135m", data=DATA, new=new, folder=role, say=typer.echo)
+    artifact.provenance.parameters["started_from"] = (
+        "the target's layers" if start is None else f"a draft trained on {trained_on(start)} output tokens")
+    artifact.save(out)
+
+
+def trained_on(artifact: Path) -> Any:
+    """Output tokens that an earlier draft was trained on."""
+    return DistilledDraft.load(artifact).provenance.parameters.get("output_tokens")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,121 @@
+"""The whole way from a target and prompts to a measured draft: corpus, training, artifact, agreement.
+
+Every step keeps what is finished in a work folder: shards of the target's own outputs, the training checkpoint. A second
+call with the same inputs goes on where the first was stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.collect.decoding import room
+from components.distil.artifact import agreement, to_artifact, with_draft
+from components.distil.corpus import Conversation, corpus_digest, read_corpus, write_corpus
+from components.distil.family import keep_layers
+from components.distil.training import Log, Recipe, head_of, train
+from components.distil.writers import Writer
+from components.report.provenance import git_commit, library_versions, plain
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.runtime.pair import LoadedPair
+from serving.runtime.types import DraftwellError
+
+CANDIDATE = "candidate"
+"""Folder of the draft that was trained but not measured yet."""
+LONGEST_PROMPT = 640
+"""Longer prompts are left out: they cost much and are seen once."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is distilled.
+
+    Args:
+        target: the pair, loaded with `keep_modules`; only its target is used.
+        donor: sha256 of the target's weights.
+        writer: how the target writes.
+        prompts: ids of the prompts to learn on.
+        untouched: (task, ids) of prompts that agreement is measured on.
+        new_tokens: tokens that the target writes behind a prompt at most.
+        batch: prompts of a shard of the corpus.
+    """
+
+    target: LoadedPair
+    donor: str
+    writer: Writer
+    prompts: Sequence[list[int]]
+    untouched: Sequence[tuple[str, list[int]]]
+    new_tokens: int = 128
+    batch: int = 128
+
+
+def distil(source: Source, recipe: Recipe, work: Path, *, name: str, data: str, new: Callable[[Any], Any] | None = None,
+           folder: str = "training", log: Log = lambda name, value, step: None, say: Callable[[str], None] = print,
+           ) -> tuple[DistilledDraft, dict[str, Any]]:
+    """Distil a draft.
+
+    Args:
+        work: folder for shards and checkpoint.
+        name: name of the pair that target and draft will be.
+        data: a few words on what the prompts are, for the provenance.
+        new: makes the draft to train out of the target's module; None keeps the recipe's layers.
+        folder: where in `work` the checkpoint lies.
+        log, say: as in `train`.
+    Returns:
+        the artifact with its provenance, and a report: what `train` says, `agreement` (as in `export.agreement`, after
+        rounding to int8) and `corpus`.
+    Raises:
+        DraftwellError: no prompts, layers that the target lacks, or another run's checkpoint.
+    """
+    if not source.prompts:
+        raise DraftwellError(f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give shorter ones")
+    module = source.target.modules["target"]
+    draft = (new or (lambda target: keep_layers(target, recipe.layers)))(module)  # refused before hours are spent on the corpus
+    shards = write_corpus(source.writer, source.prompts, work, donor=source.donor, new_tokens=source.new_tokens, batch=source.batch,
+                          say=say)
+    corpus = read_corpus(shards)
+    head = head_of(corpus, module, recipe.head_tokens, source.target.models["target"].vocab_size)
+    progress = train(draft, corpus, head, recipe, work / folder, bound={"target": source.donor}, log=log, say=say)
+    made_of = provenance_of(source, recipe, corpus, progress, name=name, data=data, head_tokens=len(head.ids))
+    artifact = to_artifact(draft, head.ids, source.donor, made_of)
+    artifact.save(work / CANDIDATE)
+    report: dict[str, Any] = {**progress, "corpus": {"conversations": len(corpus), "output_tokens": output_tokens(corpus)}}
+    if source.untouched:
+        report["agreement"] = measured(source, DistilledDraft.load(work / CANDIDATE), say)  # as it will be loaded: rounded
+        artifact.provenance = made_of.model_copy(update={"metrics": figures(report["agreement"])})
+    return artifact, report
+
+
+def measured(source: Source, draft: DistilledDraft, say: Callable[[str], None]) -> dict[str, Any]:
+    """Agreement on the untouched prompts, of the draft as it will run."""
+    say(f"measuring agreement on {len(source.untouched)} prompts that were not trained on")
+    slots = room(source.target.engine(), len(source.untouched))
+    pair = with_draft(source.target, draft, slots=slots, max_context=source.target.models["target"].max_context)
+    return agreement(pair, source.untouched, max_tokens=source.new_tokens)
+
+
+def provenance_of(source: Source, recipe: Recipe, corpus: Sequence[Conversation], progress: dict[str, Any], *, name: str, data: str,
+                  head_tokens: int) -> Provenance:
+    """Where a draft comes from. Its fingerprint is the donor's digest: that of its pair is not known before the draft is."""
+    parameters = {
+        "layers": ",".join(map(str, recipe.layers)), "head_tokens": head_tokens, "loss": recipe.loss, "steps": progress["steps"],
+        "tokens_processed": progress["tokens"], "minutes": round(progress["minutes"], 1), "conversations": len(corpus),
+        "output_tokens": output_tokens(corpus), "data": data}
+    return Provenance(pair=name, fingerprint=source.donor, trace_digest=corpus_digest(corpus), git_commit=git_commit(),
+                      library_versions=library_versions(), parameters={key: plain(value) for key, value in parameters.items()})
+
+
+def output_tokens(corpus: Sequence[Conversation]) -> int:
+    """Tokens that the target wrote."""
+    return sum(len(s.ids) - s.prompt for s in corpus)
+
+
+def figures(found: dict[str, Any]) -> dict[str, float]:
+    """Agreement as flat metrics."""
+    flat = {"agreement": found["agreement"], "agreement_positions": found["positions"], "agreement_mean_run": found["mean_run"]}
+    tasks = {f"agreement_{re.sub(r'[^A-Za-z0-9_.-]', '_', task)}": share for task, share in found["tasks"].items() if task}
+    return {name: float(value) for name, value in {**flat, **tasks}.items()}

@@ -1,0 +1,102 @@
+"""How the target writes the text that a draft learns from: fast where it is a plain Llama, over the engine's slots otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from components.collect.decoding import decode_all, room
+from components.distil.lean import LIKELIEST, LONGEST, LeanLlama, generate_batch
+from serving.runtime.models.lean_llama import fits
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import build_strategy
+from serving.runtime.types import Forward, Sampling
+
+
+class Writer(Protocol):
+    """A target that continues prompts.
+
+    Args:
+        identity: names what its texts depend on besides weights and prompts.
+    """
+
+    identity: str
+
+    def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
+        """For each prompt its output, up to and with a stop token, and the target's normalised last states
+        `[prompt + output − 1, hidden]`, which predict tokens 1.. of both."""
+
+    def sampled(self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
+        """For each prompt an output drawn from the likeliest tokens."""
+
+
+def writer_of(pair: LoadedPair, at_once: int) -> Writer:
+    """The fastest writer that the pair's target allows.
+
+    Args:
+        pair: loaded with `keep_modules`.
+        at_once: prompts in one batch, as far as the pair has slots.
+    """
+    module = pair.modules["target"]
+    plain = fits(module) and module.config.tie_word_embeddings and pair.padded_to is None
+    if (plain and module.config.rope_parameters.get("rope_type", "default") == "default" and module.device.type == "cpu"
+            and pair.models["target"].max_context <= LONGEST):
+        return LeanWriter(module, pair.stop_tokens, module.dtype)
+    return EngineWriter(pair, at_once)
+
+
+class LeanWriter:
+    """A Llama with tied embeddings in one static batch on the CPU.
+
+    Args:
+        module: the target, float32 or bfloat16.
+        stops: tokens that end a text.
+        dtype: dtype of weights and cache.
+    """
+
+    def __init__(self, module: Any, stops: frozenset[int], dtype: torch.dtype):
+        self.model, self.stops = LeanLlama(module.state_dict(), module.config, dtype), stops
+        self.identity = f"lean {dtype}"
+
+    def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
+        return generate_batch(self.model, list(rows), new_tokens, self.stops)
+
+    def sampled(self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        return [out for out, _ in generate_batch(self.model, list(rows), new_tokens, self.stops, temperature, generator)]
+
+
+class EngineWriter:
+    """Any model over slots, on any device: batched decoding, then one teacher-forced pass of each text for its states."""
+
+    def __init__(self, pair: LoadedPair, at_once: int):
+        self.pair, self.at_once = pair, at_once
+        self.identity = f"slots {pair.dtype}"
+
+    def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
+        sampling = self.pair.sampling(max_tokens=new_tokens)
+        outputs = self._decode(rows, [sampling] * len(rows))
+        return [(out, self._states([*ids, *out])) for ids, out in zip(rows, outputs, strict=True)]
+
+    def sampled(self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
+        return self._decode(rows, [self.pair.sampling(max_tokens=new_tokens, temperature=temperature, top_k=LIKELIEST, seed=seed + i)
+                                   for i in range(len(rows))])
+
+    def _decode(self, rows: Sequence[list[int]], samplings: Sequence[Sampling]) -> list[list[int]]:
+        engine = self.pair.engine()
+        strategies = [build_strategy("autoregressive")] * len(rows)
+        return decode_all(engine, list(zip(rows, samplings, strict=True)), strategies, room(engine, self.at_once))
+
+    def _states(self, ids: list[int]) -> Tensor:
+        """`[ids − 1, hidden]` of one text."""
+        model = self.pair.models["target"]
+        slot = model.open()
+        try:
+            output = model.forward([Forward("target", slot, tuple(ids[:-1]), keep=len(ids) - 1, prefill=True)])[0]
+        finally:
+            model.close(slot)
+        assert output.hidden is not None  # every module gives its states
+        return output.hidden.cpu().clone()

@@ -1,0 +1,1 @@
+"""Drift: is the served traffic still what the champion was calibrated on?"""

@@ -1,0 +1,107 @@
+"""The prompts behind a spool, to calibrate on: request bodies where the spool keeps them, else what its traces begin with. And those of
+a trace, to hear what another strategy says to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from components.collect.continuations import template_around
+from components.prompts.prompt import Prompt
+from components.prompts.sources import jsonl_files, readable_requests
+from components.train.examples import Examples, split_by_prompt
+from serving.runtime.artifacts.base import write_atomically
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from serving.runtime.pair import LoadedPair
+    from serving.runtime.trace import TraceSet
+
+
+def spooled_prompts(folder: Path, pair: LoadedPair, rows: pa.Table, *, window: int, fewest: int, shards: Collection[str] | None = None,
+                    notes: Sequence[str] = ()) -> list[Prompt]:
+    """Different prompts of the newest traffic, in random order, so that any part of them is like the whole.
+
+    Args:
+        folder: the spool; files of request bodies (`.jsonl`) in it go before what its traces hold. Bodies without a prompt are left out.
+        rows: of the spool's traces.
+        window: newest prompts, at most.
+        fewest: less than this is refused.
+        shards: names of those that `rows` are of; request bodies that a server wrote with others are left out. None takes all.
+        notes: what was left out before, said where too few are left.
+    Raises:
+        DraftwellError: no texts, or too few prompts; the message says what the server must be told.
+    """
+    files = [path for path in jsonl_files(folder) if shards is None or watched(path, shards)]
+    found, wrong = readable_requests(files) if files else (decoded(pair, rows), [])
+    if not found and rows.column("prompt_tokens").null_count == rows.num_rows > 0:
+        raise DraftwellError(f"the traces in {folder} hold figures and no text: drift shows in them, but there is nothing to calibrate "
+                             "on: start the server with --feedback-text")
+    different = list({(tuple(p.turns), json.dumps(p.messages), p.raw): p for p in found}.values())[-window:]
+    if len(different) < fewest:
+        beside = "; ".join([*([f"{len(wrong)} requests cannot: {wrong[0]}"] if wrong else []), *notes])
+        odd = f" ({beside})" if beside else ""
+        raise DraftwellError(f"{folder} holds {len(different)} different prompts that can be read{odd}, {fewest} are needed to "
+                             "recalibrate: wait for more traffic, or let the server spool requests with their text")
+    order = np.random.default_rng(len(different)).permutation(len(different))
+    return [replace(different[i], id=f"spool/{place:04d}") for place, i in enumerate(order)]
+
+
+def watched(file: Path, shards: Collection[str]) -> bool:
+    """Whether a file of request bodies counts: a server's `requests-X.jsonl` if its `shard-X.parquet` does, any other one always."""
+    name, *_ = file.name.split(".")
+    shard = file.with_name(f"shard-{name.removeprefix('requests-')}.parquet")
+    return not name.startswith("requests-") or shard.name in shards or not shard.exists()
+
+
+def decoded(pair: LoadedPair, rows: pa.Table) -> list[Prompt]:
+    """Prompts of a trace's token ids: those of one message, which its tokens can be made of again. Others are left out."""
+    head, tail = template_around(pair)
+    found = []
+    columns = rows.select(["prompt_id", "turn", "prompt_tokens"]).to_pydict()
+    for name, turn, ids in zip(*columns.values(), strict=True):
+        if ids is None or turn:
+            continue
+        text = pair.decode(ids[head : len(ids) - tail])
+        if text.strip() and pair.encode_prompt(text) == ids:
+            found.append(Prompt(name, None, [text]))
+    return found
+
+
+def prompts_of_trace(traces: TraceSet) -> list[Prompt]:
+    """The prompts that the target's texts of a trace were written behind, token by token: conversations and cut ones too."""
+    rows = traces.read(["prompt_id", "task", "turn", "kind", "prompt_tokens"]).to_pylist()
+    begun = sorted((row for row in rows if row["kind"] == "target" and row["prompt_tokens"] is not None), key=lambda row: row["turn"])
+    found: dict[str, list[tuple[int, ...]]] = {}
+    tasks = {row["prompt_id"]: row["task"] for row in begun}
+    for row in begun:
+        found.setdefault(row["prompt_id"], []).append(tuple(row["prompt_tokens"]))
+    return [Prompt(name, tasks[name], [""] * len(turns), answers=("",) * (len(turns) - 1), tokens=tuple(turns))
+            for name, turns in found.items()]
+
+
+def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
+    """Prompts as JSONL that `read_prompts` reads; a conversation keeps what stands before its first turn, a raw text stays raw."""
+    rows = []
+    for p in prompts:
+        said = {"messages": [*p.messages, {"role": "user", "content": p.turns[0]}]} if p.messages else {"turns": p.turns}
+        rows.append({"id": p.id, "task": p.task, **said, **({"raw": True} if p.raw else {})})
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+
+
+def untouched_prompts(ids: Sequence[str], seed: int) -> list[str]:
+    """The prompts of a trace that a verifier trained on it was tested on: neither its weights nor its choices have seen them.
+
+    Args:
+        ids: of different prompts; of several that say the same, the first one's.
+    """
+    nothing = np.zeros(len(ids), dtype=np.float32)
+    _, tested = split_by_prompt(Examples({}, nothing, nothing, np.array(ids)), seed)
+    return sorted(set(tested.prompt.tolist()))

@@ -1,0 +1,320 @@
+"""What drift is measured on: positions of a trace set, by prompt.
+
+A feedback trace set is a *spool*: a folder to which a server adds shards in the trace schema (`serving/runtime/trace.py`), each by an
+atomic rename. Only single positions are looked at, so that a server need not record rollouts: the columns of `COLUMNS`, and the draft's
+hidden states where the champion's verifier reads them. A shard that cannot be read is left out and named; it stops nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from serving.runtime.artifacts.base import sha256_file
+from serving.runtime.trace import LOSSY, TraceError, TraceHeader, TraceSet, trace_schema
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("prompt_id", "turn", "kind", "temperature", "position", "prompt_tokens", "token", "draft_token", "draft_q", "draft_p",
+           "draft_raw_q", "ratio", "rank", "confidence", "entropy", "correction")
+HIDDEN = ("hidden_before", "hidden_after")
+NEEDED = ("draft_q", "draft_p", "confidence")
+"""A position that lacks one of these was not drafted: it says nothing."""
+TOKENS = ("draft_token", "correction")
+"""Needed too, but where a spool keeps no texts: such a position has no `token` either, its figures are there, its pattern is not."""
+NEAR = 1e-6
+"""Temperatures that differ by no more are the same."""
+STAMPED = re.compile(r"shard-(\d{15})-\d+\.parquet")
+"""A shard that a server wrote, with the milliseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Spool:
+    """The newest prompts of a spool.
+
+    Args:
+        rows: their rows of `COLUMNS` (and `HIDDEN` if asked for), oldest first; none where all were at other temperatures.
+        headers: of the shards that were read.
+        digest: sha256 over these shards.
+        shards: their files' names.
+        newest: when the newest of them was written; None where none was read.
+        others: prompts beside them that were left out, because they were sampled at another temperature.
+        notes: what was left out, and why.
+    """
+
+    rows: pa.Table
+    headers: tuple[TraceHeader, ...]
+    digest: str
+    shards: tuple[str, ...] = ()
+    newest: datetime | None = None
+    others: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def read_spool(folder: Path, fingerprint: str, *, window: int, hidden: bool = False, temperature: float | None = None,
+               since: datetime | None = None) -> Spool:
+    """The last `window` prompts of a spool; older shards are not opened.
+
+    Args:
+        fingerprint: of the pair; shards of other weights are left out.
+        hidden: also the draft's hidden states, most of a trace.
+        temperature: that prompts must have been sampled at to count: what cannot be compared must not crowd out what can. None takes all.
+        since: shards that were written before are left out.
+    Raises:
+        DraftwellError: the folder holds no shard, or none that can be read.
+    """
+    import pyarrow as pa
+
+    shards = TraceSet(folder).shards
+    if not shards:
+        raise DraftwellError(f"{folder} holds no traces: name a spool to which a server writes them, or `draftwell collect --out {folder}`")
+    columns = [*COLUMNS, *(HIDDEN if hidden else ())]
+    tables: list[pa.Table] = []
+    headers: list[TraceHeader] = []
+    digests: list[str] = []
+    names: list[str] = []
+    dates: list[datetime] = []
+    broken: list[TraceError] = []
+    prompts: set[str] = set()
+    others: set[str] = set()
+    other: TraceHeader | None = None
+    earlier = False
+    for path in reversed(shards):
+        shard = Shard(path, fingerprint)
+        try:
+            header = shard.header
+            if since is not None and written_at(path) < since:
+                other, earlier = header, True
+                break
+            if temperature is not None and abs(header.temperature - temperature) > NEAR:
+                others.update(shard.read(["prompt_id"]).column(0).to_pylist())
+                other = header
+                continue
+            table, digest, date = shard.read(columns).replace_schema_metadata(None), sha256_file(path), written_at(path)
+        except TraceError as error:
+            if path.exists():  # a server whose spool is full removes the oldest
+                broken.append(error)
+            continue
+        except FileNotFoundError:
+            continue
+        headers.append(header)
+        tables.append(table)
+        digests.append(digest)
+        names.append(path.name)
+        dates.append(date)
+        prompts.update(tables[-1].column("prompt_id").to_pylist())
+        if len(prompts) >= window:
+            break
+    if not tables and other is not None:
+        schema = trace_schema(other)
+        tables.append(pa.schema([schema.field(name) for name in columns]).empty_table())
+    if not tables:
+        raise broken[0] if broken else DraftwellError(f"the traces in {folder} are being replaced: look again")
+    notes = [f"{len(broken)} of {len(shards)} shards left out: {broken[0]}"] if broken else []
+    if others:
+        notes.append(f"{len(others)} prompts of the feedback left out: sampled at another temperature than {temperature:g}")
+    if earlier:
+        notes.append(f"what was recorded before {since:%Y-%m-%d at %H:%M} UTC is left out")
+    rows = newest(pa.concat_tables(tables[::-1]), window)
+    content = "\n".join([str(window), *reversed(digests)])
+    return Spool(rows, tuple(headers), hashlib.sha256(content.encode()).hexdigest(), tuple(reversed(names)), max(dates, default=None),
+                 len(others), tuple(notes))
+
+
+def written_at(path: Path) -> datetime:
+    """When a shard was written: what a server put into its name, which a copy keeps, else the file's date."""
+    stamp = STAMPED.fullmatch(path.name)
+    return datetime.fromtimestamp(int(stamp[1]) / 1000 if stamp else path.stat().st_mtime, UTC)
+
+
+class Shard(TraceSet):
+    """One shard as a trace set of its own."""
+
+    def __init__(self, path: Path, fingerprint: str):
+        super().__init__(path.parent, fingerprint=fingerprint)
+        self.path = path
+
+    @property
+    def shards(self) -> list[Path]:
+        return [self.path]
+
+
+def newest(rows: pa.Table, window: int) -> pa.Table:
+    """The rows of the `window` prompts that come last; order is kept."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ids = list(dict.fromkeys(reversed(rows.column("prompt_id").to_pylist())))
+    return rows if len(ids) <= window else rows.filter(pc.is_in(rows.column("prompt_id"), pa.array(ids[:window])))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Drafted positions, by prompt.
+
+    Args:
+        names: id of each prompt. Prompts of the same tokens count as one: what is said twice is no second witness.
+        unit: `[rows]` index into `names`.
+        confidence: `[rows]` float64, C.
+        kept: `[rows]` float64, the chance that the target keeps the draft token: min(1, p/q), which is 0 or 1 at temperature 0.
+        judged: `[rows]` float64, how often the position is judged if a draft begins at every position; what an acceptance table counts.
+        pattern: `[rows, 2]` int64, draft token and what the target puts in its place if it rejects it; −1 where tokens are not kept.
+        ratio: `[rows]` float32, q̄/p̄ of the draft token; NaN where it was not recorded.
+        parts: feature group → `[rows, width]` float32 of verifiers; groups that were not recorded are absent.
+        others: positions of the same kinds at other temperatures or too far into a text, which were left out.
+        undrafted: positions without the draft's view, which were left out too.
+    """
+
+    names: tuple[str, ...]
+    unit: np.ndarray
+    confidence: np.ndarray
+    kept: np.ndarray
+    judged: np.ndarray
+    pattern: np.ndarray
+    ratio: np.ndarray
+    parts: dict[str, np.ndarray] = field(default_factory=dict)
+    others: int = 0
+    undrafted: int = 0
+
+    def __len__(self) -> int:
+        return len(self.unit)
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """`[prompts, width]` float64: sums of `[rows, width]` over each prompt's positions."""
+        total = np.zeros((len(self.names), values.shape[1]))
+        np.add.at(total, self.unit, values)
+        return total
+
+    def take(self, names: Sequence[str]) -> Traffic:
+        """The prompts with these ids."""
+        these = set(names)
+        wanted = [i for i, name in enumerate(self.names) if name in these]
+        place = np.full(len(self.names), -1)
+        place[wanted] = np.arange(len(wanted))
+        rows = place[self.unit] >= 0
+        return Traffic(tuple(self.names[i] for i in wanted), place[self.unit[rows]], self.confidence[rows], self.kept[rows],
+                       self.judged[rows], self.pattern[rows], self.ratio[rows], {k: part[rows] for k, part in self.parts.items()},
+                       self.others, self.undrafted)
+
+
+def shared_kinds(reference: pa.Table, feedback: pa.Table) -> tuple[str, ...]:
+    """Prefix kinds that can be compared: the target's own texts where both have some, else all that both have. Where there is no feedback
+    (none at the reference's temperature), or only what lossy strategies served, those of the reference.
+
+    Raises:
+        DraftwellError: they share none.
+    """
+    then, now = (set(rows.column("kind").unique().to_pylist()) for rows in (reference, feedback))
+    both = then & now
+    if not both and now <= {LOSSY}:
+        both = then
+    if not both:
+        raise DraftwellError(f"the feedback holds texts of the kinds {', '.join(sorted(now))}, the reference of {', '.join(sorted(then))}: "
+                             "collect the reference with the kinds that are served")
+    return ("target",) if "target" in both else tuple(sorted(both))
+
+
+def prompts_of_the_other_sort(rows: pa.Table, kinds: Sequence[str]) -> int:
+    """Prompts that a lossy strategy answered, where such texts are not compared; those that a lossless one answered, where they are."""
+    import pyarrow.compute as pc
+
+    other = (pc.not_equal if LOSSY in kinds else pc.equal)(rows.column("kind"), LOSSY)
+    return int(pc.count_distinct(rows.filter(other).column("prompt_id")).as_py())
+
+
+def read_traffic(rows: pa.Table, *, kinds: Sequence[str], temperature: float, max_tokens: int, depth: int) -> Traffic:
+    """The drafted positions of some rows.
+
+    Args:
+        rows: with `COLUMNS`, and `HIDDEN` or not.
+        kinds: of prefixes; others are left out.
+        temperature: rows at another one are left out: they differ from the reference whatever the traffic is.
+        max_tokens: as far as texts are looked at, so that longer texts do not look like another traffic.
+        depth: K, the longest draft that an acceptance table counts.
+    Raises:
+        DraftwellError: confidences or probabilities that are NaN.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    of_kind = rows.filter(pc.is_in(rows.column("kind"), pa.array(list(kinds))))
+    unit_of, names = units(of_kind)
+    near = pc.less_equal(pc.abs(pc.subtract(of_kind.column("temperature"), pa.scalar(temperature, pa.float32()))), NEAR)
+    table = of_kind.filter(pc.and_(near, pc.less(of_kind.column("position"), max_tokens)))
+    others = of_kind.num_rows - table.num_rows
+    seen = table.num_rows
+    for name in NEEDED:
+        table = table.filter(pc.is_valid(table.column(name)))
+    for name in TOKENS:
+        table = table.filter(pc.or_(pc.is_valid(table.column(name)), pc.is_null(table.column("token"))))
+    columns = {name: (pc.fill_null(table.column(name), -1) if name in TOKENS else table.column(name)).to_numpy(zero_copy_only=False)
+               for name in table.column_names if name not in ("prompt_tokens", *HIDDEN)}
+    p, q = columns["draft_p"].astype(np.float64), columns["draft_q"].astype(np.float64)
+    confidence = columns["confidence"].astype(np.float64)
+    if np.isnan(p).any() or np.isnan(q).any() or np.isnan(confidence).any():
+        raise DraftwellError("the traces hold NaN: a model's weights or dtype may be broken: check the pair, then collect again")
+    kept = np.minimum(1.0, p / np.maximum(q, 1e-12))
+    unit = np.array([unit_of[name] for name in columns["prompt_id"]], dtype=np.int64)
+    present = np.unique(unit)
+    judged = judged_counts(columns, kept, depth) if tuple(kinds) == ("target",) else np.ones(len(kept))
+    pattern = np.stack([columns["draft_token"], columns["correction"]], axis=1).astype(np.int64)
+    return Traffic(tuple(names[i] for i in present), np.searchsorted(present, unit), confidence, kept, judged, pattern,
+                   columns["ratio"].astype(np.float32), features(table, columns), others, seen - table.num_rows)
+
+
+def units(rows: pa.Table) -> tuple[dict[str, int], list[str]]:
+    """Prompt id → number of its unit, and each unit's name: prompts that begin with the same tokens are one."""
+    columns = {name: rows.column(name).to_pylist() for name in ("prompt_id", "prompt_tokens")}
+    begins: dict[str, tuple[int, ...]] = {}
+    for name, tokens in zip(columns["prompt_id"], columns["prompt_tokens"], strict=True):
+        if tokens is not None:
+            begins.setdefault(name, tuple(tokens))
+    numbers: dict[Any, int] = {}
+    names: list[str] = []
+    found: dict[str, int] = {}
+    for name in dict.fromkeys(columns["prompt_id"]):
+        key = begins.get(name, name)
+        if key not in numbers:
+            numbers[key] = len(names)
+            names.append(name)
+        found[name] = numbers[key]
+    return found, names
+
+
+def judged_counts(columns: dict[str, np.ndarray], kept: np.ndarray, depth: int) -> np.ndarray:
+    """How often each position is judged when a draft of `depth` tokens begins at every position of its text.
+
+    A draft that begins d positions earlier reaches a position if all between are kept: one more than the run of kept tokens before
+    it, at most `depth`. At temperature 0 the sums are those of an acceptance table (`calibration.build_acceptance_table`); above it
+    the run is counted in expectation.
+    """
+    counts = np.ones(len(kept))
+    keys = list(zip(columns["prompt_id"], columns["turn"], columns["kind"], strict=True))
+    order = sorted(range(len(kept)), key=lambda i: (keys[i], columns["position"][i]))
+    for before, i in pairwise(order):
+        if keys[before] == keys[i] and columns["position"][i] == columns["position"][before] + 1:
+            counts[i] = min(float(depth), 1.0 + kept[before] * counts[before])
+    return counts
+
+
+def features(table: pa.Table, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Feature groups of verifiers, in `Verifier`'s words; those with a null or NaN are left out."""
+    from components.train.examples import matrix
+
+    scalars = [columns[name].astype(np.float32) for name in ("draft_raw_q", "confidence", "entropy", "rank")]
+    found = {"scalars": np.stack([*scalars[:3], np.log1p(scalars[3])], axis=1)}
+    for name in ("before", "after"):
+        states = matrix(table, f"hidden_{name}") if table.num_rows else None
+        if states is not None:
+            found[name] = states
+    return {name: part for name, part in found.items() if not np.isnan(part).any()}

@@ -1,0 +1,1 @@
+"""The gate: may a release be promoted?"""

@@ -1,0 +1,76 @@
+"""Deterministic counts: what strategies do in float32 at temperature 0, the same on every machine but for near-ties.
+
+They are recorded in registry/baselines/ and compared by `gate.compare_with_baseline`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from components.bench.runner import Config, Progress, labels_of
+from components.prompts.prompt import Prompt, ids_of, prompts_digest
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.artifacts.correction_memory import CorrectionMemory
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.artifacts.verifier import SCALARS, Verifier
+from serving.runtime.pair import LoadedPair
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.types import DraftwellError
+
+
+def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
+                         kit: Kit | None = None, progress: Progress | None = None,
+                         texts: dict[str, list[list[int]]] | None = None) -> dict[str, Any]:
+    """Greedy counts of strategies over prompts.
+
+    Args:
+        pair: loaded in float32.
+        kit: artifacts to work with; None takes `fixed_kit`, whose artifacts are the same everywhere.
+        texts: filled with what every strategy wrote: label → an output for each prompt.
+    Returns:
+        `pair`, `fingerprint`, `prompts_digest`, `prompts`, `max_tokens` and `strategies: {label: {target_calls, judged,
+        accepted, output_digest}}`.
+    Raises:
+        DraftwellError: the pair is not in float32.
+    """
+    if pair.dtype != "float32":
+        raise DraftwellError(f"deterministic counts need the pair in float32, not {pair.dtype}: load it with --dtype float32")
+    kit = kit or fixed_kit(pair)
+    counts: dict[str, dict[str, Any]] = {}
+    for number, (label, (name, parameters)) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
+        strategy = build_strategy(name, dict(parameters), Kit(kit.artifacts, kit.special_tokens, deterministic=True))
+        outputs: list[list[int]] = []
+        parts: list[Stats] = []
+        for prompt in prompts:
+            job = pair.engine().generate(ids_of(pair, prompt), pair.sampling(max_tokens=max_tokens), strategy)
+            outputs.append(job.output)
+            parts.append(job.session.stats)
+            if progress:
+                progress(number * len(prompts) + len(parts), len(prompts) * len(strategies), label)
+        total = Stats.total(parts)
+        if texts is not None:
+            texts[label] = outputs
+        counts[label] = {"target_calls": total.target_calls, "judged": total.judged, "accepted": total.accepted,
+                         "output_digest": hashlib.sha256(json.dumps(outputs).encode()).hexdigest()}
+    return {"pair": pair.name, "fingerprint": pair.fingerprint, "prompts_digest": prompts_digest(prompts),
+            "prompts": len(prompts), "max_tokens": max_tokens, "strategies": counts}
+
+
+def fixed_kit(pair: LoadedPair) -> Kit:
+    """Artifacts that need no calibration and are the same on every machine.
+
+    An empty table and memory; a profile with the draft at a fifth of the target's time (a measured one would make
+    SPIDE's counts depend on the machine); a verifier that keeps a token while C is at least one half.
+    """
+    origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
+    by_confidence = torch.tensor([20.0 if name == "confidence" else 0.0 for name in SCALARS])
+    artifacts = [AcceptanceTable.empty(origin), CorrectionMemory.empty(origin), HardwareProfile(1.0, {1: 5.0, 32: 8.0}, 0.0, origin),
+                 Verifier(by_confidence, -10.0, ("scalars",), 0.5, 1.2, origin)]
+    return Kit({artifact.kind: artifact for artifact in artifacts}, pair.special_tokens, deterministic=True)

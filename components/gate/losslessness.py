@@ -1,0 +1,75 @@
+"""Whether what claims to be lossless is: every greedy token must be the target's own choice behind the tokens before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from components.bench.runner import Config, measure
+from components.bench.target_agreement import near_tie_gap, target_logits
+from components.gate.gate import Check, GateVerdict, judge
+from components.prompts.prompt import Prompt, ids_of
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import Kit, find_strategy
+
+
+def identity_entry(pair: LoadedPair, kit: Kit, config: Config, prompts: Sequence[Prompt], *, max_tokens: int) -> dict[str, Any]:
+    """A strategy's greedy outputs, each read once by the target: as autoregressive decoding would write them, or not.
+
+    Returns:
+        what `gate.judge` asks of an entry to check identity (see `entry_of`), and `rescued`, tokens that were kept without or against the
+        target's word: none of a lossless strategy.
+    """
+    measured = next(iter(measure(pair, kit, [config], prompts, max_tokens=max_tokens, warmup=False).values()))
+    runs = measured.typical
+    entry = entry_of(pair, config[0], prompts, [run.tokens for run in runs], max_tokens)
+    return {**entry, "rescued": sum(run.stats.rescued for run in runs)}
+
+
+def judge_texts(pair: LoadedPair, prompts: Sequence[Prompt], texts: Mapping[str, Sequence[Sequence[int]]], max_tokens: int) -> GateVerdict:
+    """Judge the greedy outputs of every strategy that claims to be lossless.
+
+    Args:
+        pair: loaded in float32.
+        texts: strategy → an output for each prompt.
+    """
+    checks: list[Check] = []
+    for name, outputs in texts.items():
+        if find_strategy(name).lossless and name != "autoregressive":
+            verdict = judge(entry_of(pair, name, prompts, outputs, max_tokens), None, None, {"lossless_identical": True})
+            checks += [replace(check, name=f"{name}: {check.name}") for check in verdict.checks]
+    return GateVerdict(tuple(checks))
+
+
+def entry_of(pair: LoadedPair, strategy: str, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]],
+             max_tokens: int) -> dict[str, Any]:
+    """Outputs read by the target, behind all that it was asked (`ids_of`).
+
+    By induction over positions, outputs whose every token is the target's argmax are the autoregressive ones; one forward a
+    prompt says so, where decoding them again would take one a token.
+
+    Returns:
+        `lossless` (what the strategy claims), `dtype`, `identical_outputs`, `near_ties` (outputs that leave the argmax at near-ties
+        only), `per_prompt`.
+    """
+    kinds = [departure(pair, ids_of(pair, prompt), output, max_tokens)
+             for prompt, output in zip(prompts, outputs, strict=True)]
+    return {"strategy": strategy, "lossless": find_strategy(strategy).lossless, "dtype": pair.dtype,
+            "identical_outputs": kinds.count("none"), "near_ties": kinds.count("near-tie"),
+            "per_prompt": [{"prompt_id": prompt.id, "departure": kind} for prompt, kind in zip(prompts, kinds, strict=True)]}
+
+
+def departure(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> str:
+    """How a greedy output leaves the target's own: "none", at a "near-tie" only, "wrong", or "cut" short of its end."""
+    if not output or (len(output) < max_tokens and output[-1] not in pair.stop_tokens):
+        return "cut"
+    rows = target_logits(pair, prompt, output[:-1], keep=len(output)).float()
+    found = "none"
+    for row, token in zip(rows, output, strict=True):
+        gap = float(row.max() - row[token])
+        if gap > near_tie_gap(pair.dtype, row):
+            return "wrong"
+        if gap > 0:
+            found = "near-tie"
+    return found

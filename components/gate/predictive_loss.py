@@ -1,0 +1,134 @@
+"""How well artifacts foretell the target's verdicts on a trace: log loss of the acceptance table and of the verifier.
+
+Speed feels a worse table or verifier only through noise; the tokens of a trace tell it exactly. The gate compares a
+candidate's with the champion's on the same tokens, and a first one with what knows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from components.calibrate.calibrate import greedy_rows, judged_tokens
+from components.gate.gate import Prediction
+from components.train.examples import Examples, read_examples, split_by_prompt
+from components.train.logistic import Line, sigmoid
+from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.runtime.artifacts.verifier import Verifier
+from serving.runtime.trace import TraceSet
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from serving.runtime.artifacts.base import Artifact
+
+SMALLEST = 1e-6
+"""No prediction is taken for surer than this: a single surprise would outweigh everything else."""
+
+
+def predictions(candidate: Mapping[str, Artifact], champion: Mapping[str, Artifact], trace: TraceSet) -> tuple[list[Prediction], list[str]]:
+    """Losses of what a candidate foretells with, and notes on what could not be compared.
+
+    Args:
+        candidate, champion: kind → artifact; the champion's may be empty: a table is then held against an empty one, a verifier
+            against a constant.
+        trace: of this pair. A verifier is judged on the prompts that it was tested on; a table, twenty counts, on all.
+    Raises:
+        DraftwellError: the trace lacks what a candidate's artifact reads.
+    """
+    found: list[Prediction] = []
+    notes: list[str] = []
+    table: Any = candidate.get(AcceptanceTable.kind)
+    if table is not None:
+        rival: Any = champion.get(AcceptanceTable.kind)
+        found.append(table_prediction(table, rival or AcceptanceTable.empty(), trace, "the champion's" if rival else "an empty table's"))
+    verifier: Any = candidate.get(Verifier.kind)
+    if verifier is not None:
+        prediction, said = verifier_prediction(verifier, champion.get(Verifier.kind), trace)
+        found.append(prediction)
+        notes += said
+    return found, notes
+
+
+def table_prediction(table: AcceptanceTable, rival: AcceptanceTable, trace: TraceSet, against: str) -> Prediction:
+    """Two tables over the tokens that greedy speculative decoding judges in the target's own texts.
+
+    Raises:
+        DraftwellError: as in `greedy_rows`: a sampled trace does not tell.
+    """
+    import pyarrow.compute as pc
+
+    rows = greedy_rows(trace)
+    mine, theirs, counts = [], [], []
+    for prompt in pc.unique(rows.column("prompt_id")).to_pylist():
+        judged = judged_tokens(rows.filter(pc.equal(rows.column("prompt_id"), prompt)))
+        if judged:
+            kept = np.array([accepted for _, accepted in judged])
+            mine.append(log_loss(np.array([table.alpha(confidence) for confidence, _ in judged]), kept))
+            theirs.append(log_loss(np.array([rival.alpha(confidence) for confidence, _ in judged]), kept))
+            counts.append(len(judged))
+    return Prediction(table.kind, tuple(mine), tuple(theirs), tuple(counts), against)
+
+
+def verifier_prediction(verifier: Verifier, rival: Any, trace: TraceSet) -> tuple[Prediction, list[str]]:
+    """A verifier, over draft tokens that it has not learnt from, and another one or a constant; with notes.
+
+    Args:
+        rival: the champion's, or None. Instead of one that cannot be compared the constant stands: the share of the trace's tokens
+            that the target keeps, which is what a verifier without a feature would learn.
+    """
+    examples = read_examples(trace)
+    if missing := absent(verifier, examples):
+        raise DraftwellError(f"the traces lack the feature {missing}, which the verifier reads: collect them again with it")
+    tested, notes = untouched(verifier, examples, trace)
+    labels = tested.ratio <= verifier.ratio
+    mine, against = scores_of(verifier, tested), "the champion's"
+    why = incomparable(verifier, rival, examples) if rival is not None else None
+    if rival is None or why:
+        notes += [f"verifier held against a constant: {why}"] if why else []
+        theirs, against = np.full(len(tested), np.mean(examples.ratio <= verifier.ratio)), "a constant's"
+    else:
+        theirs = scores_of(rival, tested)
+    groups = [tested.prompt == name for name in np.unique(tested.prompt)]
+    return Prediction(verifier.kind, tuple(log_loss(mine[rows], labels[rows]) for rows in groups),
+                      tuple(log_loss(theirs[rows], labels[rows]) for rows in groups), tuple(int(rows.sum()) for rows in groups),
+                      against), notes
+
+
+def untouched(verifier: Verifier, examples: Examples, trace: TraceSet) -> tuple[Examples, list[str]]:
+    """The examples of prompts that a verifier has not learnt from: those that it was tested on, or all of a foreign trace's; with notes."""
+    made = verifier.provenance
+    if made.trace_digest != trace.digest():
+        return examples, []
+    if made.parameters.get("test_trace"):
+        return examples, ["the verifier has learnt from all of the traces that it is judged on"]
+    return split_by_prompt(examples, int(made.parameters.get("seed") or 0))[1], []
+
+
+def incomparable(verifier: Verifier, rival: Verifier, examples: Examples) -> str | None:
+    """Why two verifiers cannot be held against each other on a trace, or None."""
+    if rival.ratio != verifier.ratio:
+        return f"the champion's label has lambda {rival.ratio}, this one's {verifier.ratio}"
+    missing = absent(rival, examples)
+    return f"the traces lack the feature {missing}, which the champion's reads" if missing else None
+
+
+def absent(verifier: Verifier, examples: Examples) -> str | None:
+    """The first feature of a verifier that the examples lack, or None."""
+    return next((name for name in verifier.features if name not in examples.parts), None)
+
+
+def scores_of(verifier: Verifier, examples: Examples) -> np.ndarray:
+    """A verifier's probabilities `[rows]` that the target keeps each token of a trace."""
+    return sigmoid(Line(verifier.features, verifier.weight.numpy(), verifier.bias).logits(examples))
+
+
+def log_loss(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Sum of −ln of the probability that was given to what came, above 0.
+
+    >>> round(log_loss(np.array([0.5, 0.5]), np.array([True, False])), 4)
+    1.3863
+    """
+    given = np.where(labels, probabilities, 1 - probabilities).astype(np.float64)
+    return float(-np.log(np.clip(given, SMALLEST, 1 - SMALLEST)).sum())

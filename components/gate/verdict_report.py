@@ -1,0 +1,105 @@
+"""Verdicts for the terminal, for Markdown and for CI, and the one door to all reports: benches are in `bench_report`, plots in `plots`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from components.bench.plots import bench_plots
+from components.bench.report import bench_markdown, bench_table, caption, headline_table, markdown_table
+from components.gate.gate import GateVerdict
+from components.report.tables import markdown, rich_table
+from components.train.plots import acceptance_plot, verifier_plots
+from serving.runtime.artifacts.base import write_atomically
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["acceptance_plot", "bench_markdown", "bench_plots", "bench_table", "caption", "error_junit", "error_markdown",
+           "headline_table", "markdown_table", "verdict_junit", "verdict_markdown", "verdict_table", "verdicts_junit", "verdicts_markdown",
+           "verifier_plots", "write_json", "write_text"]
+
+VERDICT_COLUMNS = ("check", "value", "threshold", "result", "detail")
+
+
+def verdict_rows(verdict: GateVerdict) -> list[list[str]]:
+    """One row of words for each check, in `VERDICT_COLUMNS`."""
+    return [[c.name, f"{c.value:.4g}", f"{c.threshold:.4g}", "passed" if c.passed else "FAILED", c.detail] for c in verdict.checks]
+
+
+def verdict_table(verdict: GateVerdict, title: str | None = None) -> Table:
+    """A verdict as a table for the terminal."""
+    result = "gate passed" if verdict.passed else "gate FAILED"
+    return rich_table(VERDICT_COLUMNS, verdict_rows(verdict), "; ".join([result, *verdict.notes]), title)
+
+
+def verdict_markdown(verdict: GateVerdict) -> str:
+    """A verdict as Markdown, for a pull request or a run's description."""
+    notes = "".join(f"- {note}\n" for note in verdict.notes)
+    title = "Gate passed" if verdict.passed else "Gate failed"
+    return f"**{title}**\n\n{markdown(VERDICT_COLUMNS, verdict_rows(verdict))}\n{notes}"
+
+
+def verdicts_markdown(verdicts: Sequence[tuple[str, GateVerdict]]) -> str:
+    """Several verdicts under their titles."""
+    return "\n".join(f"### {title}\n\n{verdict_markdown(verdict)}" for title, verdict in verdicts)
+
+
+def verdict_junit(verdict: GateVerdict, name: str = "gate") -> str:
+    """A verdict as JUnit XML: a test case for each check, skipped ones for the notes."""
+    return as_xml(suite_of(verdict, name))
+
+
+def verdicts_junit(verdicts: Sequence[tuple[str, GateVerdict]]) -> str:
+    """Several verdicts as JUnit XML, a suite each."""
+    suites = ElementTree.Element("testsuites", name="gate")
+    suites.extend(suite_of(verdict, title) for title, verdict in verdicts)
+    return as_xml(suites)
+
+
+def suite_of(verdict: GateVerdict, name: str) -> ElementTree.Element:
+    """A verdict as a JUnit suite."""
+    failed = sum(not check.passed for check in verdict.checks)
+    suite = ElementTree.Element("testsuite", name=name, tests=str(len(verdict.checks) + len(verdict.notes)),
+                                failures=str(failed), errors="0", skipped=str(len(verdict.notes)))
+    for check in verdict.checks:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name)
+        if not check.passed:
+            ElementTree.SubElement(case, "failure", message=check.detail)
+    for note in verdict.notes:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=note)
+        ElementTree.SubElement(case, "skipped", message=note)
+    return suite
+
+
+def error_markdown(message: str) -> str:
+    """What stands in place of a verdict where there could be none."""
+    return f"**Gate error: there is no verdict**\n\n{message}\n"
+
+
+def error_junit(message: str) -> str:
+    """The same as JUnit XML: an error, not a failure."""
+    suite = ElementTree.Element("testsuite", name="gate", tests="1", failures="0", errors="1", skipped="0")
+    case = ElementTree.SubElement(suite, "testcase", classname="gate", name="verdict")
+    ElementTree.SubElement(case, "error", message=message)
+    return as_xml(suite)
+
+
+def as_xml(element: ElementTree.Element) -> str:
+    """A JUnit document."""
+    return ElementTree.tostring(element, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> Path:
+    """Write a report atomically; NaN, which JSON lacks, is an error of the caller."""
+    write_atomically(path, (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
+    return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text atomically."""
+    write_atomically(path, text.encode())
+    return path

@@ -1,0 +1,256 @@
+"""Prompts: one JSON object a line, from a user's file or from those that the project ships."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.prompts.answer_fields import wrong_field
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from serving.runtime.pair import LoadedPair
+
+DEMO = Path(__file__).parent / "data" / "demo_prompts.jsonl"
+EXAMPLE = 'such as {"prompt": "Hello"}'
+IDS, TASKS = ("id", "question_id", "task_id"), ("task", "category")
+KNOWN = frozenset({*IDS, *TASKS, "prompt", "turns", "messages", "responses", "reference"})
+"""Keys of a row that have a place of their own in `Prompt`."""
+ROLES = {"human": "user", "gpt": "assistant"}
+"""What recordings call a role → what chat templates call it."""
+
+Message = dict[str, str]
+"""`role` (system, user, assistant …) and `content`."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a user says, turn by turn.
+
+    Args:
+        id: unique within its file.
+        task: category, or None.
+        turns: the user's turns, at least one, none empty.
+        reference: an answer to compare with, or None.
+        messages: what stands before the first turn, verbatim: a system message, earlier turns.
+        answers: recorded answers to the first turns, verbatim; who needs an answer to a later one asks the target.
+        fields: the row's other keys, for those who check answers (`answer`, `test`, …).
+        raw: the text goes to the model as it is, without a chat template, as a server's completions do; then it is the only turn.
+        tokens: what the answer to each turn is written behind, where that is known as token ids and not as text (`prompts_of_trace`);
+            `turns` and `answers` then only say how many there are.
+    """
+
+    id: str
+    task: str | None
+    turns: list[str]
+    reference: str | None = None
+    messages: tuple[Message, ...] = ()
+    answers: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    raw: bool = False
+    tokens: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def prompt(self) -> str:
+        """The first turn."""
+        return self.turns[0]
+
+
+def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> list[Prompt]:
+    """Prompts of a .jsonl or .jsonl.gz file, whose rows have `prompt` (a string), `turns` (strings) or `messages`.
+
+    `"raw": true` beside a `prompt` or one turn says that it goes to the model as it is.
+
+    Args:
+        limit: read at most this many, None reads all.
+        skip: leave out this many at the start.
+    Raises:
+        DraftwellError: a missing, empty or unreadable file, or a bad line; the message names it and the mend.
+    """
+    path = Path(path)
+    if limit is not None and limit < 1:
+        raise DraftwellError(f"the number of prompts must be at least 1, not {limit}")
+    if skip < 0:
+        raise DraftwellError(f"the number of prompts to skip must be at least 0, not {skip}")
+    prompts: list[Prompt] = []
+    seen: dict[str, int] = {}
+    for number, line in numbered_lines(path):
+        if limit is not None and len(prompts) == skip + limit:
+            break
+        prompt = _parse(path, number, line)
+        if prompt.id in seen:
+            first = seen[prompt.id]
+            raise DraftwellError(f"{path} line {number}: id {prompt.id!r} is on line {first} too: make it unique")
+        seen[prompt.id] = number
+        prompts.append(prompt)
+    if not prompts:
+        raise DraftwellError(f"{path} holds no prompts: write one JSON object a line, {EXAMPLE}")
+    if len(prompts) <= skip:
+        raise DraftwellError(f"{path} holds only {len(prompts)} prompts, of which {skip} are skipped: skip fewer")
+    return prompts[skip:]
+
+
+def demo_prompts(limit: int | None = None, skip: int = 0) -> list[Prompt]:
+    """The prompts that the project ships; the first few already cover every category."""
+    return read_prompts(DEMO, limit, skip)
+
+
+def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The same prompts, one of every task in turn, so that the first n are an even mix; each task keeps its order.
+
+    >>> [p.id for p in mixed([Prompt("a1", "a", ["x"]), Prompt("a2", "a", ["x"]), Prompt("b1", "b", ["x"])])]
+    ['a1', 'b1', 'a2']
+    """
+    tasks: dict[str | None, list[Prompt]] = {}
+    for prompt in prompts:
+        tasks.setdefault(prompt.task, []).append(prompt)
+    return [prompt for row in zip_longest(*tasks.values()) for prompt in row if prompt is not None]
+
+
+def ids_of(pair: LoadedPair, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt's first turn behind all that stands before it, as the pair's target is asked."""
+    if prompt.tokens:
+        return list(prompt.tokens[0])
+    if prompt.raw:
+        return pair.encode(prompt.prompt)
+    return pair.encode_prompt(prompt.prompt, prompt.messages)
+
+
+def context_of(prompt: Prompt) -> list[Any]:
+    """All that a first answer depends on, as plain JSON: the first turn, and what stands before it where there is something."""
+    return [prompt.prompt, *prompt.messages, *(["raw"] if prompt.raw else [])]
+
+
+def prompts_digest(prompts: Sequence[Prompt]) -> str:
+    """sha256 over ids, first turns and what stands before these, in order."""
+    return hashlib.sha256(json.dumps([[p.id, *context_of(p)] for p in prompts]).encode()).hexdigest()
+
+
+def several_turns(prompts: Sequence[Prompt]) -> int:
+    """How many have more than one turn."""
+    return sum(len(prompt.turns) > 1 for prompt in prompts)
+
+
+def numbered_lines(path: Path, *, growing: bool = False) -> Iterator[tuple[int, str]]:
+    """Numbered lines that are not blank, decompressed and decoded.
+
+    Args:
+        growing: the file is still being written: a last line that ends inside a character is left out.
+    """
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                try:
+                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    if growing and not raw.endswith(b"\n") and error.reason == "unexpected end of data":
+                        return
+                    raise DraftwellError(f"{path} line {number}: not UTF-8: save the file as UTF-8") from error
+                if line.strip():
+                    yield number, line
+    except FileNotFoundError as error:
+        raise DraftwellError(f"there is no prompt file {path}: check the path") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DraftwellError(f"{path} is no complete gzip file: compress it again or give the plain .jsonl") from error
+    except OSError as error:
+        raise DraftwellError(f"cannot read prompt file {path}: {error.strerror}") from error
+
+
+def _parse(path: Path, number: int, line: str) -> Prompt:
+    """A row; everything wrong with it is said in one line."""
+
+    def wrong(what: str) -> DraftwellError:
+        return DraftwellError(f"{path} line {number}: {what}")
+
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise wrong("not valid JSON: write one object a line, " + EXAMPLE) from error
+    if not isinstance(row, dict):
+        raise wrong("not a JSON object: write one " + EXAMPLE)
+    return prompt_of(row, f"line-{number}", wrong)
+
+
+def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], DraftwellError]) -> Prompt:
+    """The prompt of a row with `prompt`, `turns` or `messages`.
+
+    Args:
+        name: id of a row that has none.
+        wrong: makes the error that says where the row is.
+    """
+    said = next((row[key] for key in ("turns", "prompt", "messages") if row.get(key) is not None), None)
+    if said is None:
+        raise wrong(f"it has neither `prompt`, `turns` nor `messages` (keys: {', '.join(row) or 'none'}): name one of them so")
+    answers = row.get("responses")
+    recorded = tuple(answers) if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) else ()
+    messages: tuple[Message, ...] = ()
+    if isinstance(said, list) and said and all(isinstance(turn, Mapping) for turn in said):
+        messages, turns, recorded = conversation(said, wrong)
+    else:
+        turns = [said] if isinstance(said, str) else said
+    if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+        raise wrong("`prompt` must be a string, `turns` a list of strings and `messages` a list of roles and contents")
+    if not turns or not all(turn.strip() for turn in turns):
+        raise wrong("its prompt is empty: write something or remove the line")
+    reference = _reference(row.get("reference"))
+    fields = {key: value for key, value in row.items() if key not in KNOWN}
+    if raw := fields.get("raw") is True:
+        del fields["raw"]
+        if messages or len(turns) > 1:
+            raise wrong("`raw` goes with a `prompt` or with one turn, not with a conversation: leave it out")
+    if (problem := wrong_field(fields)) is not None:
+        raise wrong(problem)
+    return Prompt(_text(row, *IDS) or name, _text(row, *TASKS), turns, recorded[0] if reference is None and recorded else reference,
+                  messages, recorded, fields, raw)
+
+
+def conversation(said: Sequence[Mapping[str, Any]],
+                 wrong: Callable[[str], DraftwellError]) -> tuple[tuple[Message, ...], list[str], tuple[str, ...]]:
+    """Messages before the first turn, the user's turns, and the recorded answers to them.
+
+    What ends with a user's message is a request: all before that message stands before its only turn. What ends with an
+    answer is a recording: every user's message is a turn, if users and assistant alternate behind a system message; else
+    the last one alone is.
+
+    Args:
+        said: OpenAI's `role` and `content`, or `from` and `value` (human, gpt).
+    """
+    messages = [_message(one, wrong) for one in said]
+    asked = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not asked:
+        raise wrong("its messages hold none of a user: write one with the role user")
+    roles = [message["role"] for message in messages[asked[0] :]]
+    if roles == ["user", "assistant"] * (len(roles) // 2):
+        contents = [message["content"] for message in messages[asked[0] :]]
+        return tuple(messages[: asked[0]]), contents[::2], tuple(contents[1::2])
+    last = asked[-1]
+    answers = [message["content"] for message in messages[last + 1 : last + 2] if message["role"] == "assistant"]
+    return tuple(messages[:last]), [messages[last]["content"]], tuple(answers)
+
+
+def _message(one: Mapping[str, Any], wrong: Callable[[str], DraftwellError]) -> Message:
+    """Role and text of a recorded message; of a content in parts the texts."""
+    role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
+    if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        content = "\n".join(part["text"] for part in content)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise wrong("a message needs a `role` and a `content`, both text, such as {\"role\": \"user\", \"content\": \"Hello\"}")
+    return {"role": ROLES.get(role, role), "content": content}
+
+
+def _text(row: Mapping[str, Any], *keys: str) -> str | None:
+    return next((str(row[key]) for key in keys if row.get(key) is not None), None)
+
+
+def _reference(value: Any) -> str | None:
+    """A string as it is; of a list (an answer for each turn) the first."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    return None if value is None else str(value)

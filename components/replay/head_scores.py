@@ -1,0 +1,93 @@
+"""What an acceptance head says along a trace's rollouts, so that SpecDec++ can be replayed.
+
+A trace with the draft's state at every element of every rollout would take some 18 kB a position. The head turns a state
+into one number, so the draft reads the recorded rollouts once more, and that number is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from components.collect.rollouts import branches
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
+from serving.runtime.artifacts.base import Provenance
+from serving.runtime.models.trace_model import TracedText
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import Kit
+from serving.runtime.types import DraftwellError, Forward, Model
+
+if TYPE_CHECKING:
+    from components.replay.replay import Texts
+
+
+class RecordedHead(AcceptanceHead):
+    """Stands in for a head in a replay, whose states are the head's own figures already (`TraceRows.hidden`)."""
+
+    def __init__(self, provenance: Provenance):
+        self.provenance = provenance
+
+    def acceptance(self, state: Tensor) -> float:
+        return float(state)
+
+
+def score_rollouts(pair: LoadedPair, texts: Texts, head: AcceptanceHead) -> Texts:
+    """The same texts with the head's predictions, which `replay` of specdec_pp then reads.
+
+    Args:
+        pair: that the trace is of, with a free slot on the draft.
+        head: must be the one of the kit that is replayed with.
+    Raises:
+        DraftwellError: a pair without a draft, or whose draft has no hidden states.
+    """
+    if "draft" not in pair.models:
+        raise DraftwellError(f"pair {pair.name} has no draft model, so there is nothing to score: choose a pair with one")
+    scored = [replace(text, scores=scores(pair.models["draft"], text, head)) for text in texts.texts]
+    return replace(texts, texts=scored, head=head)
+
+
+def scores(model: Model, text: TracedText, head: AcceptanceHead) -> list[list[float]]:
+    """`[continuation][K]`: the head's prediction on the state that gave each token of each rollout.
+
+    A rollout that goes on as the next position's does is not read again.
+    """
+    count, depth = len(text.tokens), len(text.tokens[0])
+    own = [i for i in range(count) if i == count - 1 or text.tokens[i] != [text.output[i], *text.tokens[i + 1][:-1]]]
+    scored = torch.empty(count, depth)
+    slot = model.open()
+    try:
+        output = model.forward([Forward("draft", slot, tuple(text.ids[:-1]), keep=count, prefill=True)])[0]
+        scored[:, 0] = predictions(head, output.hidden)
+        branch = branches(model, slot, text.ids, [text.prompt_length + i for i in own], depth)
+        for element in range(depth - 1):
+            said = branch.step([text.tokens[i][element] for i in own])
+            scored[own, element + 1] = predictions(head, said.hidden)
+    finally:
+        model.close(slot)
+    for i in sorted(set(range(count)) - set(own), reverse=True):
+        scored[i, 1:] = scored[i + 1, :-1]
+    return scored.tolist()
+
+
+def predictions(head: AcceptanceHead, states: Tensor | None) -> Tensor:
+    """Predicted acceptance `[n]` of the last token that each state `[n, hidden]` has read."""
+    if states is None:
+        raise DraftwellError("the draft returns no hidden states, which an acceptance head reads: leave specdec_pp out")
+    return torch.sigmoid(head.logit(states.float().cpu()))
+
+
+def with_recorded_head(kit: Kit, head: AcceptanceHead | None) -> Kit:
+    """The kit for texts that `head` has scored; None where none has.
+
+    Raises:
+        DraftwellError: the kit holds another head.
+    """
+    own = kit.artifacts.get(AcceptanceHead.kind)
+    if head is None or own is None:
+        return kit
+    if own is not head:
+        raise DraftwellError("the rollouts were scored by another acceptance head than the one that is replayed: score them with it")
+    return replace(kit, artifacts={**kit.artifacts, AcceptanceHead.kind: RecordedHead(head.provenance)})

@@ -1,0 +1,175 @@
+"""Replay: what a strategy would have done on traced prompts, exactly, and how long it would have taken.
+
+The strategy's own generator runs over trace models, so there is no second implementation of anything. At temperature 0
+in float32 a lossless strategy makes the same target calls, draft calls and accepted tokens as in a real run, round by
+round (prompts in order, one at a time, state carried). Time is predicted from a hardware profile. Sampled texts are
+replayed in expectation (`replay_sampled`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from components.collect.trace_checks import check_rollouts, greedy_header, targets_own
+from components.replay.costs import Costs, costs_of
+from components.replay.head_scores import with_recorded_head
+from serving.runtime.artifacts.acceptance_head import AcceptanceHead
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.models.trace_model import TracedText, TraceModel
+from serving.runtime.session import Session
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies.draft_verify import SAMPLED
+from serving.runtime.trace import TraceSet
+from serving.runtime.types import DraftwellError, Overlap, Role, Sampling
+
+COLUMNS = ("prompt_id", "turn", "kind", "position", "prompt_tokens", "token", "rollout_tokens", "rollout_confidence", "rollout_entropy")
+
+
+@dataclass(frozen=True)
+class PromptReplay:
+    """One text as replayed: its counters, and the seconds it would take."""
+
+    name: str
+    stats: Stats
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """A strategy replayed over a trace.
+
+    Args:
+        stats: counters over all texts.
+        predicted_seconds_per_token: of the whole, prefill included.
+        exact: False where a draft ran behind the end of a rollout (only with `extend`).
+    """
+
+    stats: Stats
+    predicted_seconds_per_token: float
+    per_prompt: list[PromptReplay]
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a trace that can be replayed, read once for many replays.
+
+    Args:
+        temperature: that the texts were written at; above 0 they come from `replay_sampled.SampledTexts.draw`.
+        head: the acceptance head whose scores they carry (`head_scores.score_rollouts`).
+    """
+
+    texts: list[TracedText]
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    rollout: int
+    temperature: float = 0.0
+    head: AcceptanceHead | None = None
+
+
+def read_texts(trace: TraceSet, limit: int | None = None) -> Texts:
+    """The target's own greedy texts of a trace.
+
+    Raises:
+        DraftwellError: the trace was sampled, holds none, or is not fit to be read.
+    """
+    header = greedy_header(trace)
+    columns, parts = target_rows(trace, COLUMNS)
+    return Texts([text_of(columns, part) for part in parts][:limit], header.max_tokens, frozenset(header.stop_token_ids), header.rollout)
+
+
+def target_rows(trace: TraceSet, names: Sequence[str]) -> tuple[dict[str, list[Any]], list[slice]]:
+    """Columns of a trace, and the rows of each text that the target wrote.
+
+    Raises:
+        DraftwellError: there are none, no rollouts along them, or figures that are not finite.
+    """
+    table = trace.read(names)
+    check_rollouts(targets_own(table))
+    columns = {name: column.to_pylist() for name, column in zip(names, table.columns, strict=True)}
+    starts = [i for i, position in enumerate(columns["position"]) if position == 0]
+    return columns, [slice(start, end) for start, end in zip(starts, [*starts[1:], len(columns["position"])], strict=True)
+                     if columns["kind"][start] == "target"]
+
+
+def text_of(columns: Mapping[str, list[Any]], rows: slice) -> TracedText:
+    """One text."""
+    prompt = columns["prompt_tokens"][rows.start]
+    turn = columns["turn"][rows.start]
+    return TracedText(columns["prompt_id"][rows.start] + (f", turn {turn + 1}" if turn else ""), prompt + columns["token"][rows],
+                      len(prompt), columns["rollout_tokens"][rows], columns["rollout_confidence"][rows],
+                      columns["rollout_entropy"][rows])
+
+
+def replay(trace: TraceSet | Texts, strategy_name: str, parameters: Mapping[str, Any], kit: Kit, profile: HardwareProfile, *,
+           max_tokens: int | None = None, overlap: bool = True, extend: bool = False) -> ReplayResult:
+    """Run a strategy over a trace.
+
+    Args:
+        kit: artifacts of the strategy; replay works on copies, so that it changes no state.
+        profile: of the device that time is predicted for.
+        max_tokens: emit at most this many, at most the trace's own number; None takes that.
+        overlap: forwards that a strategy overlaps take as long as the slower side; False adds them up.
+        extend: go on where a rollout ends (see `TraceModel`) instead of raising `RolloutExhausted`.
+    Raises:
+        DraftwellError: a lossy strategy, a longer text than traced, parameters that are out of bounds.
+        RolloutExhausted: the parameters let a draft run on behind its first wrong token for more than K tokens.
+    """
+    texts = trace if isinstance(trace, Texts) else read_texts(trace)
+    budget = texts.max_tokens if max_tokens is None else max_tokens
+    if budget > texts.max_tokens:
+        raise DraftwellError(f"the trace holds texts of {texts.max_tokens} tokens, not {budget}: lower max_tokens or collect longer ones")
+    settings = dict(parameters)
+    if strategy_name == "draft_verify" and texts.temperature > 0 and settings.get("threshold") is None:
+        settings["threshold"] = SAMPLED  # its default asks the request's temperature, and a replay's is always 0
+    strategy = build_strategy(strategy_name, settings, with_recorded_head(kit, texts.head).private())
+    if not strategy.lossless:
+        raise DraftwellError(f"strategy {strategy_name} is lossy, so a trace does not tell what it writes: measure it instead")
+    sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)
+    costs = costs_of(profile, strategy.overlaps, max(len(text.ids) for text in texts.texts), overlap=overlap)
+    chains = profile.details is not None and profile.details.chains and texts.temperature == 0
+    results, exact = [], True
+    for text in texts.texts:
+        models = {role: TraceModel(text, role, extend=extend, chains=chains and role == "draft") for role in strategy.roles}
+        session = Session(text.prompt, sampling, models)
+        _, seconds, _ = play(strategy.run(session), models, costs)
+        stats, output = session.stats, session.text.output
+        if output != text.output[:budget]:
+            raise RuntimeError(f"{strategy_name} is called lossless, but its replay of {text.name} left the target's text")
+        stats.emitted = len(output)
+        exact = exact and not any(model.extended for model in models.values())
+        results.append(PromptReplay(text.name, stats, seconds + stats.target_calls * costs.round))
+    total = Stats.total(result.stats for result in results)
+    return ReplayResult(total, sum(result.seconds for result in results) / total.emitted, results, exact)
+
+
+def play(steps: Generator[Any, Any, Any], models: Mapping[Role, TraceModel], costs: Costs) -> tuple[Any, float, float]:
+    """Drive a strategy's generator, or a side of an overlap, to its end.
+
+    Nothing waits, nothing is batched and no clock is read, so this does without the engine. The sides of an overlap are played
+    one after the other: they meet in counters only.
+
+    Returns:
+        the generator's value, and the seconds that it would take: alone, and while the other model runs too.
+    """
+    reply: Any = None
+    alone = busy = 0.0
+    while True:
+        try:
+            command = steps.send(reply)
+        except StopIteration as stop:
+            return stop.value, alone, busy
+        if isinstance(command, Overlap):
+            played = [play(side, models, costs) for side in command.sides]
+            seconds = costs.together([(one, other) for _, one, other in played])
+            alone, busy = alone + seconds, busy + seconds
+            reply = tuple(value for value, _, _ in played)
+            continue
+        model = models[command.model]
+        rest = costs.figure * model.take_figures() + (costs.token * command.steps if command.model == "draft" else 0.0)
+        alone += costs.alone.seconds(command, model.length) + rest
+        busy += costs.busy.seconds(command, model.length) + rest
+        reply = model.answer(command)

@@ -1,0 +1,133 @@
+"""Replay of sampled texts: what a strategy does at temperature > 0, on average.
+
+A text that a lossless strategy samples follows the target's law, whatever the draft does. Given its token x at a tested
+position, x had been drawn by the draft too with probability min(1, q(x)/p(x)), independently at every position: the exact
+rule emits x with probability min(p(x), q(x)) as an accepted token and max(0, p(x) − q(x)) as a recovered one (Leviathan
+2023, Appendix A.1). A rejected token follows norm(max(0, q − p)), independently of x, and never equals it. A trace holds
+one such token for every position, with the draft's sampled continuation. So a lot settles for every position whether
+the draft had drawn x or the rejected token, and from there on the strategy is replayed as at temperature 0. Every
+position is tested at most once in a generation, so each lot is used once. The result is exact in law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from components.replay.replay import COLUMNS, ReplayResult, Texts, replay, target_rows, text_of
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.models.trace_model import TracedText
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Kit
+from serving.runtime.trace import TraceError, TraceSet
+from serving.runtime.types import DraftwellError
+
+SAMPLED_COLUMNS = (*COLUMNS, "text_q", "text_p", "text_raw_q", "rollout_q")
+COUNTERS = tuple(field.name for field in fields(Stats) if field.type == "int")
+LOTS = 13
+"""Purpose of this module's random stream: no seed is used for two things."""
+
+
+@dataclass(frozen=True)
+class SampledTexts:
+    """The target's sampled texts of a trace.
+
+    Args:
+        rejected: the texts, every rollout of which starts with a token that the exact rule rejected.
+        kept: `[text][continuation]`, min(1, q/p) of the text's own token.
+        raw: `[text][continuation]`, its raw draft probability.
+    """
+
+    rejected: Texts
+    kept: list[np.ndarray]
+    raw: list[list[float]]
+
+    def draw(self, seed: int) -> Texts:
+        """The texts with, for every position, what the draft had drawn there: the text's token, or the rejected one."""
+        rng = np.random.default_rng([seed, LOTS])
+        texts = [settled(text, (rng.random(len(kept)) < kept).tolist(), raw)
+                 for text, kept, raw in zip(self.rejected.texts, self.kept, self.raw, strict=True)]
+        return replace(self.rejected, texts=texts)
+
+
+def settled(text: TracedText, accepted: list[bool], raw: list[float]) -> TracedText:
+    """A text on which the draft had drawn the text's own token where `accepted`; only its first figures are asked for there."""
+    def pick(rejected: list[list[Any]], mine: list[Any] | None = None) -> list[list[Any]]:
+        return [[mine[i] if mine else row[0]] if accepted[i] else row for i, row in enumerate(rejected)]
+
+    assert text.raw is not None
+    return replace(text, tokens=pick(text.tokens, text.output), confidence=pick(text.confidence), entropy=pick(text.entropy),
+                   raw=pick(text.raw, raw), scores=None if text.scores is None else pick(text.scores))
+
+
+def read_sampled(trace: TraceSet, limit: int | None = None) -> SampledTexts:
+    """The target's own sampled texts of a trace.
+
+    Raises:
+        TraceError: it was collected at temperature 0, holds no such text, or is of a version that cannot tell.
+    """
+    header = trace.header
+    if header.temperature == 0:
+        raise TraceError(f"{trace.folder} was collected at temperature 0: replay it as it is")
+    if header.version < 2:
+        raise TraceError(f"{trace.folder} has trace schema {header.version}, which tells too little of sampled texts: collect it again")
+    columns, parts = target_rows(trace, SAMPLED_COLUMNS)
+    parts = parts[:limit]
+    texts = [replace(text_of(columns, part), raw=columns["rollout_q"][part]) for part in parts]
+    rejected = Texts(texts, header.max_tokens, frozenset(header.stop_token_ids), header.rollout, header.temperature)
+    return SampledTexts(rejected, [ratio(columns, part) for part in parts], [columns["text_raw_q"][part] for part in parts])
+
+
+def ratio(columns: Mapping[str, list[Any]], part: slice) -> np.ndarray:
+    """min(1, q/p) of the text's tokens; where rounding left p = 0 behind (a tie at top-k's edge), 1 if the draft can draw it."""
+    draft, target = np.array(columns["text_q"][part], dtype=float), np.array(columns["text_p"][part], dtype=float)
+    quotient: np.ndarray = np.divide(draft, target, out=(draft > 0).astype(float), where=target > 0)
+    return np.minimum(1.0, quotient)
+
+
+@dataclass(frozen=True)
+class ExpectedReplay:
+    """A strategy replayed on sampled texts, several times.
+
+    Args:
+        runs: the replays, one for each seed.
+        mean: counter → mean over the replays of its total over all texts; also "predicted_seconds_per_token".
+        error: the standard error of each mean, as far as the lots cause it (other texts would differ too); NaN for one seed.
+    """
+
+    runs: list[ReplayResult]
+    mean: dict[str, float]
+    error: dict[str, float]
+
+    @property
+    def exact(self) -> bool:
+        """False where a draft ran on behind the end of a rollout."""
+        return all(run.exact for run in self.runs)
+
+
+def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, parameters: Mapping[str, Any], kit: Kit,
+                    profile: HardwareProfile, *, seeds: int = 4, seed: int = 0, max_tokens: int | None = None, overlap: bool = True,
+                    extend: bool = False) -> ExpectedReplay:
+    """Run a strategy over sampled texts with different lots.
+
+    Args:
+        seeds: replays, at least 1.
+        seed: of the first one; the others follow.
+        kit, profile, max_tokens, overlap, extend: as in `replay`.
+    Raises:
+        TraceError: the trace cannot be replayed so.
+        DraftwellError, RolloutExhausted: as in `replay`.
+    """
+    if seeds < 1:
+        raise DraftwellError(f"the number of seeds must be at least 1, not {seeds}")
+    texts = trace if isinstance(trace, SampledTexts) else read_sampled(trace)
+    runs = [replay(texts.draw(seed + i), strategy_name, parameters, kit, profile, max_tokens=max_tokens, overlap=overlap, extend=extend)
+            for i in range(seeds)]
+    figures = {name: [float(getattr(run.stats, name)) for run in runs] for name in COUNTERS}
+    figures["predicted_seconds_per_token"] = [run.predicted_seconds_per_token for run in runs]
+    mean = {name: float(np.mean(values)) for name, values in figures.items()}
+    error = {name: float(np.std(values, ddof=1) / len(values) ** 0.5) if seeds > 1 else float("nan") for name, values in figures.items()}
+    return ExpectedReplay(runs, mean, error)

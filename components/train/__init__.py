@@ -1,0 +1,1 @@
+"""Training of learned artifacts: SPRINTER's verifier and SpecDec++'s acceptance head."""

@@ -1,0 +1,173 @@
+"""Fitting a linear verifier: logistic regression under an L2 penalty on standardised features, and Platt's scaling.
+
+The paper's BCE with class weights (METHODS) and a penalty (ours), minimised by L-BFGS where the paper stops Adam early: a thousand
+state dimensions overfit a trace of some prompts at once, and Adam's fit ranked test tokens no better than the draft's confidence
+alone (docs/log.md).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from components.train.examples import Examples
+from components.train.metrics import auc_of
+from serving.runtime.artifacts.verifier import SCALARS
+from serving.runtime.types import DraftwellError
+
+STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)
+"""Inverse strengths of the L2 penalty against the summed loss, strongest first (scikit-learn's C)."""
+TOLERANCE = 1e-3
+"""Largest component of the gradient of the mean loss at which L-BFGS stops."""
+FREE_SCALARS = 10.0
+"""Scalars are scaled up by this, so that the penalty, meant for hundreds of state dimensions, hardly holds them back (ours)."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A linear function of raw features, z = x·weight + bias.
+
+    Args:
+        names: feature groups.
+        weight: `[width]` float32.
+    """
+
+    names: tuple[str, ...]
+    weight: np.ndarray
+    bias: float
+
+    def logits(self, examples: Examples) -> np.ndarray:
+        """z `[rows]` float64.
+
+        Raises:
+            DraftwellError: one of them is NaN or infinite.
+        """
+        z = np.concatenate([block.astype(np.float64) @ self.weight + self.bias for block in examples.blocks(self.names)])
+        if not np.isfinite(z).all():
+            raise DraftwellError("scores of the verifier are NaN or infinite: collect the trace again, a model's weights or dtype may be "
+                                 "broken")
+        return z
+
+    def scaled(self, slope: float, shift: float) -> Line:
+        """slope·z + shift."""
+        return Line(self.names, (self.weight * slope).astype(np.float32), float(self.bias * slope + shift))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How a feature set and a penalty did on prompts that were held out.
+
+    Args:
+        auc: mean over folds.
+        strength: of `STRENGTHS`.
+        logits: `[rows]`, of each row by the fit that did not see its prompt.
+    """
+
+    auc: float
+    strength: float
+    logits: np.ndarray
+
+
+def fits(examples: Examples, names: tuple[str, ...], ratio: float, strengths: Sequence[float] = STRENGTHS) -> Iterator[Line]:
+    """A fit for each strength of the penalty, each beginning where the one before it ended.
+
+    Args:
+        ratio: lambda of the label q̄(x)/p̄(x) <= lambda; both classes must be there.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    mean, scale = moments(examples, names)
+    if "scalars" in names:  # the last group
+        scale[-len(SCALARS) :] /= FREE_SCALARS
+    x = examples.features(names)
+    x -= mean.astype(np.float32)
+    x /= scale.astype(np.float32)
+    model = LogisticRegression(class_weight="balanced", warm_start=True, max_iter=500, tol=TOLERANCE)
+    for strength in strengths:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that was cut short is judged like any other
+            model.set_params(C=strength).fit(x, examples.ratio <= ratio)
+        weight = (model.coef_[0] / scale).astype(np.float32)
+        yield Line(names, weight, float(model.intercept_[0] - mean @ weight))
+
+
+def fit(examples: Examples, names: tuple[str, ...], ratio: float, strength: float) -> Line:
+    """The fit of one strength."""
+    (line,) = fits(examples, names, ratio, [strength])
+    return line
+
+
+def moments(examples: Examples, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation `[width]` float64 of raw features, the latter at least 1e-6."""
+    total = squares = np.zeros(())
+    for block in examples.blocks(names):
+        values = block.astype(np.float64)
+        total, squares = total + values.sum(0), squares + (values * values).sum(0)
+    mean = total / len(examples)
+    return mean, np.maximum(np.sqrt(np.maximum(squares / len(examples) - mean * mean, 0.0)), 1e-6)
+
+
+def cross_validate(examples: Examples, held_out: Sequence[np.ndarray], names: tuple[str, ...], ratio: float) -> Validation:
+    """The best strength for a feature set.
+
+    Args:
+        held_out: masks `[rows]`, each held out once.
+    Raises:
+        DraftwellError: all draft tokens of the prompts that a fold learns from, or of all that are held out, are of one class.
+    """
+    label = examples.ratio <= ratio
+    logits = np.empty((len(STRENGTHS), len(examples)))
+    found: list[list[float]] = [[] for _ in STRENGTHS]
+    for held in held_out:
+        rest, part = examples.take(~held), examples.take(held)
+        check_classes("training", label[~held])
+        for number, line in enumerate(fits(rest, names, ratio)):
+            logits[number, held] = line.logits(part)
+            if label[held].any() and not label[held].all():
+                found[number].append(auc_of(label[held], logits[number, held]))
+    if not found[0]:
+        check_classes("validation", label[held_out[0]])
+    means = [float(np.mean(aucs)) for aucs in found]
+    best = int(np.argmax(means))
+    return Validation(means[best], STRENGTHS[best], logits[best])
+
+
+def check_classes(name: str, labels: np.ndarray) -> None:
+    """Refuse examples in which all draft tokens are acceptable, or none is."""
+    if labels.all() or not labels.any():
+        what = "acceptable" if labels.all() else "unacceptable"
+        raise DraftwellError(f"all {len(labels)} draft tokens of the {name} prompts are {what}, so nothing can be learnt or "
+                             "tested: collect more prompts, or change the ratio (lambda)")
+
+
+def platt(z: np.ndarray, label: np.ndarray) -> tuple[float, float]:
+    """Slope and shift after which sigmoid(z) is a probability: Platt's scaling with his smoothed targets.
+
+    Class weights shift the scores of a fit and its penalty flattens them; neither changes their order, and this corrects both.
+
+    Args:
+        z: `[rows]` of prompts that the fit did not see.
+    Returns:
+        (1, 0) where z ranks worse than chance: scaling would turn the order round.
+    """
+    targets = np.where(label, (label.sum() + 1) / (label.sum() + 2), 1 / ((~label).sum() + 2))
+    design = np.stack([z, np.ones_like(z)], axis=1)
+    scale = np.array([1.0, 0.0])
+    for _ in range(50):  # Newton's method with a trace of ridge: two unknowns, a convex loss
+        p = sigmoid(design @ scale)
+        hessian = design.T @ (design * (p * (1 - p))[:, None]) + 1e-6 * np.eye(2)
+        step = np.linalg.solve(hessian, design.T @ (p - targets))
+        scale -= step * min(1.0, 5.0 / max(1e-12, float(np.abs(step).max())))
+        if np.abs(step).max() < 1e-8:
+            break
+    return (float(scale[0]), float(scale[1])) if scale[0] > 0 else (1.0, 0.0)
+
+
+def sigmoid(z: np.ndarray) -> np.ndarray:
+    """Probabilities of logits; any shape."""
+    found: np.ndarray = 1.0 / (1.0 + np.exp(-np.clip(z, -60, 60)))
+    return found

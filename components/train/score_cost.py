@@ -1,0 +1,50 @@
+"""What the score of a verifier or an acceptance head costs, beside the draft forward whose token it judges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+from components.calibrate.hardware_profile import filler, synchronise
+from serving.runtime.pair import LoadedPair
+from serving.runtime.types import DraftwellError, Forward, Rows
+
+
+def time_score(pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats: int = 100, context: int = 128) -> dict[str, float]:
+    """Median times of a score and of a one-token draft forward, measured in turn, at temperature 0.
+
+    Each score is of a row that nobody has looked at but to draw its token, as SPRINTER's loop does; the first, cold ones are dropped.
+
+    Args:
+        score: of a row and the token that was drafted from it.
+        context: tokens in the draft's slot, fewer where they do not fit.
+    Returns:
+        `score_us` and `draft_us`, microseconds, and `share`, the one over the other.
+    Raises:
+        DraftwellError: the pair has no draft.
+    """
+    if "draft" not in pair.models:
+        raise DraftwellError(f"pair {pair.name} has no draft model, so no token is scored: choose a pair with one")
+    model, sampling = pair.models["draft"], pair.sampling(max_tokens=1)
+    context = min(context, model.max_context - 1)
+    scored, drafted = list[float](), list[float]()
+    slot = model.open()
+    try:
+        model.forward([Forward("draft", slot, filler(pair, context), prefill=True)])
+        for _ in range(repeats + 3):
+            model.rollback(slot, context)
+            synchronise(pair.device)
+            start = time.perf_counter()
+            output = model.forward([Forward("draft", slot, (1,))])[0]
+            synchronise(pair.device)
+            drafted.append(time.perf_counter() - start)
+            row = output.rows(sampling)
+            token = row.top[0]
+            start = time.perf_counter()
+            score(row, token)
+            scored.append(time.perf_counter() - start)
+    finally:
+        model.close(slot)
+    score_us, draft_us = (1e6 * median(seconds[3:]) for seconds in (scored, drafted))
+    return {"score_us": score_us, "draft_us": draft_us, "share": score_us / draft_us}

@@ -1,0 +1,1 @@
+"""Tuning: which strategy with which parameters, by replay and then by measurement."""

@@ -1,0 +1,119 @@
+"""What a tuner chooses among: the strategies that are possible here, and trials of those that no replay can predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from components.prompts.prompt import Prompt, prompts_digest
+from components.tune.constraints import Constraints, Judge
+from components.tune.evaluator import Config, Evaluate, QualityOf
+from components.tune.search.pyramid_model import predict_pyramids
+from components.tune.search.search import Search, Trial
+from components.tune.search.space import MEASURED, REPLAYED
+from components.tune.successive_halving import PLAIN
+from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import Kit, build_strategy, find_strategy
+from serving.runtime.types import DraftwellError
+
+EXPLORE_PROMPTS, EXPLORE_TOKENS = 2, 24
+
+
+def choose_strategies(pair: LoadedPair, kit: Kit, wanted: Sequence[str] | None, lossless_only: bool,
+                      quality: QualityOf | None) -> tuple[list[str], dict[str, str]]:
+    """Names to try, and why the others are left out. A name that the user gave and that is unfit is an error."""
+    names, left_out = [], {}
+    for name in wanted if wanted is not None else [*REPLAYED, *MEASURED]:
+        if name == PLAIN[0]:
+            continue  # always measured
+        problem = unfit(pair, kit, name, lossless_only, quality)
+        if problem is None:
+            names.append(name)
+        elif wanted is not None:
+            raise DraftwellError(f"strategy {name} cannot be tuned here: {problem}")
+        else:
+            left_out[name] = problem
+    return names, left_out
+
+
+def unfit(pair: LoadedPair, kit: Kit, name: str, lossless_only: bool, quality: QualityOf | None) -> str | None:
+    """Why a strategy cannot be tuned, or None."""
+    cls = find_strategy(name)
+    if name not in REPLAYED and name not in MEASURED:
+        return f"it has no search space, choose from {', '.join([*REPLAYED, *MEASURED])}"
+    if not cls.lossless and lossless_only:
+        return "it is lossy, and only lossless strategies are allowed"
+    if not cls.lossless and quality is None:
+        return "it is lossy, and nothing measures its quality"
+    lacking = [role for role in cls.roles if role not in pair.models] + [a for a in cls.artifacts if a not in kit.artifacts]
+    return f"it needs {lacking[0]}, which is not at hand" if lacking else None
+
+
+def unfit_champion(pair: LoadedPair, kit: Kit, champion: Config, quality: QualityOf | None) -> str | None:
+    """Why the champion cannot be measured here, or None; constraints are no reason, they only keep it from being chosen."""
+    try:
+        build_strategy(*champion)
+    except DraftwellError as error:
+        return str(error)
+    cls = find_strategy(champion[0])
+    lacking = [role for role in cls.roles if role not in pair.models] + [a for a in cls.artifacts if a not in kit.artifacts]
+    if lacking:
+        return f"it is {champion[0]}, which needs {lacking[0]}, and that is not at hand"
+    return f"it is {champion[0]}, which is lossy, and nothing measures its quality" if not cls.lossless and quality is None else None
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """Tries configs that no replay can predict, on a few prompts."""
+
+    pair: LoadedPair
+    search: Search
+    evaluate: Evaluate
+    quality: QualityOf | None
+    prompts: Sequence[Prompt]
+    profile: HardwareProfile
+
+    @property
+    def few(self) -> Sequence[Prompt]:
+        """The prompts that are explored on."""
+        return self.prompts[:EXPLORE_PROMPTS]
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """What explored values depend on besides the search."""
+        return {"prompts": prompts_digest(self.few), "tokens": EXPLORE_TOKENS, "device_class": self.profile.provenance.device_class,
+                "padded_to": self.pair.padded_to, "fingerprint": self.pair.fingerprint, "threads": torch.get_num_threads()}
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """The description of a strategy's study, replayed or explored."""
+        return self.search.describe(name, None if name in REPLAYED else self.subject)
+
+    def run(self, names: Sequence[str], count: int) -> tuple[list[Trial], list[Trial]]:
+        """The trials of all strategies, and the estimates that some of them began with."""
+        estimates = predict_pyramids(self.pair, names, self.few, self.profile)
+        first = starting_points(estimates)
+        trials = [trial for name in names
+                  for trial in self.search.explore(name, count, self.measure, first.get(name, ()), self.subject)]
+        return trials, estimates
+
+    def measure(self, name: str, parameters: dict[str, Any]) -> Trial:
+        """One config as a trial."""
+        few = self.few
+        [result] = self.evaluate([(name, parameters)], few, max_tokens=EXPLORE_TOKENS, fresh=True)
+        divergence = 0.0
+        if not find_strategy(name).lossless:
+            [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)  # a ledger answers from the second time on
+            divergence, _ = Judge(Constraints(), self.quality, None, {}).losses((name, parameters), few, result, plain)
+        return Trial(name, parameters, result.pace, False, result.calls_per_token, divergence, "measured")
+
+
+def starting_points(estimates: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
+    """Strategy → the configs that an estimate says are best."""
+    first: dict[str, list[dict[str, Any]]] = {}
+    for trial in estimates:
+        first.setdefault(trial.strategy, []).append(trial.parameters)
+    return first

@@ -1,0 +1,1 @@
+"""A tuning as tables, plots and one HTML page."""
