@@ -14,7 +14,7 @@ from flows.workspace import Workspace
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from flows.runners import Fan
-    from serving.runtime.trace import TraceSet
+    from serving.recording.trace import TraceSet
 
 KINDS = ("bare", "draft", "target", "mixed")
 """SPRINTER's prefix kinds (a) to (d)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flows.progress import announce, counting
 from flows.stations import Bar, Station
 from flows.workspace import Say, Workspace
-from serving.runtime.pair_files import draftwell_home
+from serving.artifacts.pair_files import draftwell_home
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.pairs import NAME, ModelSource, PairSpec, fetch, find_pair, list_pairs, write_pair
-from serving.runtime.pair_files import PairFiles, draftwell_home
+from serving.artifacts.pair_files import PairFiles, draftwell_home
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def alone_with(name: str, work: Path) -> Iterator[None]:
 
 def check_out(out: Path, work: Path) -> None:
     """Refuse a folder for the draft that would lose what lies there: a finished draft takes the place of the whole folder."""
-    from serving.runtime.artifacts.base import MANIFEST, read_manifest
+    from serving.artifacts.base import MANIFEST, read_manifest
 
     here, there = out.expanduser().absolute(), work.expanduser().absolute()
     if here == there or here in there.parents or there in here.parents:
@@ -128,7 +128,7 @@ def keep_report(made: Distilled) -> Path:
     import json
 
     from flows.workspace import Workspace
-    from serving.runtime.artifacts.base import write_atomically
+    from serving.artifacts.base import write_atomically
 
     path = Workspace(str(made.file)).reports / "distilled_draft.json"
     write_atomically(path, (json.dumps(made.report, indent=2) + "\n").encode())
@@ -239,7 +239,7 @@ def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[l
     from components.distil.distil import LONGEST_PROMPT, Source
     from components.distil.writers import writer_of
     from components.prompts.prompt import demo_prompts, ids_of
-    from serving.runtime.pair_files import weights_digest
+    from serving.artifacts.pair_files import weights_digest
 
     donor, writer = weights_digest(files.target), writer_of(pair, AT_ONCE[wanted.device])
     room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
@@ -272,7 +272,7 @@ def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say
 
     from components.distil.instructions import invent
     from components.prompts.prompt import Prompt
-    from serving.runtime.artifacts.base import write_atomically
+    from serving.artifacts.base import write_atomically
 
     key = hashlib.sha256(json.dumps([donor, writer.identity, wanted.invented, pair.chat]).encode()).hexdigest()[:24]
     path = work_of(wanted, pair.name) / f"instructions-{key}.json"

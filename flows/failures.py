@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from serving.runtime.pair_files import draftwell_home
+from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.types import DraftwellError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

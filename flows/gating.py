@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from registry.releases import ReleaseVersion
     from registry.store import Store
-    from serving.runtime.artifacts.base import Artifact
+    from serving.artifacts.base import Artifact
     from serving.runtime.pair import LoadedPair
     from serving.runtime.strategies import Kit
 
@@ -39,7 +39,7 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
 
     The pair's fingerprint covers the draft's weights, so a release with another draft is refused with its artifacts.
     """
-    from serving.runtime.bundle import artifact_classes
+    from serving.bundle.bundle import artifact_classes
 
     found: dict[str, Artifact] = {}
     classes = artifact_classes()
@@ -202,8 +202,8 @@ def pair_of(station: Station, store: Store, champion: ReleaseVersion) -> LoadedP
         None where they cannot be had here: another target or dtype, a draft that is not in the registry, or no memory for both.
     """
     from components.gate.footprint import room_for_another
+    from serving.artifacts.pair_files import fingerprint
     from serving.runtime.pair import load_pair
-    from serving.runtime.pair_files import fingerprint
     from serving.runtime.strategies import STRATEGIES
 
     pair, space = station.pair, station.workspace

@@ -18,7 +18,7 @@ from flows.context import prompts_of
 from flows.learn import RESULT, RETRY
 from flows.settings import BESIDES, PipelineSettings
 from flows.workspace import Workspace
-from serving.runtime.artifacts.base import ArtifactError, digest_of
+from serving.artifacts.base import ArtifactError, digest_of
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -55,7 +55,7 @@ def once(step: Task[[PipelineSettings, str], dict[str, Any]], settings: Pipeline
 def key_of(step: str, settings: PipelineSettings, space: Workspace, before: Mapping[str, Any]) -> str:
     """Digest of all that a step depends on; no path and no name is in it."""
     from components.report.provenance import device_class, git_commit
-    from serving.runtime.pair_files import fingerprint
+    from serving.artifacts.pair_files import fingerprint
 
     prompts = {name: [asdict(prompt) for prompt in rows] for name, rows in prompts_of(settings).items()}
     parts = {"step": step, "settings": settings.model_dump(mode="json", exclude=BESIDES), "prompts": prompts,
@@ -66,7 +66,7 @@ def key_of(step: str, settings: PipelineSettings, space: Workspace, before: Mapp
 
 def standing(space: Workspace, kinds: Iterable[str]) -> dict[str, str]:
     """kind → digest of what is in the workspace now; what is missing or broken is left out."""
-    from serving.runtime.trace import TraceError, TraceSet
+    from serving.recording.trace import TraceError, TraceSet
 
     found = {}
     for kind in kinds:

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.runtime.artifacts.base import ArtifactError, digest_of
-from serving.runtime.pair_files import draftwell_home
+from serving.artifacts.base import ArtifactError, digest_of
+from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Finder:
     @cached_property
     def traces(self) -> dict[str, Path]:
         """digest → folder of the workspaces' traces, and of those that recalibrations collected."""
-        from serving.runtime.trace import TraceError, TraceSet
+        from serving.recording.trace import TraceError, TraceSet
 
         found = {}
         home = draftwell_home()

@@ -17,9 +17,9 @@ from flows.failures import will_pass
 from flows.references import Served, find_reference, keep_reference, served
 from flows.settings import TrafficSettings
 from flows.workspace import Workspace
-from serving.runtime.artifacts.base import write_atomically
-from serving.runtime.pair_files import draftwell_home
-from serving.runtime.trace import LOSSY
+from serving.artifacts.base import write_atomically
+from serving.artifacts.pair_files import draftwell_home
+from serving.recording.trace import LOSSY
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:

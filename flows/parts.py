@@ -17,8 +17,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from serving.runtime.artifacts.base import write_atomically
-from serving.runtime.pair_files import draftwell_home, models_root
+from serving.artifacts.base import write_atomically
+from serving.artifacts.pair_files import draftwell_home, models_root
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     from components.replay.replay import read_texts
     from components.tune.search.search import Search
     from components.tune.search.studies import Studies
-    from serving.runtime.artifacts.hardware_profile import HardwareProfile
-    from serving.runtime.bundle import artifact_classes
+    from serving.artifacts.hardware_profile import HardwareProfile
+    from serving.bundle.bundle import artifact_classes
+    from serving.recording.trace import TraceSet
     from serving.runtime.strategies import Kit
-    from serving.runtime.trace import TraceSet
 
     said = read(job)
     torch.set_num_threads(said["threads"])

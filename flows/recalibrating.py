@@ -28,8 +28,8 @@ from flows.served import newest_prompts, on_prompts
 from flows.settings import BESIDES, PLACES
 from flows.stations import Station, champion_number, champion_of, now
 from flows.workspace import Workspace
-from serving.runtime.artifacts.base import write_atomically
-from serving.runtime.trace import TraceSet
+from serving.artifacts.base import write_atomically
+from serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
@@ -219,7 +219,7 @@ def over_champion(station: Station, report: dict[str, Any]) -> dict[str, float] 
     """Speed of the workspace's choice over the champion's, both measured on the new traffic in one run."""
     from components.gate.gate import columns
     from components.report.intervals import paired_bootstrap_ratio
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.decoding_config import DecodingConfig
 
     entries = report.get("in_doubt") or report["strategies"]  # what was measured again is what counts
     if "champion" not in entries:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from flows.stations import Station, champion_of
 from flows.workspace import Workspace
-from serving.runtime.trace import LOSSY, TraceError, TraceSet
+from serving.recording.trace import LOSSY, TraceError, TraceSet
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion
-    from serving.runtime.artifacts.base import Artifact
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.base import Artifact
+    from serving.artifacts.decoding_config import DecodingConfig
 
 WATCHED = ("acceptance_table", "verifier", "correction_memory")
 RECALIBRATIONS = "recalibrations"
@@ -64,7 +64,7 @@ class Served:
 
 def served(space: Workspace, device: str) -> Served:
     """The champion with its artifacts, or what is calibrated in the workspace where there is no champion yet."""
-    from serving.runtime.bundle import artifact_classes
+    from serving.bundle.bundle import artifact_classes
 
     if (release := champion_of(space, device)) is not None:
         return of_release(release)

@@ -31,7 +31,7 @@ LEARNED = ("verifier", "acceptance_table", "correction_memory", "hardware_profil
 @task(name="collection", **KEYED)
 def collection_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
     """Collect traces; returns what was made and how many positions it has."""
-    from serving.runtime.trace import TraceSet
+    from serving.recording.trace import TraceSet
 
     made = collect_task.fn(settings)
     positions = TraceSet(workspace_of(settings).traces).read(["position"]).num_rows

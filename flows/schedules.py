@@ -20,8 +20,8 @@ from pydantic import BaseModel, ValidationError
 
 from registry.access import hidden
 from registry.pairs import find_pair
-from serving.runtime.artifacts.base import write_atomically
-from serving.runtime.pair_files import draftwell_home
+from serving.artifacts.base import write_atomically
+from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:

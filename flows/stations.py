@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from flows.progress import announce
 from flows.workspace import Workspace
-from serving.runtime.artifacts.base import digest_of, write_atomically
+from serving.artifacts.base import digest_of, write_atomically
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion
+    from serving.recording.trace import TraceSet
     from serving.runtime.pair import LoadedPair
-    from serving.runtime.trace import TraceSet
 
 Bar = Callable[..., None]
 PICTURES = {"verifier": ("roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md"),
@@ -60,7 +60,7 @@ class Station:
 def open_trace(station: Station, folder: Path | None = None) -> TraceSet:
     """The trace set to learn from."""
     from components.collect.collect import is_complete
-    from serving.runtime.trace import TraceSet
+    from serving.recording.trace import TraceSet
 
     traces = TraceSet(folder or station.workspace.traces, fingerprint=station.pair.fingerprint)
     if not traces.shards:
@@ -82,7 +82,7 @@ def publish(station: Station, evidence: Mapping[str, Any], *, device: str = "cpu
     from registry.pairs import model_records
     from registry.releases import create_release
     from registry.store import Store
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.decoding_config import DecodingConfig
 
     space, store = station.workspace, Store()
     files = space.files()

@@ -9,8 +9,8 @@ from flows.stations import Station
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
-    from serving.runtime.artifacts.base import Artifact
-    from serving.runtime.trace import TraceSet
+    from serving.artifacts.base import Artifact
+    from serving.recording.trace import TraceSet
     from serving.runtime.types import Rows
 
 AT_ONCE = 8

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from flows.runners import Fan
     from flows.settings import PipelineSettings
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
-    from serving.runtime.trace import TraceSet
+    from serving.artifacts.decoding_config import DecodingConfig
+    from serving.recording.trace import TraceSet
 
 PARENTS = ("acceptance_table", "hardware_profile", "verifier", "correction_memory", "acceptance_head")
 
@@ -39,7 +39,7 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     from components.tune.evaluator import Contest, Reader
     from components.tune.tune import tune as run
     from flows.runners import spread_replays
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import STRATEGIES
 
     space, pair = station.workspace, station.pair
@@ -90,7 +90,7 @@ def save_choice(station: Station, config: DecodingConfig) -> None:
 def champion_config(station: Station) -> tuple[str, dict[str, Any]] | None:
     """Strategy and parameters that the pair's champion serves on this device; None without one, or where no registry is to be had."""
     from registry.store import Store
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.decoding_config import DecodingConfig
 
     try:
         champion = champion_of(station.workspace, station.pair.device.partition(":")[0])
@@ -109,7 +109,7 @@ def champion_config(station: Station) -> tuple[str, dict[str, Any]] | None:
 def choose_plain(station: Station, reason: str) -> dict[str, Any]:
     """Make plain decoding the workspace's choice, keeping the evidence of the tuning; returns the choice."""
     from components.report.provenance import provenance
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.decoding_config import DecodingConfig
 
     tuned = DecodingConfig.load(station.workspace.artifacts / "decoding_config", fingerprint=station.pair.fingerprint)
     old = tuned.provenance

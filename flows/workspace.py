@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.pairs import fetch, find_pair
-from serving.runtime.pair_files import PairFiles, draftwell_home
+from serving.artifacts.pair_files import PairFiles, draftwell_home
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from serving.runtime.artifacts.base import Artifact
+    from serving.artifacts.base import Artifact
     from serving.runtime.pair import LoadedPair
     from serving.runtime.strategies import Kit, Strategy
 
@@ -79,7 +79,7 @@ class Workspace:
         files = self.files()
         from transformers.utils import logging
 
-        from serving.runtime.device import lacks_bfloat16
+        from serving.device import lacks_bfloat16
         from serving.runtime.pair import load_pair
 
         logging.disable_progress_bar()
@@ -124,7 +124,7 @@ class Workspace:
         return folder
 
     def _find(self, pair: LoadedPair, kind: str, folder: Path | None) -> Artifact | None:
-        from serving.runtime.bundle import artifact_classes
+        from serving.bundle.bundle import artifact_classes
 
         cls = artifact_classes()[kind]
         for place in (folder, self.artifacts, self.shipped):
@@ -137,7 +137,7 @@ class Workspace:
 
     def _profile_for(self, pair: LoadedPair, found: Any) -> Any:
         from components.report.machine import draft_device_of
-        from serving.runtime.device import device_class
+        from serving.device import device_class
 
         here = device_class(pair.device)
         # Forwards of these take another time than those that any profile on disk was measured on.

@@ -6,7 +6,7 @@ import sys
 from string import Template
 
 from registry.bundle_requirements import CPU_INDEX
-from serving.runtime.bundle import Manifest
+from serving.bundle.bundle import Manifest
 
 PYTHON = ".".join(map(str, sys.version_info[:2]))
 """The one that the bundle is built with, hence the one that its requirements are known to fit."""

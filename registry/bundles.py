@@ -25,16 +25,9 @@ from registry.pairs.fetching import link
 from registry.pairs.records import model_records
 from registry.releases import ReleaseVersion, adopt, find_release, gate_record, is_champion, objection, withdrawal
 from registry.store import Published, Store
-from serving.runtime.artifacts.base import read_manifest, sha256_file
-from serving.runtime.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
-from serving.runtime.pair_files import (
-    DTYPES,
-    PairFiles,
-    combine_fingerprint,
-    is_artifact,
-    models_root,
-    tokenizer_digest,
-)
+from serving.artifacts.base import read_manifest, sha256_file
+from serving.artifacts.pair_files import DTYPES, PairFiles, combine_fingerprint, is_artifact, models_root, tokenizer_digest
+from serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
 from serving.runtime.types import DraftwellError
 
 UNFINISHED = ".build."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.access import check_address, hidden, refusal
-from serving.runtime.pair_files import draftwell_home
+from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from serving.runtime.artifacts.base import MANIFEST, read_manifest, sha256_file
+from serving.artifacts.base import MANIFEST, read_manifest, sha256_file
 from serving.runtime.types import DraftwellError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from registry.folders import base_pair
 from registry.store import Published, Store
 from registry.strict import validate
-from serving.runtime.artifacts.base import Provenance, digest_of, read_manifest
+from serving.artifacts.base import Provenance, digest_of, read_manifest
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from pydantic import Field, ValidationError
 from registry.gates import GateCheck, GateRecord
 from registry.store import Published, Store
 from registry.strict import Strict, validate
-from serving.runtime.artifacts.base import Artifact, Provenance
-from serving.runtime.bundle import UNBOUND, ModelRecord
+from serving.artifacts.base import Artifact, Provenance
+from serving.bundle.bundle import UNBOUND, ModelRecord
 from serving.runtime.types import DraftwellError, Role
 
 __all__ = ["GateCheck", "GateRecord", "ReleaseVersion", "adopt", "create_release", "find_release", "gate_record",

@@ -21,7 +21,7 @@ from registry.connection import artifact_folder, connect, default_uri, reaching
 from registry.folders import base_pair, check_files, copy_artifact, model_name
 from registry.model_card import describe, describe_model, figures_of, fitting, write_mlmodel
 from registry.strict import validate
-from serving.runtime.artifacts.base import Provenance, digest_of, read_manifest
+from serving.artifacts.base import Provenance, digest_of, read_manifest
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:

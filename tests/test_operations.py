@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from registry.store import Store
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.acceptance_table import AcceptanceTable
 from tests import servers
 from tests.registry.making import publish, table
 

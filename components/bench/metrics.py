@@ -201,7 +201,7 @@ def fastest(measured: Sequence[Measurement], key: Callable[[Measurement], bool] 
 
 def gamma_of_parameters(parameters: dict[str, Any]) -> int:
     """Draft length of a vanilla SD with these parameters."""
-    from serving.runtime.strategies.vanilla_sd import VanillaSD
+    from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 
     return int(VanillaSD.Config.model_validate(parameters).num_speculative_tokens)
 

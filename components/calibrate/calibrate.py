@@ -11,18 +11,18 @@ import numpy as np
 from components.collect.decoding import decode_all, encode_all, room
 from components.collect.trace_checks import check_rollouts, targets_own
 from components.prompts.prompt import Prompt, prompts_digest
+from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.recording.trace import TraceError, TraceSet
 from serving.runtime.acceptance.exact import Exact
-from serving.runtime.artifacts.acceptance_table import EDGES, AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.pair import LoadedPair
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies import Kit
-from serving.runtime.strategies.vanilla_sd import VanillaSD
-from serving.runtime.trace import TraceError, TraceSet
+from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from serving.runtime.types import Draft, DraftwellError, Step, Verdict
 
 if TYPE_CHECKING:

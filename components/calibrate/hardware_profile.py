@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile, Rest
-from serving.runtime.device import device_class
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.device import device_class
+from serving.runtime.engine.workers import Workers
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.types import DraftwellError, Forward, Role
-from serving.runtime.workers import Workers
 
 Log = Callable[[str, float, int], None]
 

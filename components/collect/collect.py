@@ -25,10 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from components.collect.continuations import room_for_prompts, sampling_of, turns_of, write_texts
 from components.collect.trace_rows import observe
 from components.prompts.prompt import Prompt, ids_of
-from serving.runtime.artifacts.base import write_atomically
+from serving.artifacts.base import write_atomically
+from serving.recording.trace import KINDS, LOSSY, TraceError, TraceHeader, TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Strategy
-from serving.runtime.trace import KINDS, LOSSY, TraceError, TraceHeader, TraceSet
 from serving.runtime.types import DraftwellError, Sampling
 
 PLAN, LOCK = "plan.json", ".lock"

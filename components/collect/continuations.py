@@ -14,13 +14,13 @@ import numpy as np
 
 from components.collect.decoding import decode_all, room
 from components.prompts.prompt import Message, Prompt, ids_of
+from serving.recording.trace import LOSSY
 from serving.runtime.acceptance.exact import Exact
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.pair import LoadedPair
 from serving.runtime.schedules.sequential import sequential
 from serving.runtime.session import Session
 from serving.runtime.strategies import Kit, Strategy, StrategyConfig, build_strategy
-from serving.runtime.trace import LOSSY
 from serving.runtime.types import DraftwellError, Model, Role, Sampling, Step
 
 TRUST = 0.75

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from components.prompts.prompt import Prompt, ids_of
-from serving.runtime.engine import Engine, Job
+from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Strategy
 from serving.runtime.types import ContextTooLong, Role, Sampling

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from components.train.examples import check_finite
-from serving.runtime.trace import TraceError, TraceHeader, TraceSet
+from serving.recording.trace import TraceError, TraceHeader, TraceSet
 
 if TYPE_CHECKING:
     import pyarrow as pa

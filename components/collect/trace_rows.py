@@ -12,7 +12,7 @@ from torch import Tensor
 from components.collect.batched_probs import Distributions, draw, residuals
 from components.collect.continuations import WrittenText
 from components.collect.rollouts import Branches, SlowBranches, branches
-from serving.runtime.trace import KINDS, LOSSY, TraceHeader, trace_schema
+from serving.recording.trace import KINDS, LOSSY, TraceHeader, trace_schema
 from serving.runtime.types import Forward, Model, Output, Role
 
 if TYPE_CHECKING:

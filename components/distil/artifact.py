@@ -10,8 +10,8 @@ from torch import Tensor
 
 from components.collect.decoding import decode_all, room
 from components.distil.family import NOT_OF_THE_DRAFT
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.artifacts.base import Provenance
+from serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.runtime.pair import LoadedPair, build_distilled, over_slots
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Forward, Sampling

@@ -22,10 +22,10 @@ from components.distil.family import keep_layers
 from components.distil.instructions import from_passages, from_rows, invent
 from components.distil.training import Recipe, grow
 from components.distil.writers import LeanWriter, Writer
-from serving.runtime.artifacts.base import write_atomically
-from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.base import write_atomically
+from serving.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.pair_files import PairFiles, weights_digest
 from serving.runtime.pair import load_pair
-from serving.runtime.pair_files import PairFiles, weights_digest
 
 SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsenseqa_train_2000": 900, "gpteacher_codegen": 1500,
           "gsm8k_train_2000": 2000, "mbpp_calib": 474, "self_instruct_seed": 175, "svamp": 500, "toolcall_glaive_demo": 150}

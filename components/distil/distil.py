@@ -19,8 +19,8 @@ from components.distil.family import keep_layers
 from components.distil.training import Log, Recipe, head_of, train
 from components.distil.writers import Writer
 from components.report.provenance import git_commit, library_versions, plain
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.base import Provenance
+from serving.artifacts.distilled_draft import DistilledDraft
 from serving.runtime.pair import LoadedPair
 from serving.runtime.types import DraftwellError
 

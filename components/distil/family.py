@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serving.runtime.artifacts.distilled_draft import lent_names
+from serving.artifacts.distilled_draft import lent_names
 from serving.runtime.models.module_model import logit_scaling
 from serving.runtime.types import DraftwellError
 

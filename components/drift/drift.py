@@ -41,9 +41,9 @@ from components.drift.statistics import (
 )
 from components.drift.traffic import Traffic
 from components.train.logistic import sigmoid
-from serving.runtime.artifacts.acceptance_table import EDGES, MIDPOINTS, PRIOR_WEIGHT, AcceptanceTable
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.artifacts.verifier import Verifier
+from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, PRIOR_WEIGHT, AcceptanceTable
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.verifier import Verifier
 from serving.runtime.types import DraftwellError
 
 BINS = len(EDGES) + 1

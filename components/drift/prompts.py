@@ -15,14 +15,14 @@ from components.collect.continuations import template_around
 from components.prompts.prompt import Prompt
 from components.prompts.sources import jsonl_files, readable_requests
 from components.train.examples import Examples, split_by_prompt
-from serving.runtime.artifacts.base import write_atomically
+from serving.artifacts.base import write_atomically
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from serving.recording.trace import TraceSet
     from serving.runtime.pair import LoadedPair
-    from serving.runtime.trace import TraceSet
 
 
 def spooled_prompts(folder: Path, pair: LoadedPair, rows: pa.Table, *, window: int, fewest: int, shards: Collection[str] | None = None,

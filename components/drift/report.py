@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from components.drift.schema import DriftReport
 from components.report.drawing import FAINT, INK, SECOND, drawing
 from components.report.tables import markdown, number, rich_table
-from serving.runtime.artifacts.acceptance_table import EDGES, MIDPOINTS
+from serving.artifacts.acceptance_table import EDGES, MIDPOINTS
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,6 +1,6 @@
 """What drift is measured on: positions of a trace set, by prompt.
 
-A feedback trace set is a *spool*: a folder to which a server adds shards in the trace schema (`serving/runtime/trace.py`), each by an
+A feedback trace set is a *spool*: a folder to which a server adds shards in the trace schema (`serving/recording/trace.py`), each by an
 atomic rename. Only single positions are looked at, so that a server need not record rollouts: the columns of `COLUMNS`, and the draft's
 hidden states where the champion's verifier reads them. A shard that cannot be read is left out and named; it stops nobody.
 """
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.runtime.artifacts.base import sha256_file
-from serving.runtime.trace import LOSSY, TraceError, TraceHeader, TraceSet, trace_schema
+from serving.artifacts.base import sha256_file
+from serving.recording.trace import LOSSY, TraceError, TraceHeader, TraceSet, trace_schema
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from serving.runtime.artifacts.base import replace_folder
-from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.base import replace_folder
+from serving.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.pair_files import weights_digest
 from serving.runtime.pair import build_distilled, load_module, load_tokenizer
-from serving.runtime.pair_files import weights_digest
 from serving.runtime.types import DraftwellError
 
 

@@ -14,11 +14,11 @@ import torch
 
 from components.bench.runner import Config, Progress, labels_of
 from components.prompts.prompt import Prompt, ids_of, prompts_digest
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.artifacts.verifier import SCALARS, Verifier
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.verifier import SCALARS, Verifier
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy

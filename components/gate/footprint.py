@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from components.gate.gate import Footprint
-from serving.runtime.pair_files import PairFiles
+from serving.artifacts.pair_files import PairFiles
 
-CHILD = "import sys, pathlib; from serving.server.served import from_bundle; from_bundle(pathlib.Path(sys.argv[1]), slots=1)"
+CHILD = "import sys, pathlib; from serving.server.model.served_model import from_bundle; from_bundle(pathlib.Path(sys.argv[1]), slots=1)"
 """What `draftwell-serve` does before it listens: check every digest, load the models, decode a few tokens. With several slots it also times
 batches (5 s at most), which says nothing of the bundle."""
 

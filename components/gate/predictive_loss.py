@@ -15,13 +15,13 @@ from components.calibrate.calibrate import greedy_rows, judged_tokens
 from components.gate.gate import Prediction
 from components.train.examples import Examples, read_examples, split_by_prompt
 from components.train.logistic import Line, sigmoid
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.verifier import Verifier
-from serving.runtime.trace import TraceSet
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.verifier import Verifier
+from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from serving.runtime.artifacts.base import Artifact
+    from serving.artifacts.base import Artifact
 
 SMALLEST = 1e-6
 """No prediction is taken for surer than this: a single surprise would outweigh everything else."""

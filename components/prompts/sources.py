@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from components.prompts.prompt import IDS, Prompt, numbered_lines, prompt_of, read_prompts
-from serving.runtime.pair_files import draftwell_home
+from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.types import DraftwellError
 
 COLUMNS = ("turns", "prompt", "messages", "conversations", "instruction", "question", "text")

@@ -10,7 +10,7 @@ from typing import Any
 from components.bench.runner import Config, Progress, labels_of, measure
 from components.prompts.prompt import Prompt
 from components.replay.replay import Texts, replay
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit

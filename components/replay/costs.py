@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile
+from serving.artifacts.hardware_profile import Details, HardwareProfile
 from serving.runtime.types import Forward
 
 LONGEST_DRAFT = 128

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from components.collect.rollouts import branches
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.models.trace_model import TracedText
+from components.replay.trace_model import TracedText
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.base import Provenance
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
 from serving.runtime.types import DraftwellError, Forward, Model

@@ -15,14 +15,14 @@ from typing import Any
 from components.collect.trace_checks import check_rollouts, greedy_header, targets_own
 from components.replay.costs import Costs, costs_of
 from components.replay.head_scores import with_recorded_head
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.models.trace_model import TracedText, TraceModel
+from components.replay.trace_model import TracedText, TraceModel
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.recording.trace import TraceSet
 from serving.runtime.session import Session
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.strategies.draft_verify import SAMPLED
-from serving.runtime.trace import TraceSet
+from serving.runtime.strategies.lossless.draft_verify import SAMPLED
 from serving.runtime.types import DraftwellError, Overlap, Role, Sampling
 
 COLUMNS = ("prompt_id", "turn", "kind", "position", "prompt_tokens", "token", "rollout_tokens", "rollout_confidence", "rollout_entropy")

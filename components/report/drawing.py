@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serving.runtime.artifacts.base import write_atomically
+from serving.artifacts.base import write_atomically
 from serving.runtime.types import DraftwellError
 
 INK, SECOND, FAINT = "#1f4e79", "#c55a11", "#9aa5b1"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from components.report.provenance import git_commit, library_versions
-from serving.runtime.device import device_class, usable_cores
+from serving.device import device_class, usable_cores
 from serving.runtime.pair import LoadedPair
 
 

@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.device import device_class
+from serving.artifacts.base import Provenance
+from serving.device import device_class
 from serving.runtime.pair import LoadedPair
 
 __all__ = ["device_class", "git_commit", "library_versions", "provenance"]

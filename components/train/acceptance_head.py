@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from components.report.threads import using_threads
 from components.train.examples import Examples, column, prompts_in_both, split_by_prompt
 from components.train.metrics import auc_of, calibration_error, intervals, reliability_bins, require_sklearn
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.base import Provenance
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.base import Provenance
+from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
-from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError, Forward
 
 if TYPE_CHECKING:

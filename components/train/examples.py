@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.runtime.trace import TraceSet
+from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:

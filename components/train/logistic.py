@@ -15,7 +15,7 @@ import numpy as np
 
 from components.train.examples import Examples
 from components.train.metrics import auc_of
-from serving.runtime.artifacts.verifier import SCALARS
+from serving.artifacts.verifier import SCALARS
 from serving.runtime.types import DraftwellError
 
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)

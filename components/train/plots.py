@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from components.report.drawing import FAINT, INK, SECOND, drawing
-from serving.runtime.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
+from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
 
 
 def acceptance_plot(table: AcceptanceTable, path: Path) -> Path:

@@ -17,9 +17,9 @@ from components.train.examples import Examples, folds, prompts_in_both, read_exa
 from components.train.logistic import Line, Validation, check_classes, cross_validate, fit, platt, sigmoid
 from components.train.metrics import figures_of, ranking, require_sklearn, roc_points
 from components.train.transfer import transfer_table
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.verifier import Verifier
-from serving.runtime.trace import TraceSet
+from serving.artifacts.base import Provenance
+from serving.artifacts.verifier import Verifier
+from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:

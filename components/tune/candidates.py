@@ -15,7 +15,7 @@ from components.tune.search.pyramid_model import predict_pyramids
 from components.tune.search.search import Search, Trial
 from components.tune.search.space import MEASURED, REPLAYED
 from components.tune.successive_halving import PLAIN
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy, find_strategy
 from serving.runtime.types import DraftwellError

@@ -26,11 +26,11 @@ from components.tune.evaluator import Config, Contest, Measured, Reader, label_o
 from components.tune.search.space import grid
 from components.tune.successive_halving import PLAIN, compare, named
 from components.tune.tune import tune
-from serving.runtime.artifacts.base import write_atomically
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.base import write_atomically
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
-from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
 GRID: list[Config] = [
@@ -144,10 +144,10 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
     from components.prompts.prompt import demo_prompts, read_prompts
     from components.report.provenance import device_class, provenance
     from components.report.threads import using_threads
-    from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-    from serving.runtime.artifacts.correction_memory import CorrectionMemory
+    from serving.artifacts.acceptance_table import AcceptanceTable
+    from serving.artifacts.correction_memory import CorrectionMemory
+    from serving.artifacts.pair_files import PairFiles
     from serving.runtime.pair import load_pair
-    from serving.runtime.pair_files import PairFiles
 
     rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
     with using_threads(threads):

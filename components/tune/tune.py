@@ -29,12 +29,12 @@ from components.tune.search.search import Log, Progress, Search, Trial, fastest_
 from components.tune.search.space import MEASURED, REPLAYED, key
 from components.tune.search.studies import Studies
 from components.tune.successive_halving import PLAIN, halve, named
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.base import ArtifactError
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.base import ArtifactError
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, find_strategy
-from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
 SPECDEC_PP = "specdec_pp"

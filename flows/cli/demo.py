@@ -107,7 +107,7 @@ def devices() -> list[tuple[str, str, str, bool]]:
     """(check, found, verdict, fine) of what models can run on, and of the default pair."""
     import torch
 
-    from serving.runtime.device import device_class
+    from serving.device import device_class
 
     rows: list[tuple[str, str, str, bool]] = [("cpu", device_class("cpu"), f"{torch.get_num_threads()} threads", True)]
     cuda: Any = torch.cuda

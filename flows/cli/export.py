@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from components.export import Weights
     from registry.pairs import PairSpec
     from registry.releases import ReleaseVersion
-    from serving.runtime.pair_files import PairFiles
+    from serving.artifacts.pair_files import PairFiles
 
 
 def add_to(app: typer.Typer) -> None:
@@ -99,7 +99,7 @@ def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tu
     from dataclasses import replace
 
     from registry.store import Store
-    from serving.runtime.pair_files import DTYPES, fingerprint
+    from serving.artifacts.pair_files import DTYPES, fingerprint
 
     if pins_draft(release):
         store = Store()
@@ -121,7 +121,7 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """Strategy and parameters from an artifact's folder, its config.json, or a file of the same form."""
     import json
 
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.decoding_config import DecodingConfig
 
     if path.is_dir():
         artifact = DecodingConfig.load(path)
@@ -151,7 +151,7 @@ def release_config(release: ReleaseVersion) -> tuple[str, dict[str, Any]]:
     import tempfile
 
     from registry.store import Store
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.decoding_config import DecodingConfig
 
     store = Store()
     pinned = store.resolve("decoding_config", release.pair, release.pins["decoding_config"])

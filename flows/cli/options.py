@@ -123,7 +123,7 @@ def write_json(path: Path, value: object) -> None:
     """Write a JSON file atomically."""
     import json
 
-    from serving.runtime.artifacts.base import write_atomically
+    from serving.artifacts.base import write_atomically
 
     check_output(path)
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())

@@ -152,7 +152,7 @@ def record_baseline(pair: str, name: str) -> None:
 
     from flows.gating import baseline_report
     from registry import gates
-    from serving.runtime.artifacts.base import write_atomically
+    from serving.artifacts.base import write_atomically
 
     with progress("deterministic counts") as bar:
         report = baseline_report(pair, say, bar)

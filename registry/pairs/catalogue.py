@@ -15,8 +15,8 @@ from typing import Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from registry.strict import Strict, read_yaml
-from serving.runtime.artifacts.base import write_atomically
-from serving.runtime.pair_files import draftwell_home
+from serving.artifacts.base import write_atomically
+from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.types import DraftwellError, Role
 
 DEFAULT = "smollm2-135m"

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from registry.pairs.catalogue import ModelSource, PackageFile, PairSpec
 from registry.pairs.convert import convert_gguf, convert_pickled
-from serving.runtime.artifacts.base import sha256_file
-from serving.runtime.pair_files import PairFiles, is_artifact, models_root
+from serving.artifacts.base import sha256_file
+from serving.artifacts.pair_files import PairFiles, is_artifact, models_root
 from serving.runtime.types import DraftwellError
 
 Progress = Callable[[str], None]

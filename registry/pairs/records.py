@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from registry.pairs.catalogue import ModelSource, PairSpec
-from serving.runtime.bundle import ModelRecord
-from serving.runtime.pair_files import PairFiles, is_artifact, model_digest, models_root
+from serving.artifacts.pair_files import PairFiles, is_artifact, model_digest, models_root
+from serving.bundle.bundle import ModelRecord
 
 
 def model_records(spec: PairSpec, files: PairFiles) -> dict[str, ModelRecord]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serving.runtime.engine import Engine, Job
+from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.models.transformers_model import ATTENTION, TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.strategies import Kit, Strategy, build_strategy

@@ -11,22 +11,22 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 
-from serving.runtime.artifacts.base import MANIFEST
-from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
-from serving.runtime.device import core_ids
-from serving.runtime.engine import Engine
+from serving.artifacts.base import MANIFEST
+from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
+from serving.device import core_ids
+from serving.runtime.engine.engine import Engine
+from serving.runtime.engine.workers import shares
 from serving.runtime.failures import room_for
+from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama, fits
 from serving.runtime.models.module_model import ModuleModel
-from serving.runtime.models.onnx_export import cached, export, exportable
-from serving.runtime.models.onnx_model import OnnxModel
+from serving.runtime.models.onnx.onnx_export import cached, export, exportable
+from serving.runtime.models.onnx.onnx_model import OnnxModel
 from serving.runtime.models.padding import pad_to
-from serving.runtime.models.static_llama import StaticLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
-from serving.runtime.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
 from serving.runtime.types import DraftwellError, Model, Role, Sampling, VocabularyMismatch
-from serving.runtime.workers import shares
 
 BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 """What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare exceptions of its own)."""

@@ -10,17 +10,17 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from serving.server.deployments import Deployments, Pinning
-from serving.server.errors import APIError, install_error_handlers
-from serving.server.feedback import Feedback
-from serving.server.metrics import CountAnswers, Metrics, metrics_router
-from serving.server.observer import Observer
-from serving.server.offers import offers_router
-from serving.server.page import page_router
-from serving.server.scheduler import QUEUE_CAPACITY
-from serving.server.schemas import ChatRequest, CompletionRequest
-from serving.server.security import Security, install_security, is_trusted
-from serving.server.served import ServedModel
+from serving.server.deployment.deployments import Deployments, Pinning
+from serving.server.feedback.feedback import Feedback
+from serving.server.http.capabilities import offers_router
+from serving.server.http.errors import APIError, install_error_handlers
+from serving.server.http.page import page_router
+from serving.server.http.schemas import ChatRequest, CompletionRequest
+from serving.server.http.security import Security, install_security, is_trusted
+from serving.server.metrics.metrics import CountAnswers, Metrics, metrics_router
+from serving.server.model.served_model import ServedModel
+from serving.server.scheduling.observer import Observer
+from serving.server.scheduling.scheduler import QUEUE_CAPACITY
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "the request is wrong: {\"error\": {\"message\", \"type\", \"param\", \"code\"}}"},

@@ -21,9 +21,9 @@ import typer
 from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
-    from serving.server.deployments import Deployments
-    from serving.server.feedback_settings import FeedbackSettings
-    from serving.server.strategy_pool import Mode
+    from serving.server.deployment.deployments import Deployments
+    from serving.server.feedback.settings import FeedbackSettings
+    from serving.server.model.strategy_pool import Mode
 
 log = logging.getLogger(__name__)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -84,7 +84,7 @@ def serve(
 
     A new bundle (the link `current` leads elsewhere, or SIGHUP) takes over with no request lost. SIGTERM ends what runs, then exits.
     """
-    from serving.server.feedback_settings import settings_of  # no heavy library: what is wrong with the flags is said at once
+    from serving.server.feedback.settings import settings_of  # no heavy library: what is wrong with the flags is said at once
 
     feedback = settings_of(feedback_dir, feedback_rate, text=feedback_text, a_minute=feedback_per_minute, megabytes=feedback_megabytes)
     run(bundle, host=host, port=port, slots=slots, queue=queue, dtype=dtype, threads=threads, max_context=max_context,
@@ -111,14 +111,14 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
             from serving.server.app import create_app
         except ImportError as error:
             raise DraftwellError(f"the server needs the package {error.name}: pip install 'draftwell[server]'") from error
-        from serving.runtime.bundle import refuse_inside
-        from serving.runtime.pair_files import draftwell_home, models_root
-        from serving.runtime.workers import apart
-        from serving.server.errors import hide_folders
-        from serving.server.keeping import Keeping
-        from serving.server.security import Security, origins, read_keys
-        from serving.server.served import ServedModel, from_bundle
-        from serving.server.watch import BundleWatch
+        from serving.artifacts.pair_files import draftwell_home, models_root
+        from serving.bundle.bundle import refuse_inside
+        from serving.runtime.engine.workers import apart
+        from serving.server.deployment.bundle_watch import BundleWatch
+        from serving.server.feedback.persistence import Keeping
+        from serving.server.http.errors import hide_folders
+        from serving.server.http.security import Security, origins, read_keys
+        from serving.server.model.served_model import ServedModel, from_bundle
 
         offered = None if strategies is None else names_of(strategies)
         logging.basicConfig(format="%(levelname)s: %(message)s")

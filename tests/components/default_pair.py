@@ -13,7 +13,7 @@ import torch
 
 from components.gate.baseline_counts import fixed_kit
 from components.prompts.prompt import demo_prompts
-from serving.runtime.device import usable_cores
+from serving.device import usable_cores
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import STRATEGIES, Kit, Strategy, build_strategy
 from tests.serving.kits import NEEDED, random_head

@@ -13,7 +13,7 @@ from typing import Any
 
 from components.distil.distil import distil
 from components.distil.training import Recipe
-from serving.runtime.artifacts.base import digest_of
+from serving.artifacts.base import digest_of
 from tests.components.families import tiny_source
 
 

@@ -12,9 +12,9 @@ import torch
 from components.drift.drift import compare
 from components.drift.schema import DriftLimits, DriftReport
 from components.drift.traffic import Traffic, read_traffic
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.verifier import Verifier
-from serving.runtime.trace import TraceHeader, TraceSet, trace_schema
+from serving.artifacts.base import Provenance
+from serving.artifacts.verifier import Verifier
+from serving.recording.trace import TraceHeader, TraceSet, trace_schema
 
 FINGERPRINT = "f" * 64
 HEADER = TraceHeader(pair="tiny", fingerprint=FINGERPRINT, dtype="float32", rollout=8, max_tokens=48, temperature=0.0,

@@ -15,8 +15,8 @@ from typing import Any
 
 from components.collect import collect as collection
 from components.prompts.prompt import Prompt
+from serving.recording.trace import TraceSet
 from serving.runtime.models.table_model import TableModel
-from serving.runtime.trace import TraceSet
 from tests.components.tiny import table_pair
 
 PROMPTS = [Prompt(f"p{i}", "qa", [text, "and then"]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "q"])]

@@ -14,10 +14,10 @@ from typing import Any
 from components.prompts.prompt import Prompt
 from components.tune.search import search
 from components.tune.tune import tune
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.base import Provenance
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.recording.trace import TraceSet
 from serving.runtime.strategies import Kit
-from serving.runtime.trace import TraceSet
 from tests.components.killed_collector import deadly
 from tests.components.scripted import Clock
 from tests.components.tiny import table_pair

@@ -23,11 +23,11 @@ from components.train.acceptance_head import (
     weighted_loss,
 )
 from components.train.examples import Examples
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.base import Provenance
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.base import Provenance
+from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError, Forward
 from tests.components.tiny import llama_pair, pair_of
 

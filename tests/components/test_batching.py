@@ -9,7 +9,7 @@ import pytest
 
 from components.bench.throughput import batch_throughput, drive
 from components.prompts.prompt import Prompt
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import DraftwellError, Sampling
 from tests.components.tiny import VOCAB, table_pair

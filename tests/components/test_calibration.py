@@ -9,8 +9,8 @@ import torch
 from components.calibrate.calibrate import build_acceptance_table, build_correction_memory, correction_memory_from_trace
 from components.collect.collect import collect
 from components.prompts.prompt import Prompt, prompts_digest
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
 from serving.runtime.sampling import Streams, residual, warp
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import ContextTooLong, DraftwellError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serving.runtime.acceptance import exact
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Forward, Sampling
 from tests.components.chi_square import p_value

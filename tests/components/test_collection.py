@@ -13,12 +13,12 @@ from components.collect import collect as collection
 from components.collect.collect import alone, collect, cuts, is_complete
 from components.drift.prompts import prompts_of_trace
 from components.prompts.prompt import Prompt
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.recording.trace import TraceSet
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import Kit, Strategy, build_strategy
-from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError, Forward, Output, Role, Sampling
 from tests.components.tiny import EOS, VOCAB, llama, llama_pair, near, pair_of, table_pair
 

@@ -10,8 +10,8 @@ import pytest
 from components.collect.collect import collect
 from components.collect.continuations import room_for_prompts, sampling_of, write_texts
 from components.prompts.prompt import demo_prompts
+from serving.recording.trace import KINDS
 from serving.runtime.pair import LoadedPair
-from serving.runtime.trace import KINDS
 from tests.components.default_pair import two_threads
 
 BATCH, PROMPTS, TOKENS, ROLLOUT = 16, 16, 48, 16

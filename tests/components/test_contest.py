@@ -12,9 +12,9 @@ from components.prompts.prompt import Prompt
 from components.tune import evaluator as module
 from components.tune.evaluator import Config, Contest, Measured, Reader, label_of
 from components.tune.successive_halving import PLAIN
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
 from tests.components.tiny import table_pair

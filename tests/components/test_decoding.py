@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.collect.decoding import decode_all, room
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Sampling
 from tests.components.tiny import table_pair

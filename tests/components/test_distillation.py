@@ -21,8 +21,8 @@ from components.distil.instructions import detokenise, from_passages, from_rows,
 from components.distil.lean import LeanLlama, generate_batch
 from components.distil.training import Recipe, grow, head_of, losses, train
 from components.distil.writers import EngineWriter, LeanWriter, writer_of
-from serving.runtime.artifacts.base import Provenance, digest_of
-from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.artifacts.base import Provenance, digest_of
+from serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.runtime.pair import build_distilled
 from serving.runtime.types import DraftwellError
 from tests.components.families import some_prompts, target_pair, tiny_source, tiny_target

@@ -14,8 +14,8 @@ from components.distil.artifact import to_artifact, with_draft
 from components.distil.corpus import read_corpus, write_corpus
 from components.distil.family import Family, Head, check_layers, default_layers, draft_config, keep_layers
 from components.distil.training import Recipe, head_of, losses, train
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.artifacts.base import Provenance
+from serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.runtime.pair import build_distilled
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import DraftwellError

@@ -20,9 +20,9 @@ from components.drift.statistics import exchange, interval, rate_change, share
 from components.drift.traffic import COLUMNS
 from components.prompts.prompt import Prompt
 from components.train.verifier import train_verifier
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.trace import TraceSet
+from serving.artifacts.base import Provenance
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError
 from tests.components.drifting import LIMITS, LOOSE, compared, rows, traffic, verifier
 from tests.components.tiny import llama_pair

@@ -9,8 +9,8 @@ from components.bench.bench import bench, config_quality, gamma_of
 from components.bench.runner import Generation, Measurement, StrategyContender, labels_of, measure, rotated
 from components.bench.target_agreement import argmax_matches, difference, first_difference, near_tie_gap
 from components.prompts.prompt import Prompt
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import over_slots
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy

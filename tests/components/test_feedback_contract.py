@@ -15,12 +15,12 @@ from components.drift.prompts import prompts_of_trace, spooled_prompts
 from components.drift.schema import DRIFTED, STEADY
 from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_spool, read_traffic, shared_kinds
 from components.prompts.prompt import Prompt
-from serving.runtime.artifacts.verifier import Verifier
+from serving.artifacts.verifier import Verifier
+from serving.recording.trace import LOSSY, TraceSet
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.trace import LOSSY, TraceSet
 from serving.runtime.types import DraftwellError, Sampling
-from serving.server.feedback import blind
-from serving.server.spool import Origin, Record, Spool
+from serving.server.feedback.feedback import blind
+from serving.server.feedback.spool import Origin, Record, Spool
 from tests.components.drifting import FINGERPRINT, HEADER, compared, rows
 from tests.serving.kits import ORIGIN, table_kit
 from tests.serving.served_pair import tiny_pair

@@ -16,10 +16,10 @@ from components.gate.gate import Check, judge_predictions
 from components.gate.predictive_loss import incomparable, predictions, scores_of
 from components.prompts.prompt import Prompt
 from components.train.examples import Examples, read_examples, split_by_prompt
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.verifier import Verifier
-from serving.runtime.trace import TraceSet
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.verifier import Verifier
+from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError
 from tests.components.tiny import llama_pair
 

@@ -13,9 +13,9 @@ from components.gate.footprint import footprint, startup_seconds
 from components.gate.gate import judge
 from components.gate.losslessness import departure, identity_entry, judge_texts
 from components.prompts.prompt import Prompt, ids_of
+from serving.artifacts.pair_files import PairFiles
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
-from serving.runtime.pair_files import PairFiles
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.components.tiny import llama, near, pair_of
 

@@ -8,10 +8,10 @@ from typing import Any
 from components.bench.bench import bench
 from components.bench.origins import origins
 from components.prompts.prompt import Prompt
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Artifact, Provenance
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Artifact, Provenance
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.strategies import Kit
 from tests.components.tiny import table_pair
 

@@ -4,8 +4,8 @@ import pytest
 
 from components.calibrate.hardware_profile import filler, profile, rest_of, slopes, time_forwards, time_overlapped, time_prompts
 from components.report.provenance import provenance
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.device import device_class
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.device import device_class
 from serving.runtime.stats import Stats
 from serving.runtime.types import DraftwellError
 from tests.components.tiny import pair_of, table_pair

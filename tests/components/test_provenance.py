@@ -6,7 +6,7 @@ from pathlib import Path
 
 from components.report import provenance as module
 from components.report.provenance import device_class, git_commit, library_versions, provenance
-from serving.runtime.artifacts.base import Provenance
+from serving.artifacts.base import Provenance
 from tests.components.tiny import table_pair
 
 

@@ -20,8 +20,8 @@ from components.tune.search.pyramid_model import (
     time_qualifier,
 )
 from components.tune.search.space import MEASURED, PYRAMID_LENGTHS, combinations, start
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.base import Provenance
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import build_strategy
@@ -68,7 +68,7 @@ def test_the_model_agrees_with_counted_rounds():
     generator = torch.Generator().manual_seed(1)
     for role, noise in (("draft", 0.5), ("qualifier", 0.3)):
         models[role] = TableModel(models["target"].table + noise * torch.randn(models["target"].table.shape, generator=generator))
-    from serving.runtime.engine import Engine
+    from serving.runtime.engine.engine import Engine
 
     settings = {"num_draft_tokens": 4, "num_speculative_tokens": 5, "tau_target": 0.1, "tau_qualifier": 0.05}
     s = Engine(models).generate([1], Sampling(max_tokens=400, temperature=1.0), build_strategy("pyramid_fuzzy", settings)).session.stats

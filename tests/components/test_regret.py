@@ -18,10 +18,10 @@ from components.tune.evaluator import Config, Measured
 from components.tune.regret import GRID, compare_again, fastest, regret, sum_of, summary
 from components.tune.successive_halving import PLAIN, halve
 from components.tune.tune import FEWEST_PROMPTS
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.types import DraftwellError
 from tests.components.scripted import Clock, gamma

@@ -16,16 +16,16 @@ from components.collect.collect import collect
 from components.prompts.prompt import Prompt
 from components.replay.head_scores import score_rollouts
 from components.replay.replay import Texts, read_texts, replay
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile, Rest
-from serving.runtime.engine import Engine
-from serving.runtime.models.trace_model import NotInTrace, RolloutExhausted, TracedText, TraceModel
+from components.replay.trace_model import NotInTrace, RolloutExhausted, TracedText, TraceModel
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.recording.trace import TraceError, TraceSet
+from serving.runtime.engine.engine import Engine
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.trace import TraceError, TraceSet
 from serving.runtime.types import DraftwellError, Forward, Sampling
 from tests.components.replaying import counters, rounds_of
 from tests.components.tiny import VOCAB, llama_pair, table_pair

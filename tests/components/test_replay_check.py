@@ -15,8 +15,8 @@ from components.replay.check import Prediction, check_prediction, median_error, 
 from components.replay.costs import by_tokens, costs_of
 from components.replay.replay import Texts, read_texts, replay
 from components.report.provenance import provenance
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.artifacts.base import Provenance
+from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
 from serving.runtime.types import DraftwellError, Forward

@@ -31,11 +31,11 @@ from components.replay.replay import Texts, read_texts, replay
 from components.replay.sampled import read_sampled, replay_expected
 from components.report.provenance import provenance
 from components.tune.search.space import REPLAYED, replayable
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.trace import TraceSet
 from serving.runtime.types import Sampling
 from tests.components.default_pair import WHOLE, default_pair, kit_of, two_threads
 from tests.components.replaying import counters, rounds_of

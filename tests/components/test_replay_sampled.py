@@ -17,13 +17,13 @@ from components.collect.collect import collect
 from components.prompts.prompt import Prompt
 from components.replay.replay import Texts, read_texts, replay
 from components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
+from components.replay.trace_model import TracedText
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.recording.trace import HEADER, TraceError
 from serving.runtime.models.table_model import TableModel
-from serving.runtime.models.trace_model import TracedText
 from serving.runtime.sampling import residual, warp
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.trace import HEADER, TraceError
 from serving.runtime.types import DraftwellError, Sampling
 from tests.components import tiny
 from tests.serving.enumeration import Oracle, run_once

@@ -19,7 +19,7 @@ from components.gate.verdict_report import (
     write_json,
 )
 from components.train.plots import acceptance_plot, rejection_tail, verifier_plots
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.acceptance_table import AcceptanceTable
 from tests.serving.kits import ORIGIN
 
 ENTRY = {"tokens_per_second": 31.4, "speedup": 1.3, "speedup_low": 1.2, "speedup_high": 1.4, "acceptance_rate": 0.5, "mat": 1.5,

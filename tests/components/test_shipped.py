@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from registry.pairs import find_pair
-from serving.runtime.artifacts.base import read_manifest
-from serving.runtime.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.base import read_manifest
+from serving.artifacts.distilled_draft import DistilledDraft
 from tests.components.default_pair import default_pair, strategy_of
 
 PAIR = find_pair("default")
@@ -24,7 +24,7 @@ def test_the_qualifier_is_small_and_of_the_drafts_target():
 @pytest.mark.slow
 def test_every_starter_artifact_is_of_the_shipped_models():
     from registry.pairs import fetch
-    from serving.runtime.pair_files import fingerprint
+    from serving.artifacts.pair_files import fingerprint
 
     wanted = {dtype: fingerprint(fetch(PAIR), dtype) for dtype in ("bfloat16", "float32")}
     assert len(ARTIFACTS) == 6

@@ -16,8 +16,8 @@ from components.tune.search.search import Search, Trial
 from components.tune.search.space import REPLAYED, key
 from components.tune.search.studies import Studies
 from components.tune.tune import tune
+from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
-from serving.runtime.trace import TraceSet
 from serving.runtime.types import DraftwellError
 from tests.components.scripted import Clock
 from tests.components.test_tuning import KIT, PROFILE

@@ -13,6 +13,7 @@ import pytest
 from components.collect.collect import collect
 from components.prompts.prompt import Prompt
 from components.replay.replay import Texts, read_texts, replay
+from components.replay.trace_model import RolloutExhausted, TracedText
 from components.report.threads import using_threads
 from components.tune import tune as tuning
 from components.tune.constraints import Constraints
@@ -34,15 +35,14 @@ from components.tune.search.space import (
     start,
 )
 from components.tune.tune import FEWEST_PROMPTS, tune
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.models.trace_model import RolloutExhausted, TracedText
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Kit, build_strategy
-from serving.runtime.trace import TraceSet
 from serving.runtime.types import ContextTooLong, DraftwellError
 from tests.components.replaying import counters
 from tests.components.scripted import Clock, gamma

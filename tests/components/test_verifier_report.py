@@ -19,8 +19,8 @@ from components.train.examples import Examples
 from components.train.metrics import intervals, ranking, reliability_bins, verifier_markdown, weighted_auc
 from components.train.score_cost import time_score
 from components.train.verifier import train_verifier
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.verifier import Verifier
+from serving.artifacts.base import Provenance
+from serving.artifacts.verifier import Verifier
 from serving.runtime.types import DraftwellError, Rows
 from tests.components.test_verifier_training import ORIGIN, trace
 from tests.components.tiny import llama_pair, pair_of

@@ -18,9 +18,9 @@ from components.train.examples import Examples, column, folds, read_examples, sp
 from components.train.logistic import cross_validate, fit, sigmoid
 from components.train.metrics import auc_of
 from components.train.verifier import choose_threshold, train_verifier
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.verifier import Verifier, scalar_features
-from serving.runtime.trace import KINDS, TraceHeader, TraceSet, trace_schema
+from serving.artifacts.base import Provenance
+from serving.artifacts.verifier import Verifier, scalar_features
+from serving.recording.trace import KINDS, TraceHeader, TraceSet, trace_schema
 from serving.runtime.types import DraftwellError
 from tests.components.tiny import llama_pair
 

@@ -17,7 +17,7 @@ from components.prompts.prompt import Prompt, ids_of, prompts_digest
 from components.tune.evaluator import Contest, Measured, Reader
 from components.tune.resume import Ledger
 from components.tune.successive_halving import PLAIN
-from serving.runtime.artifacts.base import Provenance
+from serving.artifacts.base import Provenance
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
 from tests.components.scripted import Clock

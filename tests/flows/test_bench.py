@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flows.cli.bench import parse_wanted
-from serving.runtime.pair_files import draftwell_home
+from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.types import DraftwellError
 from tests.flows.test_generate_bench import artifacts
 

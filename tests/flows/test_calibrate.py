@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from components.prompts.prompt import prompts_digest, read_prompts
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.trace import TraceSet
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.recording.trace import TraceSet
 from tests.flows.test_train import BAD, changed, contents, refused, with_values
 
 Spoil = Callable[[Path, Path], Path]

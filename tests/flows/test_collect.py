@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.trace import TraceSet
+from serving.recording.trace import TraceSet
 
 
 @pytest.fixture

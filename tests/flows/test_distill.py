@@ -12,7 +12,7 @@ import yaml
 
 from registry.pairs import find_pair
 from registry.store import Store
-from serving.runtime.artifacts.base import digest_of
+from serving.artifacts.base import digest_of
 from serving.runtime.types import DraftwellError
 from tests.flows.tiny_files import snapshot, write_prompts
 
@@ -191,7 +191,7 @@ def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pyte
     bare = [Prompt(f"bare{i}", None, prompt.turns) for i, prompt in enumerate(told)]
     learnt, untouched = distilling.split([*told, *bare])
     assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
-    monkeypatch.setattr("serving.runtime.pair_files.weights_digest", lambda folder: "d" * 64)
+    monkeypatch.setattr("serving.artifacts.pair_files.weights_digest", lambda folder: "d" * 64)
     monkeypatch.setattr("components.distil.writers.writer_of", lambda pair, batch: None)
     pair, files = table_pair(), distilling.PairFiles("tiny", tmp_path)
     source = distilling.material(pair, files, distilling.Wanted("tiny", max_tokens=4), (learnt, untouched), lambda line: None)

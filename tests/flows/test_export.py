@@ -15,9 +15,9 @@ from components.export import schema
 from registry.pairs import fetch, find_pair, model_records
 from registry.releases import create_release
 from registry.store import Store
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.pair_files import fingerprint
+from serving.artifacts.base import Provenance
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.pair_files import fingerprint
 from tests.registry.making import publish
 
 
@@ -90,9 +90,9 @@ def test_a_distilled_draft_is_asked_for(run: Any, config: Path) -> None:
 
 def distilled(folder: Path, into: Path, seed: int) -> Path:
     """A draft of the target in `folder`, with weights of its own."""
-    from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
+    from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+    from serving.artifacts.pair_files import weights_digest
     from serving.runtime.pair import load_module
-    from serving.runtime.pair_files import weights_digest
 
     donor = load_module(folder, torch.float32, "cpu")
     generator = torch.Generator().manual_seed(seed)
@@ -124,7 +124,7 @@ def released(pair_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_draft_that_a_release_pins_is_saved_and_not_the_pairs_present_one(run: Any, released: Path, tmp_path: Path) -> None:
     from components.export.checkpoint import save_draft
-    from serving.runtime.pair_files import weights_digest
+    from serving.artifacts.pair_files import weights_digest
 
     done = run("export", "--to", "vllm", "--pair", released, "--release", "candidate", "--save-draft", tmp_path / "saved")
     assert done.exit_code == 0, done.output
@@ -159,9 +159,9 @@ def test_a_distilled_draft_as_a_folder_that_transformers_reads(tmp_path: Path) -
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from components.export.checkpoint import save_draft
-    from serving.runtime.artifacts.distilled_draft import DistilledDraft, lent_names
+    from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+    from serving.artifacts.pair_files import weights_digest
     from serving.runtime.pair import build_distilled, load_module
-    from serving.runtime.pair_files import weights_digest
     from tests.serving.served_pair import tiny_pair
 
     pair = tiny_pair(1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.trace import TraceSet
+from serving.recording.trace import TraceSet
 
 pytestmark = pytest.mark.slow
 

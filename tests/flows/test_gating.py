@@ -16,9 +16,9 @@ from flows.cli.tune import tune
 from registry import gates
 from registry.releases import find_release, gate_record
 from registry.store import Store
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.pair_files import draftwell_home
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.strategies import STRATEGIES
 
 ANY_SPEED = {"max_regression": 0.99, "min_speedup_lower_bound": 0.0, "max_p95_tpot_ratio": 1000.0}

@@ -19,10 +19,10 @@ from flows.workspace import Workspace
 from registry import gates
 from registry.releases import find_release, gate_record, promote
 from registry.store import Store
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.pair_files import weights_digest
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.pair_files import weights_digest
 from serving.runtime.types import DraftwellError
 from tests.flows.test_gating import ANY_SPEED
 from tests.flows.tiny_files import PROMPTS

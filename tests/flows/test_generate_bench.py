@@ -68,7 +68,7 @@ def report(pair_file: Path, prompts_file: Path, tmp_path_factory: pytest.TempPat
 def artifacts(pair_file: Path) -> Path:
     """What spide asks for, beside the pair."""
     from registry.pairs import fetch, find_pair
-    from serving.runtime.pair_files import fingerprint
+    from serving.artifacts.pair_files import fingerprint
     from tests.registry.making import table
 
     folder = pair_file.parent / "artifacts"

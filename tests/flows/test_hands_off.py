@@ -26,8 +26,8 @@ from flows.monitoring import DriftSettings
 from flows.progress import announce
 from flows.stations import Station
 from registry.store import Store
-from serving.runtime.device import lacks_bfloat16
-from serving.runtime.trace import TraceSet
+from serving.device import lacks_bfloat16
+from serving.recording.trace import TraceSet
 from tests.flows import languages, traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]

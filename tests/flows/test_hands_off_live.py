@@ -28,7 +28,7 @@ from flows.monitoring import DriftSettings, load_limits
 from flows.progress import announce
 from flows.stations import Station
 from registry.store import Store
-from serving.runtime.trace import TraceSet
+from serving.recording.trace import TraceSet
 from tests.flows import languages
 from tests.flows.test_hands_off import REPO, place, prefect_at_work, runs, serve, settings_of, station, wait
 

@@ -11,9 +11,9 @@ import pytest
 
 from flows.lineage import Node
 from registry.store import Store
-from serving.runtime.artifacts.base import Provenance, digest_of
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.trace import TraceSet
+from serving.artifacts.base import Provenance, digest_of
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.recording.trace import TraceSet
 from tests.flows.tiny_files import snapshot
 from tests.registry.making import config, publish, table, verifier
 from tests.serving.test_trace import make, row

@@ -19,9 +19,9 @@ from flows import monitoring, references, stations
 from flows.references import Served, of_release, served_reference
 from flows.stations import Station
 from registry.releases import ReleaseVersion
-from serving.runtime.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.recording.trace import LOSSY, TraceSet
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.trace import LOSSY, TraceSet
 from serving.runtime.types import DraftwellError
 from tests.flows import traffic
 

@@ -22,8 +22,8 @@ from flows.cli.monitor import DRIFT
 from flows.references import kept_reference
 from flows.stations import Station
 from flows.workspace import Workspace
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.trace import TraceSet
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError
 from tests.components import drifting
 from tests.components.drifting import compared, rows

@@ -13,8 +13,8 @@ from prefect.cache_policies import NO_CACHE
 
 from flows import learn, pipeline, release
 from registry.store import Store
-from serving.runtime.pair_files import draftwell_home
-from serving.runtime.trace import TraceSet
+from serving.artifacts.pair_files import draftwell_home
+from serving.recording.trace import TraceSet
 
 KINDS = ("verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config")
 
@@ -76,7 +76,7 @@ def test_a_refused_choice_gives_way_to_plain_decoding(refused_once: dict[str, An
 
 
 def test_the_plain_release_is_what_its_bundle_holds(refused_once: dict[str, Any], place: Path) -> None:
-    from serving.runtime.bundle import open_bundle
+    from serving.bundle.bundle import open_bundle
 
     config: Any = open_bundle(place / refused_once["bundle"]).artifacts()["decoding_config"]
     assert config.strategy == "autoregressive"
@@ -99,7 +99,7 @@ def test_gate_and_promote_again(refused_once: dict[str, Any], run: Any, pair_fil
 def test_ends_with_a_champion(refused_once: dict[str, Any], made: dict[str, Any], place: Path) -> None:
     """Speed decides whether the second choice passes; either way the champion passed, and `current` leads to its bundle."""
     from registry.releases import find_release, gate_record
-    from serving.runtime.bundle import open_bundle
+    from serving.bundle.bundle import open_bundle
 
     champion = find_release(Store(), "tiny", "cpu", "champion")
     assert made["release"] == 3

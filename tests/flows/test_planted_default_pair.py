@@ -23,11 +23,11 @@ from components.prompts.prompt import Prompt, demo_prompts, ids_of
 from flows.gating import IDENTITY_PROMPTS, IDENTITY_TOKENS, Judging, Rival, measured
 from flows.stations import Station
 from registry.gates import load_gates
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.verifier import Verifier
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.verifier import Verifier
+from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import STRATEGIES, Kit
-from serving.runtime.trace import TraceSet
 from serving.runtime.types import Forward, Output, Sampling
 from tests.flows.test_hands_off import quick_dtype
 

@@ -185,7 +185,7 @@ def test_a_killed_run_goes_on_with_the_release_that_it_made(killed: int, deploye
 
 
 def test_a_new_champion_stands_deployed(deployed: dict[str, Any], place: Path) -> None:
-    from serving.runtime.bundle import open_bundle
+    from serving.bundle.bundle import open_bundle
 
     assert deployed["state"] == "deployed"
     assert Store().get_aliases("release", "tiny.cpu")["champion"] == deployed["release"] > 1
@@ -207,7 +207,7 @@ def test_it_learnt_from_the_new_prompts(deployed: dict[str, Any], station: Stati
     asked = {json.loads(line)["turns"][0] for line in (folder / "prompts.jsonl").read_text().splitlines()}
     assert asked <= {prompt.prompt for prompt in traffic.prompts(40, seed=4, words=traffic.OTHERS)}
     assert len(asked) == 40, "all that the monitor looks at"
-    from serving.runtime.trace import TraceSet
+    from serving.recording.trace import TraceSet
 
     assert TraceSet(folder / "traces").digest() == table.tags["trace_digest"]
 
@@ -293,7 +293,7 @@ def test_a_drift_that_is_announced_again_goes_on_with_what_was_begun(settings: C
 def test_with_other_settings_what_depends_on_them_is_made_anew(settings: Callable[..., DriftSettings], pools: dict[str, pa.Table],
                                                                place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in tuning, and started again with fewer tokens: an artifact of the first traces would name what is not there any more."""
-    from serving.runtime.trace import TraceSet
+    from serving.recording.trace import TraceSet
 
     learnt: list[str] = []
     champion: list[int | None] = [None]

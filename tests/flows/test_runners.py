@@ -18,7 +18,7 @@ import pytest
 from components.collect import collect as collection
 from flows import runners
 from flows.runners import Fan, failure_of, fan_of
-from serving.runtime.trace import TraceSet
+from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError
 
 REPO = Path(__file__).resolve().parents[2]

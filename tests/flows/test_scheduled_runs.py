@@ -29,7 +29,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from flows.schedules import KEPT_TURNS
 from flows.settings import PipelineSettings
 from flows.turns import LEASE
-from serving.runtime.trace import TraceSet
+from serving.recording.trace import TraceSet
 from tests.flows import test_secrets
 from tests.flows.tiny_files import PROMPTS
 

@@ -34,8 +34,8 @@ from flows.workspace import Workspace
 from registry import gates
 from registry.gates import GateCheck
 from registry.releases import promote, record_gate, rollback
-from serving.runtime.pair_files import fingerprint
-from serving.runtime.trace import TraceError, TraceSet
+from serving.artifacts.pair_files import fingerprint
+from serving.recording.trace import TraceError, TraceSet
 from serving.runtime.types import DraftwellError
 from tests.flows.test_cli import refused
 from tests.flows.test_gating import ANY_SPEED
@@ -493,7 +493,7 @@ def test_steps_are_keyed_on_digests_and_kept_as_json(step: Task[Any, Any]) -> No
 
 def test_collection(prefect_server: None, settings: PipelineSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, then room, then nothing to do, then a broken shard: no shard by half, one attempt each, no computing twice."""
-    from serving.runtime.artifacts import base
+    from serving.artifacts import base
 
     tried: list[str] = []
     written: list[int] = []

@@ -16,7 +16,7 @@ from flows.context import prompts_of
 from flows.failures import worth_retrying
 from flows.settings import TrafficSettings
 from flows.workspace import Workspace
-from serving.runtime.trace import TraceSet
+from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError
 from tests.flows import traffic
 

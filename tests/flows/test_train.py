@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.report.stamps import stamped
-from serving.runtime.artifacts.base import digest_of
-from serving.runtime.trace import HEADER, TraceSet
+from serving.artifacts.base import digest_of
+from serving.recording.trace import HEADER, TraceSet
 
 WORDS = ("the man", "an onion", "on the hand", "then the end", "in an hour", "none other", "ten men", "one on one", "an inn", "her hat")
 KIND = "acceptance_head"
@@ -73,7 +73,7 @@ def refused(done: Any, *words: str) -> None:
 
 
 def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
-    from serving.runtime.artifacts.verifier import Verifier
+    from serving.artifacts.verifier import Verifier
 
     done = train("--test", traces["test"], "--ratio", 1.5, "--eta-fp", 0.2, "--features", "scalars,before", "--seed", 3)
     assert done.exit_code == 0, (done.output, done.exception)

@@ -19,8 +19,8 @@ from flows.stations import Station
 from registry.gates import GateCheck, GateRecord
 from registry.releases import ReleaseVersion, promote, record_gate
 from registry.store import Store
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.trace import HEADER, TraceHeader, TraceSet
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.recording.trace import HEADER, TraceHeader, TraceSet
 
 WORDS = ("man", "inn", "onion", "hand", "end", "hour", "other", "men", "hen", "ten", "none", "one")
 OTHERS = ("qué", "año", "niño", "mañana", "señor", "peña", "cuñado", "viña", "leña", "moño", "piña", "caña")

@@ -7,7 +7,7 @@ import pytest
 
 from registry.pairs import PairSpec, fetch
 from registry.store import Store
-from serving.runtime.pair_files import PairFiles
+from serving.artifacts.pair_files import PairFiles
 from tests.registry.making import model_folder
 
 

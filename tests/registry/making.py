@@ -10,15 +10,15 @@ from registry.gates import GateCheck, GateRecord
 from registry.pairs import model_records
 from registry.releases import ReleaseVersion, create_release
 from registry.store import Published, Store
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Artifact, Provenance
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.artifacts.distilled_draft import DistilledDraft
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.artifacts.verifier import Verifier
-from serving.runtime.pair_files import fingerprint
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Artifact, Provenance
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.pair_files import fingerprint
+from serving.artifacts.verifier import Verifier
 
 
 def model_folder(folder: Path, seed: int = 1) -> Path:

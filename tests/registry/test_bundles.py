@@ -17,9 +17,9 @@ from registry.bundles import build_bundle, bundle_bytes, link_current, relink
 from registry.pairs import PairSpec, fetch, model_records
 from registry.releases import create_release, find_release, promote, record_gate, rollback
 from registry.store import Store
-from serving.runtime.artifacts.base import digest_of
-from serving.runtime.bundle import open_bundle
-from serving.runtime.pair_files import PairFiles, fingerprint, models_root
+from serving.artifacts.base import digest_of
+from serving.artifacts.pair_files import PairFiles, fingerprint, models_root
+from serving.bundle.bundle import open_bundle
 from serving.runtime.types import DraftwellError
 from tests.registry.making import config, distilled, model_folder, publish, release, verdict
 

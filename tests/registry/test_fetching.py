@@ -13,8 +13,8 @@ import registry.pairs.fetching as fetching
 from registry.pairs import PairSpec, fetch, find_pair, model_records
 from registry.pairs.convert import convert_pickled
 from registry.pairs.fetching import place
-from serving.runtime.artifacts.base import sha256_file
-from serving.runtime.pair_files import PairFiles, is_artifact, model_digest, weights_digest
+from serving.artifacts.base import sha256_file
+from serving.artifacts.pair_files import PairFiles, is_artifact, model_digest, weights_digest
 from serving.runtime.types import DraftwellError
 from tests.registry.making import distilled, model_folder
 

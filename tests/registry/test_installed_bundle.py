@@ -28,11 +28,11 @@ from registry.bundles import build_bundle
 from registry.pairs import PairSpec, fetch, find_pair, model_records
 from registry.releases import create_release
 from registry.store import Store
-from serving.runtime.artifacts.base import Artifact, Provenance
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.device import device_class
-from serving.runtime.pair_files import fingerprint
+from serving.artifacts.base import Artifact, Provenance
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.pair_files import fingerprint
+from serving.device import device_class
 from tests.registry.making import config, publish
 from tests.serving.served_pair import tiny_pair
 

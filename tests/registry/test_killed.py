@@ -10,7 +10,7 @@ import pytest
 from registry.pairs import fetch
 from registry.releases import find_release, gate_record, objection, promote
 from registry.store import Store
-from serving.runtime.artifacts.base import digest_of
+from serving.artifacts.base import digest_of
 from tests.registry.killed import pair_in
 from tests.registry.making import release, verdict
 

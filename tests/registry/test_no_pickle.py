@@ -13,8 +13,8 @@ import yaml
 from registry.pairs import PairSpec, model_records
 from registry.releases import create_release, record_gate
 from registry.store import Store
-from serving.runtime.bundle import artifact_classes
-from serving.runtime.pair_files import PairFiles, fingerprint
+from serving.artifacts.pair_files import PairFiles, fingerprint
+from serving.bundle.bundle import artifact_classes
 from tests.registry.making import every_kind, publish, verdict
 
 ENDINGS = {".json", ".safetensors", ".onnx", ".arrow", ".md", ".png", ".html", ""}

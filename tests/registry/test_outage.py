@@ -16,7 +16,7 @@ import pytest
 from registry.pairs import PairSpec
 from registry.releases import find_release, promote, rollback
 from registry.store import Store
-from serving.runtime.pair_files import PairFiles
+from serving.artifacts.pair_files import PairFiles
 from serving.runtime.types import DraftwellError
 from tests.registry.making import release, verdict
 

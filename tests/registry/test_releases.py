@@ -21,7 +21,7 @@ from registry.releases import (
     rollback,
 )
 from registry.store import Store
-from serving.runtime.pair_files import PairFiles, fingerprint
+from serving.artifacts.pair_files import PairFiles, fingerprint
 from serving.runtime.types import DraftwellError
 from tests.registry.making import config, distilled, publish, release, table, verdict
 

@@ -13,8 +13,8 @@ import yaml
 
 from registry.model_card import CARDS
 from registry.store import Store
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import digest_of
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import digest_of
 from serving.runtime.types import DraftwellError
 from tests.registry.making import config, distilled, head, memory, profile, publish, table, verifier
 
@@ -119,7 +119,7 @@ def test_a_description_fits_into_any_database(store: Store, tmp_path: Path) -> N
 
 
 def test_every_kind_that_can_be_published_has_a_card() -> None:
-    from serving.runtime.bundle import artifact_classes
+    from serving.bundle.bundle import artifact_classes
 
     assert set(CARDS) == {*artifact_classes(), "release"}
 

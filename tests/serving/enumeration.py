@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import torch
 
-from serving.runtime.engine import Job
+from serving.runtime.engine.engine import Job
+from serving.runtime.engine.task import Task
 from serving.runtime.sampling import warp
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy
-from serving.runtime.task import Task
 from serving.runtime.types import Model, Role, Sampling
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from serving.server.page import page_router
+from serving.server.http.page import page_router
 from tests.serving.served_pair import running
 
 NUMBER = {"type": "number", "required": False, "default": 0.5, "value": 0.4, "minimum": 0, "exclusive_minimum": False, "maximum": 1,

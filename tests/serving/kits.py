@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.artifacts.verifier import Verifier
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.verifier import Verifier
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.strategies import Kit
 

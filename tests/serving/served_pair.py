@@ -18,7 +18,7 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy
 from serving.server.app import create_app
 from serving.server.main import KEEP_ALIVE_SECONDS
-from serving.server.served import ServedModel
+from serving.server.model.served_model import ServedModel
 
 MERGES = [("t", "h"), ("th", "e"), ("a", "n"), ("i", "n"), ("o", "n"), ("e", "r"), ("Ġ", "the")]
 SPECIAL = ["<|start|>", "<|end|>"]

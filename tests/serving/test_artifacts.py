@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import ArtifactError, digest_of
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.artifacts.distilled_draft import DistilledDraft, quantise
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.artifacts.verifier import Verifier
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import ArtifactError, digest_of
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.distilled_draft import DistilledDraft, quantise
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.verifier import Verifier
 from tests.serving.kits import ORIGIN, random_head
 
 
@@ -138,7 +138,7 @@ def test_onnx_and_torch_score_alike(tmp_path):
     session = onnxruntime.InferenceSession(verifier.to_onnx(), providers=["CPUExecutionProvider"])
     raw = torch.randn(30).softmax(-1)
     before = torch.randn(6)
-    from serving.runtime.artifacts.verifier import scalar_features
+    from serving.artifacts.verifier import scalar_features
 
     features = torch.cat([before, scalar_features(raw, 4)])[None].numpy().astype(np.float32)
     assert verifier.score(before, None, raw, 4) == pytest.approx(float(session.run(None, {"features": features})[0][0]), abs=1e-6)

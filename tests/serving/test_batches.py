@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from serving.runtime.strategies import STRATEGIES, build_strategy

@@ -13,19 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Provenance, sha256_file
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.bundle import ARTIFACT_SCHEMAS, SCHEMA, Bundle, FileRecord, Manifest, ModelRecord, artifact_classes, open_bundle
-from serving.runtime.pair_files import (
-    SIDECAR,
-    PairFiles,
-    combine_digests,
-    fingerprint,
-    models_root,
-    tokenizer_digest,
-    weights_digest,
-)
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance, sha256_file
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.pair_files import SIDECAR, PairFiles, combine_digests, fingerprint, models_root, tokenizer_digest, weights_digest
+from serving.bundle.bundle import ARTIFACT_SCHEMAS, SCHEMA, Bundle, FileRecord, Manifest, ModelRecord, artifact_classes, open_bundle
 from serving.runtime.types import DraftwellError
 
 
@@ -169,7 +161,7 @@ def test_a_bundle_for_cuda_is_refused_where_there_is_none(bundle: Path, monkeypa
     """Before any artifact is read: none of this bundle's would be good for a server."""
     import torch
 
-    from serving.server.served import from_bundle
+    from serving.server.model.served_model import from_bundle
 
     seal(bundle, device="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -300,7 +292,7 @@ def test_a_folder_that_cannot_be_written_to_is_only_slower(tmp_path: Path, monke
     def read_only(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("serving.runtime.pair_files.write_atomically", read_only)
+    monkeypatch.setattr("serving.artifacts.pair_files.write_atomically", read_only)
     assert weights_digest(folder) == sha256_file(folder / "model.safetensors")
     assert not (folder / SIDECAR).exists()
 
@@ -343,7 +335,7 @@ import sys
 for name in ("mlflow", "prefect", "registry", "components", "flows"):
     sys.modules[name] = None
 from pathlib import Path
-from serving.runtime.bundle import open_bundle
+from serving.bundle.bundle import open_bundle
 assert "torch" not in sys.modules
 print(sorted(open_bundle(Path(sys.argv[1])).artifacts()))
 """

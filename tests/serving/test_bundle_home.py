@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from serving.runtime.bundle import open_bundle
-from serving.runtime.device import device_class
-from serving.runtime.models.onnx_export import GRAPH, exportable
-from serving.runtime.pair_files import SIDECAR
+from serving.artifacts.pair_files import SIDECAR
+from serving.bundle.bundle import open_bundle
+from serving.device import device_class
+from serving.runtime.models.onnx.onnx_export import GRAPH, exportable
 from serving.runtime.types import DraftwellError, Role
 from serving.server.main import run
-from serving.server.served import from_bundle
+from serving.server.model.served_model import from_bundle
 from tests.serving.served_pair import tiny_tokenizer
 from tests.serving.test_server_main import make_bundle
 
@@ -76,12 +76,12 @@ def test_a_home_inside_the_bundle_is_refused_before_anything_is_written(bundle: 
 def test_the_server_makes_no_folder_inside_the_bundle(bundle: Path, tmp_path: Path, name: str, through: str,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is told the link `current`, and where the folder of the other option could be made."""
-    from serving.server.feedback_settings import FeedbackSettings
+    from serving.server.feedback.settings import FeedbackSettings
 
     def not_refused(*arguments: Any, **options: Any) -> None:
         raise AssertionError("the bundle is being loaded")
 
-    monkeypatch.setattr("serving.server.served.from_bundle", not_refused)
+    monkeypatch.setattr("serving.server.model.served_model.from_bundle", not_refused)
     before = names(bundle)
     (tmp_path / "current").symlink_to("1-cpu")
     folders = {"DRAFTWELL_HOME": tmp_path / "home", "--state-dir": tmp_path / "state", "--feedback-dir": tmp_path / "spool",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
+from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.static_llama import StaticLlama
 from serving.runtime.sampling import LogitRows, Streams, residual, warp
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.verifier import Verifier
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.acceptance.rescue import Rescue
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.artifacts.verifier import Verifier
 from serving.runtime.drafting.cascade import Cascade
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.ngram import NGram
 from serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
 from serving.runtime.drafting.trust import Untrusted
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.schedules.intertwined import intertwined
 from serving.runtime.schedules.serial import serial
 from serving.runtime.strategies import Strategy, build_strategy

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from serving.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.acceptance.rescue import Rescue
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.sampling import LogitRows, Streams
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Draft, Sampling
@@ -119,7 +119,7 @@ def test_a_mutant_that_judges_behind_a_rescue_as_if_the_correction_stood_there_i
                 verdict.token = rng.sample.draw(target.probs(verdict.accepted - 1))
             return verdict
 
-    monkeypatch.setattr("serving.runtime.strategies.csd.Rescue", Elsewhere)
+    monkeypatch.setattr("serving.runtime.strategies.lossy.csd.Rescue", Elsewhere)
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
     strategy = {"use_memory": False, "tau": 0.3, "num_speculative_tokens": 3}
     law = joint_law(lambda: build_strategy("csd", strategy, table_kit()), models, [0], sampling)

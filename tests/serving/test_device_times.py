@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
-from serving.runtime.engine import Engine
-from serving.runtime.models.cuda_graph import Marks, read
+from serving.runtime.engine.engine import Engine
+from serving.runtime.models.cuda.cuda_graph import Marks, read
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Sampling
 from tests.serving.kits import table_pair

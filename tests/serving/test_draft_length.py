@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import HighEntropy, LowAcceptanceBound, PredictedRejection, UnlikelyToken
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.sampling import LogitRows
 from serving.runtime.session import UNLIMITED

@@ -6,7 +6,7 @@ from itertools import cycle
 
 import pytest
 
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.session import UNLIMITED, Session
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from serving.runtime.types import Sampling

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.ranked import Ranked
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.drafting.multi_sequence import sequences_in
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import build_strategy
@@ -57,7 +57,7 @@ def test_three_candidates_without_renormalisation_are_caught(monkeypatch):
     probs = [0.4, 0.25, 0.2, 0.1, 0.05]
     assert law_of_a_choice(Ranked(), probs, [0, 1, 2]) == pytest.approx(probs, abs=1e-6)
     assert max(abs(a - b) for a, b in zip(law_of_a_choice(NeverRenormalised(), probs, [0, 1, 2]), probs, strict=True)) > 0.02
-    monkeypatch.setattr("serving.runtime.strategies.duo_decoding.Ranked", NeverRenormalised)
+    monkeypatch.setattr("serving.runtime.strategies.lossless.duo_decoding.Ranked", NeverRenormalised)
     models, sampling = unsure_pair(), Sampling(max_tokens=3, temperature=1.0)
     assert distance(joint_law(duo, models, [0], sampling), true_law(models["target"], [0], sampling)) > 1e-3
 

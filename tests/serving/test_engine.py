@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from serving.runtime.types import ContextTooLong, DraftwellError, Sampling, Text
 from tests.serving.kits import NEEDED, table_kit, table_pair

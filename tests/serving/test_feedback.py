@@ -19,21 +19,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.drift.traffic import Shard, read_spool
-from serving.runtime.prompt_ratings import RatedPrompt
-from serving.runtime.recording import PositionRecorder
-from serving.runtime.shadow import MOST_UNREAD
+from serving.recording.prompt_ratings import RatedPrompt
+from serving.recording.recorder import PositionRecorder
+from serving.recording.shadow import MOST_UNREAD
+from serving.recording.trace import KINDS, LOSSY, TraceSet
 from serving.runtime.strategies import build_strategy
-from serving.runtime.trace import KINDS, LOSSY, TraceSet
 from serving.runtime.types import DraftwellError, Sampling
-from serving.server import feedback as module
-from serving.server.costs import Costs
-from serving.server.deployments import CHECKER
-from serving.server.detokenize import TextStream
-from serving.server.feedback import Feedback
-from serving.server.feedback_settings import FeedbackSettings, settings_of
-from serving.server.load import PROBE_EVERY, LoadControl
-from serving.server.scheduler import Delta, End, Event, Scheduler, Ticket
-from serving.server.spool import Origin, Record, Spool
+from serving.server.deployment.deployments import CHECKER
+from serving.server.feedback import feedback as module
+from serving.server.feedback.feedback import Feedback
+from serving.server.feedback.settings import FeedbackSettings, settings_of
+from serving.server.feedback.spool import Origin, Record, Spool
+from serving.server.scheduling.costs import Costs
+from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
+from serving.server.scheduling.scheduler import Delta, End, Event, Scheduler, Ticket
 from tests.serving.kits import table_kit
 from tests.serving.served_pair import tiny_pair
 
@@ -476,7 +476,7 @@ def test_records_wait_for_each_other_but_not_long(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_is_counted_and_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                      caplog: pytest.LogCaptureFixture) -> None:
-    from serving.server import spool as spool_module
+    from serving.server.feedback import spool as spool_module
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -498,8 +498,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from serving.runtime.artifacts import base
-from serving.server.spool import Spool
+from serving.artifacts import base
+from serving.server.feedback.spool import Spool
 from tests.serving.test_feedback import record
 
 spool = Spool(Path(sys.argv[1]))

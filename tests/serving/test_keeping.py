@@ -18,18 +18,18 @@ import httpx
 import pytest
 
 from components.prompts.sources import load_prompts
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.bundle import open_bundle
-from serving.runtime.device import device_class
-from serving.runtime.trace import TraceSet
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.bundle.bundle import open_bundle
+from serving.device import device_class
+from serving.recording.trace import TraceSet
 from serving.runtime.types import Role
-from serving.server.feedback_settings import FeedbackSettings
-from serving.server.keeping import Keeping
-from serving.server.security import Security
-from serving.server.served import ServedModel, from_bundle
-from serving.server.snapshots import Origin, Snapshot, read
-from serving.server.strategy_pool import EVERYBODY, StrategyPool
+from serving.server.feedback.persistence import Keeping
+from serving.server.feedback.settings import FeedbackSettings
+from serving.server.http.security import Security
+from serving.server.model.served_model import ServedModel, from_bundle
+from serving.server.model.snapshots import Origin, Snapshot, read
+from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
 from tests.serving.kits import ORIGIN, table_kit
 from tests.serving.served_pair import serving, tiny_pair
 from tests.serving.test_server_main import ENTRY, make_bundle, models
@@ -126,7 +126,7 @@ def ask(address: str, prompt: str) -> dict[str, Any]:
 PAUSED = """
 import sys
 from serving.server import main, served
-from serving.server.snapshots import Snapshots
+from serving.server.model.snapshots import Snapshots
 
 moment = sys.argv.pop(1)
 load, follow = served.from_bundle, Snapshots.follow

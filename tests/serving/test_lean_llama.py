@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as tf
 
-from serving.runtime.artifacts.distilled_draft import quantise
+from serving.artifacts.distilled_draft import quantise
 from serving.runtime.models.lean_llama import LeanLlama, fits, linear, linear_int8
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots

@@ -68,7 +68,7 @@ def test_every_lossless_strategy_is_enumerated():
 def test_mutant_that_tests_the_first_continuation_token_twice_is_caught(monkeypatch):
     """SPIDE's line 33 read literally keeps x_{k+1} among the unverified tokens and tests it again."""
 
-    monkeypatch.setattr("serving.runtime.strategies.spide.Exact", Twice)
+    monkeypatch.setattr("serving.runtime.strategies.lossless.spide.Exact", Twice)
     models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
     law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_kit(2)), models, [1], sampling)
     assert distance(law, true_law(models["target"], [1], sampling)) > 1e-3
@@ -96,7 +96,7 @@ def test_mutant_that_drops_the_unlikely_last_token_is_caught(monkeypatch):
                 draft = draft[:-1]
             return draft
 
-    monkeypatch.setattr("serving.runtime.strategies.vanilla_sd.DraftModel", Dropping)
+    monkeypatch.setattr("serving.runtime.strategies.lossless.vanilla_sd.DraftModel", Dropping)
     models, sampling = table_pair(), Sampling(max_tokens=3, temperature=1.0)
     law = joint_law(lambda: build_strategy("vanilla_sd", {"num_speculative_tokens": 2}, table_kit()), models, [0], sampling)
     assert distance(law, true_law(models["target"], [0], sampling)) > 1e-3

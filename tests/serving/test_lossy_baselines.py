@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving.runtime.acceptance.divergence import divergence
 from serving.runtime.acceptance.mentored import mentored
 from serving.runtime.acceptance.relaxed import Fuzzy
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.sampling import LogitRows, Streams, residual
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.types import Draft, DraftwellError, Sampling
@@ -92,7 +92,7 @@ def test_a_fuzzy_mutant_that_samples_the_residual_is_caught(monkeypatch):
                 verdict.token = rng.sample.draw(residual(target.probs(i), draft.rows[i].probs(0)))
             return verdict
 
-    monkeypatch.setattr("serving.runtime.strategies.fuzzy_sd.Fuzzy", Residual)
+    monkeypatch.setattr("serving.runtime.strategies.lossy.fuzzy_sd.Fuzzy", Residual)
     models, sampling = table_pair(3, noise=0.8), Sampling(max_tokens=3, temperature=1.0)
     law = joint_law(lambda: build_strategy("fuzzy_sd", {"tau": 0.0}), models, [0], sampling)
     assert furthest(law, true_law(models["target"], [0], sampling)) > 1e-3

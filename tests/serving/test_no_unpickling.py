@@ -14,12 +14,12 @@ import httpx
 import pytest
 import torch
 
-from serving.runtime.bundle import artifact_classes
-from serving.runtime.device import device_class
+from serving.artifacts.pair_files import PairFiles, weights_digest
+from serving.bundle.bundle import artifact_classes
+from serving.device import device_class
 from serving.runtime.pair import load_module, load_pair
-from serving.runtime.pair_files import PairFiles, weights_digest
 from serving.runtime.types import DraftwellError, Role
-from serving.server.served import from_bundle
+from serving.server.model.served_model import from_bundle
 from tests.registry.making import every_kind
 from tests.serving.served_pair import serving
 from tests.serving.test_server_main import make_bundle, models

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.artifacts import acceptance_table, correction_memory
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.artifacts.decoding_config import DecodingConfig
+from serving.artifacts import acceptance_table, correction_memory
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.decoding_config import DecodingConfig
 from serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.strategies import Strategy
 from serving.runtime.types import Draft, DraftwellError, Sampling, Verdict
-from serving.server.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
+from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
 from tests.serving.kits import ORIGIN, table_kit, table_pair
 
 VOCAB = 8

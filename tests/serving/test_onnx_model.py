@@ -11,12 +11,12 @@ import torch
 from components.calibrate.hardware_profile import profile
 from components.report.provenance import provenance
 from registry.pairs import fetch, find_pair
-from serving.runtime.engine import Engine
-from serving.runtime.models.onnx_export import cached, export, exportable
-from serving.runtime.models.onnx_model import OnnxModel, neighbours
+from serving.artifacts.pair_files import PairFiles, draftwell_home
+from serving.runtime.engine.engine import Engine
+from serving.runtime.models.onnx.onnx_export import cached, export, exportable
+from serving.runtime.models.onnx.onnx_model import OnnxModel, neighbours
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import in_onnx, load_pair
-from serving.runtime.pair_files import PairFiles, draftwell_home
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.types import ContextTooLong, Forward, Sampling
 from tests.serving.kits import table_kit
@@ -144,7 +144,7 @@ def test_a_graph_is_written_once_and_whole(tmp_path: Path, monkeypatch):
         (folder / "draft.onnx").write_bytes(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr("serving.runtime.models.onnx_export.save", broken)
+    monkeypatch.setattr("serving.runtime.models.onnx.onnx_export.save", broken)
     before = sorted((tmp_path / "onnx").iterdir())
     with pytest.raises(OSError, match="no space"):
         cached(module, module.lm_head.weight, {"draft": "new"}, tmp_path)

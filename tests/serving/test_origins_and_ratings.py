@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from serving.runtime.engine import Engine, Job
-from serving.runtime.prompt_ratings import PART, RatedPrompt
+from serving.recording.prompt_ratings import PART, RatedPrompt
+from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.runtime.types import Emitted, Forward, Sampling
 from tests.serving.kits import table_kit, table_pair

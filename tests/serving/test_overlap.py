@@ -11,13 +11,13 @@ import time
 import pytest
 import torch
 
-from serving.runtime.device import usable_cores
-from serving.runtime.engine import Engine
+from serving.device import usable_cores
+from serving.runtime.engine.engine import Engine
+from serving.runtime.engine.workers import shares
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Sampling
-from serving.runtime.workers import shares
 from tests.serving.kits import table_kit, table_pair
 
 TARGET_SECONDS, DRAFT_SECONDS = 0.02, 0.004
@@ -150,7 +150,7 @@ import time
 import psutil
 import torch
 
-from serving.runtime.workers import apart
+from serving.runtime.engine.workers import apart
 
 torch.set_num_threads(2)
 compute = lambda: torch.ones(1 << 20).exp_()
@@ -174,7 +174,7 @@ def test_what_is_computed_apart_leaves_no_team_of_threads_behind():
 
 
 def test_what_fails_apart_fails_here():
-    from serving.runtime.workers import apart
+    from serving.runtime.engine.workers import apart
 
     with pytest.raises(ZeroDivisionError):
         apart(divmod, 1, 0)

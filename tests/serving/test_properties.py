@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from serving.runtime.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
+from serving.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from serving.runtime.sampling import residual, warp

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from serving.runtime.acceptance.divergence import divergence
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy

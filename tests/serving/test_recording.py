@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from serving.runtime import recording
-from serving.runtime.engine import Engine, Job
-from serving.runtime.models.static_llama import StaticLlama
-from serving.runtime.recording import PositionRecorder
+from serving.recording import recorder as recording
+from serving.recording.recorder import PositionRecorder
+from serving.recording.shadow import MOST_UNREAD, read_along
+from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.sampling import warp
-from serving.runtime.shadow import MOST_UNREAD, read_along
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.runtime.types import Output, Sampling
 from tests.serving.kits import NEEDED, table_kit, table_pair

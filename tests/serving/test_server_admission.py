@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import ContextTooLong, Sampling
-from serving.server.admission import FairQueue, QueueFull, ServiceRate
 from serving.server.app import create_app
-from serving.server.detokenize import TextStream
-from serving.server.observer import Observer
-from serving.server.scheduler import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, Scheduler, Ticket
+from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
+from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.observer import Observer
+from serving.server.scheduling.scheduler import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, Scheduler, Ticket
 from tests.serving.kits import table_kit, table_pair
 from tests.serving.served_pair import running, served_pair
 
@@ -164,7 +164,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
 
 def test_retry_after_follows_the_service_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("serving.server.admission.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("serving.server.scheduling.admission.time.monotonic", lambda: now[0])
     rate = ServiceRate()
     assert rate.seconds_for(1000) == 1
     for _ in range(10):

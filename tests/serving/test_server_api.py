@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from serving.runtime.strategies import Kit
-from serving.server.served import ServedModel
-from serving.server.service import sse
+from serving.server.http.service import sse
+from serving.server.model.served_model import ServedModel
 from tests.serving.kits import table_kit
 from tests.serving.served_pair import MAX_CONTEXT, served_pair, serving
 

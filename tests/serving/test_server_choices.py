@@ -13,7 +13,7 @@ import openai
 import pytest
 import torch
 
-from serving.server.served import ServedModel
+from serving.server.model.served_model import ServedModel
 from tests.serving.served_pair import served_pair, serving, tiny_module, tiny_tokenizer
 
 PROMPTS = ["hello there", "The cat", "1 2 3"]

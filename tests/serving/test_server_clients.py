@@ -18,7 +18,7 @@ import httpx
 import pytest
 import torch
 
-from serving.server.security import Security
+from serving.server.http.security import Security
 from tests.serving.served_pair import MAX_CONTEXT, served_pair, serving, tiny_module, tiny_tokenizer
 
 MODULES = {"schemathesis": "schemathesis", "lm_eval": "lm-eval"}

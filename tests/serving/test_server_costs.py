@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.runtime.artifacts.hardware_profile import Details, HardwareProfile, Rest
-from serving.server.costs import LONGEST, Costs, at, completed, from_profile, measure
+from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.server.scheduling.costs import LONGEST, Costs, at, completed, from_profile, measure
 from tests.serving.kits import ORIGIN, table_pair
 
 WEIGHTS = 0.040

@@ -18,17 +18,17 @@ import pytest
 
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import DraftwellError
-from serving.server import errors
 from serving.server.app import create_app
-from serving.server.costs import Costs
-from serving.server.deployments import CHECKER, Deployment, Deployments, Pinning
-from serving.server.detokenize import TextStream
-from serving.server.errors import without_paths
-from serving.server.observer import Observer
-from serving.server.scheduler import End, Event, Ticket
-from serving.server.security import Security
-from serving.server.served import ServedModel
-from serving.server.watch import BundleWatch, followed
+from serving.server.deployment.bundle_watch import BundleWatch, followed
+from serving.server.deployment.deployments import CHECKER, Deployment, Deployments, Pinning
+from serving.server.http import errors
+from serving.server.http.errors import without_paths
+from serving.server.http.security import Security
+from serving.server.model.served_model import ServedModel
+from serving.server.scheduling.costs import Costs
+from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.observer import Observer
+from serving.server.scheduling.scheduler import End, Event, Ticket
 from tests.serving.served_pair import running, served_pair
 
 PLAIN = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "temperature": 0}
@@ -320,7 +320,7 @@ def test_a_moved_link_a_replaced_manifest_and_a_signal_are_noticed_once(tmp_path
 
 def test_a_bundle_that_could_not_be_taken_is_reported_again_with_growing_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, seen, answers = [0.0], [], iter([False, False, True])
-    monkeypatch.setattr("serving.server.watch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("serving.server.deployment.bundle_watch.time.monotonic", lambda: now[0])
     seven, eight, link = bundle(tmp_path / "7-cpu"), bundle(tmp_path / "8-cpu"), tmp_path / "current"
     lead(link, seven)
     watch = BundleWatch(link, lambda folder: (seen.append((folder, now[0])), next(answers))[1])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.runtime.types import Emitted, Rating
-from serving.server.detokenize import Detokenizer, StopStrings, TextStream
+from serving.server.scheduling.detokenize import Detokenizer, StopStrings, TextStream
 
 
 def from_bytes(ids: Sequence[int]) -> str:

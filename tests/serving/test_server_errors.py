@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from serving.server.detokenize import LONGEST_LEAD
-from serving.server.served import ServedModel
+from serving.server.model.served_model import ServedModel
+from serving.server.scheduling.detokenize import LONGEST_LEAD
 from tests.serving.served_pair import MAX_CONTEXT, served_pair, serving
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}

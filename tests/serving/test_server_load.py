@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from serving.runtime.engine import Engine
-from serving.runtime.prompt_ratings import RatedPrompt
+from serving.recording.prompt_ratings import RatedPrompt
+from serving.runtime.engine.engine import Engine
 from serving.runtime.session import UNLIMITED
 from serving.runtime.strategies import Strategy, build_strategy
 from serving.runtime.types import Sampling
-from serving.server.costs import Costs
-from serving.server.detokenize import TextStream
-from serving.server.load import PROBE_EVERY, Acceptance, LoadControl
-from serving.server.scheduler import Delta, End, Event, Scheduler, Ticket
-from serving.server.schemas import CompletionRequest
+from serving.server.http.schemas import CompletionRequest
+from serving.server.scheduling.costs import Costs
+from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.load_control import PROBE_EVERY, Acceptance, LoadControl
+from serving.server.scheduling.scheduler import Delta, End, Event, Scheduler, Ticket
 from tests.serving.kits import table_kit, table_pair
 
 VANILLA = build_strategy("vanilla_sd", {"num_speculative_tokens": 6})

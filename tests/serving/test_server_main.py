@@ -20,20 +20,20 @@ import httpx
 import pytest
 import uvicorn
 
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.base import Artifact, Provenance, sha256_file
-from serving.runtime.artifacts.decoding_config import DecodingConfig
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.bundle import FileRecord, Manifest, ModelRecord
-from serving.runtime.device import device_class
-from serving.runtime.pair_files import PairFiles, fingerprint, weights_digest
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Artifact, Provenance, sha256_file
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
+from serving.bundle.bundle import FileRecord, Manifest, ModelRecord
+from serving.device import device_class
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import DraftwellError, Role
 from serving.server.app import create_app
-from serving.server.costs import Costs
-from serving.server.deployments import Deployments
+from serving.server.deployment.deployments import Deployments
 from serving.server.main import names_of, server
-from serving.server.served import ServedModel, costs_of, from_bundle
+from serving.server.model.served_model import ServedModel, costs_of, from_bundle
+from serving.server.scheduling.costs import Costs
 from tests.serving.served_pair import served_pair, serving, tiny_pair
 
 ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
@@ -197,7 +197,7 @@ def test_deterministic_serving_leaves_the_state_alone(tmp_path: Path, models: di
 def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tmp_path: Path, models: dict[Role, Path],
                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair that runs row by row goes on doing so behind a switch."""
-    monkeypatch.setattr("serving.server.served.batches", lambda pair: False)
+    monkeypatch.setattr("serving.server.model.served_model.batches", lambda pair: False)
     bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd", machine=device_class("cpu"))
     first = from_bundle(bundle, slots=2, max_context=64)
     second = from_bundle(bundle, slots=2, max_context=64, beside=first)
@@ -212,7 +212,7 @@ def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tm
 def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, timed = tiny_pair(2), Costs({1: 1.0}, {1: 2.0, 8: 4.0})
     known, later = Costs({1: 1.0}, {1: 1.0, 8: 2.0, 16: 3.0}, per_token=0.5), Costs({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25)
-    monkeypatch.setattr("serving.server.served.measure", lambda models, slots, *, batched: timed)
+    monkeypatch.setattr("serving.server.model.served_model.measure", lambda models, slots, *, batched: timed)
 
     def beside(pair: Any, costs: Costs) -> ServedModel:
         return ServedModel("tiny", pair, build_strategy("vanilla_sd"), 2, costs=costs)

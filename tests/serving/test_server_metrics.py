@@ -20,17 +20,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Sampling
-from serving.server import metrics as metrics_module
-from serving.server.admission import QueueFull
 from serving.server.app import create_app
-from serving.server.dashboards import GRAFANA
-from serving.server.deployments import CHECKER
-from serving.server.detokenize import TextStream
-from serving.server.feedback import Feedback
-from serving.server.feedback_settings import FeedbackSettings
-from serving.server.metrics import FEEDBACK, CountAnswers, Metrics, metrics_router
-from serving.server.observer import Observer
-from serving.server.scheduler import Cancelled, DeadlineExceeded, End, Event, Failure, Scheduler, Ticket
+from serving.server.deployment.deployments import CHECKER
+from serving.server.feedback.feedback import Feedback
+from serving.server.feedback.settings import FeedbackSettings
+from serving.server.metrics import metrics as metrics_module
+from serving.server.metrics.dashboards import GRAFANA
+from serving.server.metrics.metrics import FEEDBACK, CountAnswers, Metrics, metrics_router
+from serving.server.scheduling.admission import QueueFull
+from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.observer import Observer
+from serving.server.scheduling.scheduler import Cancelled, DeadlineExceeded, End, Event, Failure, Scheduler, Ticket
 from tests.serving.served_pair import running, served_pair, serving
 
 # What dashboards made for vLLM ask for (V1; https://docs.vllm.ai/en/latest/usage/metrics), as Prometheus names it.

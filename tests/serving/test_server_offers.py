@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.server.security import Security
+from serving.server.http.security import Security
 from tests.serving.browser import Page, browsing, find_browser
 from tests.serving.served_pair import MAX_CONTEXT, served_pair, serving
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.runtime.device import device_class
+from serving.device import device_class
 from serving.runtime.types import Role
 from tests.serving.served_pair import tiny_pair
 from tests.serving.test_server_main import ENTRY, make_bundle

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import ContextTooLong, Forward, Output, Sampling
-from serving.server.detokenize import TextStream
-from serving.server.scheduler import Cancelled, Delta, End, Event, Failure, Scheduler, SchedulerClosed, Ticket
+from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.scheduler import Cancelled, Delta, End, Event, Failure, Scheduler, SchedulerClosed, Ticket
 
 POISON = 3
 AUTOREGRESSIVE = build_strategy("autoregressive")

@@ -16,10 +16,10 @@ import openai
 import pytest
 
 from serving.runtime.types import DraftwellError
-from serving.server.admission import QueueFull
 from serving.server.app import create_app
-from serving.server.errors import without_paths
-from serving.server.security import KEY_VARIABLE, Security, key_in, origins, read_keys
+from serving.server.http.errors import without_paths
+from serving.server.http.security import KEY_VARIABLE, Security, key_in, origins, read_keys
+from serving.server.scheduling.admission import QueueFull
 from tests.serving.served_pair import served_pair, serving
 
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0}

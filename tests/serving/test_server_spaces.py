@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Rating
-from serving.server.detokenize import HALF, Detokenizer
-from serving.server.responses import PlainLogprobs
-from serving.server.served import ServedModel
+from serving.server.http.responses import PlainLogprobs
+from serving.server.model.served_model import ServedModel
+from serving.server.scheduling.detokenize import HALF, Detokenizer
 from tests.serving.served_pair import served_pair, serving, spaced_tokenizer, tiny_pair
 
 PROMPT = "The capital of France is"

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.types import DraftwellError
-from serving.server.snapshots import Origin, Snapshots, name_of, read
-from serving.server.strategy_pool import EVERYBODY, StrategyPool
+from serving.server.model.snapshots import Origin, Snapshots, name_of, read
+from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
 from tests.serving.test_online_state import decode, pool
 
 ORIGIN = Origin("table", 3, "d" * 64, "f" * 64)
@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_up_later_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from serving.server import snapshots as module
+    from serving.server.model import snapshots as module
 
     it, snapshots, _ = served(tmp_path)
     learn(it)
@@ -223,8 +223,8 @@ def test_a_disk_that_fills_up_later_stops_nobody(tmp_path: Path, caplog: pytest.
 WRITER = """
 import sys, os
 from pathlib import Path
-from serving.runtime.artifacts import base
-from serving.server.snapshots import Snapshots
+from serving.artifacts import base
+from serving.server.model.snapshots import Snapshots
 from tests.serving.test_snapshots import ORIGIN, learn, pool
 
 it, snapshots = pool("spide"), Snapshots(Path(sys.argv[1]))

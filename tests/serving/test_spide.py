@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
 from serving.runtime.acceptance.exact import Exact
-from serving.runtime.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
 from serving.runtime.drafting.draft_model import DraftModel
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import DraftwellError, Sampling

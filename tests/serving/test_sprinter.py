@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from serving.artifacts.verifier import Verifier
 from serving.runtime.acceptance.exact import Exact
-from serving.runtime.artifacts.verifier import Verifier
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.sampling import LogitRows, Streams
 from serving.runtime.schedules.sequential import sequential
 from serving.runtime.strategies import build_strategy

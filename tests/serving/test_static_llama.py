@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.runtime.models.cuda.static_llama import LONGEST_STEP, Bucket, StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama
-from serving.runtime.models.static_llama import LONGEST_STEP, Bucket, StaticLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from serving.runtime.types import ContextTooLong, Forward

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.sampling import Stream
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.runtime.types import Sampling

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.runtime.trace import KINDS, TRACE_VERSION, TraceError, TraceHeader, TraceSet, trace_schema
+from serving.recording.trace import KINDS, TRACE_VERSION, TraceError, TraceHeader, TraceSet, trace_schema
 
 HEADER = TraceHeader(pair="tiny", fingerprint="f" * 64, dtype="float32", rollout=2, max_tokens=8, temperature=0.0,
                      stop_token_ids=(2,))
@@ -197,6 +197,6 @@ def test_a_known_digest_hides_neither_a_foreign_pair_nor_a_folder_that_cannot_be
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "read-only")
 
-    monkeypatch.setattr("serving.runtime.trace.write_atomically", refuse)
+    monkeypatch.setattr("serving.recording.trace.write_atomically", refuse)
     assert TraceSet(tmp_path).digest() == digest
     assert not (tmp_path / TraceSet.SIDECAR).exists()

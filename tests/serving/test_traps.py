@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from serving.runtime.acceptance import exact
-from serving.runtime.engine import Engine
+from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.sampling import LogitRows, Stream, Streams
 from serving.runtime.session import Lane

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from serving.runtime.engine import Engine
+from serving.artifacts.pair_files import PairFiles
+from serving.runtime.engine.engine import Engine
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.pair import load_pair, over_slots
-from serving.runtime.pair_files import PairFiles
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.runtime.types import ContextTooLong, DraftwellError, Forward, Sampling
 from tests.components.tiny import VOCAB

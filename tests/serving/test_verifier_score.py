@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.runtime.artifacts.base import ArtifactError
-from serving.runtime.artifacts.verifier import Verifier, logistic
-from serving.runtime.models.trace_model import NotInTrace, TraceModel, TraceRows
+from components.replay.trace_model import NotInTrace, TraceModel, TraceRows
+from serving.artifacts.base import ArtifactError
+from serving.artifacts.verifier import Verifier, logistic
 from serving.runtime.row_view import RowView
 from serving.runtime.sampling import LogitRows, Stream
 from serving.runtime.types import NotFinite, Output, Sampling

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from serving.runtime.engine import Engine, Job
+from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.models.transformers_model import TransformersModel

@@ -44,9 +44,9 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
     from registry.pairs import model_records
     from registry.releases import create_release
     from registry.store import Store
-    from serving.runtime.artifacts.base import Provenance
-    from serving.runtime.artifacts.decoding_config import DecodingConfig
-    from serving.runtime.pair_files import fingerprint
+    from serving.artifacts.base import Provenance
+    from serving.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.pair_files import fingerprint
     from serving.runtime.strategies import find_strategy
 
     space, store = Workspace("default", dtype), Store()
@@ -67,7 +67,7 @@ def measure_profile(space: Workspace, folder: Path) -> None:
     """As the tuner measures it."""
     from components.calibrate.hardware_profile import profile
     from components.report.provenance import provenance
-    from serving.runtime.device import device_class
+    from serving.device import device_class
 
     pair = space.load()
     profile(pair, provenance(pair, device_class=device_class(pair.device))).save(folder)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from components.replay.replay import Texts, replay
+from components.replay.trace_model import RolloutExhausted
 from components.tune.search.space import MEASURED, Space, combinations, completed, key, plain, replayable, space_of, start, suggest
 from components.tune.search.studies import Studies, digest_of_json, import_optuna
-from serving.runtime.artifacts.base import Artifact, sha256_file
-from serving.runtime.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.models.trace_model import RolloutExhausted
+from serving.artifacts.base import Artifact, sha256_file
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.strategies import Kit, find_strategy
 
 Log = Callable[[str, float, int], None]

@@ -19,7 +19,7 @@ from serving.runtime.strategies import Kit, build_strategy, find_strategy
 if TYPE_CHECKING:
     from optuna import Trial
 
-    from serving.runtime.artifacts.hardware_profile import HardwareProfile
+    from serving.artifacts.hardware_profile import HardwareProfile
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from serving.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.acceptance.exact import keeps, recover
 from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, Look
-from serving.runtime.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.sampling import Streams
 from serving.runtime.types import Draft, Rows
 

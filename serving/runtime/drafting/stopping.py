@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from serving.runtime.artifacts.acceptance_head import AcceptanceHead
-from serving.runtime.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.runtime.types import Rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serving.runtime.artifacts.verifier import Verifier
+from serving.artifacts.verifier import Verifier
 from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.types import DraftwellError, Rows
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.runtime.artifacts.distilled_draft import quantise
-from serving.runtime.device import lacks_bfloat16
+from serving.artifacts.distilled_draft import quantise
+from serving.device import lacks_bfloat16
 from serving.runtime.models.module_model import Placed
 from serving.runtime.models.padding import feed_forwards
 from serving.runtime.models.transformers_model import TransformersModel

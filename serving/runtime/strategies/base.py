@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from serving.runtime.artifacts.base import Artifact
+from serving.artifacts.base import Artifact
 from serving.runtime.session import Session
 from serving.runtime.types import DraftwellError, Model, Role, Step
 

@@ -8,24 +8,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.runtime.strategies.adaedl import AdaEDL
-from serving.runtime.strategies.autoregressive import Autoregressive
 from serving.runtime.strategies.base import Kit, Strategy
-from serving.runtime.strategies.csd import CSD
-from serving.runtime.strategies.draft_verify import DraftVerify
-from serving.runtime.strategies.duo_decoding import DuoDecoding
-from serving.runtime.strategies.fuzzy_sd import FuzzySD
-from serving.runtime.strategies.hf_dynamic import HFDynamic
-from serving.runtime.strategies.lossy_sd import LossySD
-from serving.runtime.strategies.mentored import Mentored
-from serving.runtime.strategies.pearl import Pearl
-from serving.runtime.strategies.prompt_lookup import PromptLookup
-from serving.runtime.strategies.pyramid import PyramidAssisted, PyramidFuzzy
-from serving.runtime.strategies.specdec_pp import SpecDecPP
-from serving.runtime.strategies.spide import Spide
-from serving.runtime.strategies.sprinter import Sprinter
-from serving.runtime.strategies.svip import SVIP
-from serving.runtime.strategies.vanilla_sd import VanillaSD
+from serving.runtime.strategies.lossless.adaedl import AdaEDL
+from serving.runtime.strategies.lossless.autoregressive import Autoregressive
+from serving.runtime.strategies.lossless.draft_verify import DraftVerify
+from serving.runtime.strategies.lossless.duo_decoding import DuoDecoding
+from serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
+from serving.runtime.strategies.lossless.pearl import Pearl
+from serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
+from serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
+from serving.runtime.strategies.lossless.spide import Spide
+from serving.runtime.strategies.lossless.svip import SVIP
+from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
+from serving.runtime.strategies.lossy.csd import CSD
+from serving.runtime.strategies.lossy.fuzzy_sd import FuzzySD
+from serving.runtime.strategies.lossy.lossy_sd import LossySD
+from serving.runtime.strategies.lossy.mentored import Mentored
+from serving.runtime.strategies.lossy.pyramid import PyramidAssisted, PyramidFuzzy
+from serving.runtime.strategies.lossy.sprinter import Sprinter
 from serving.runtime.types import DraftwellError
 
 STRATEGIES: dict[str, type[Strategy]] = {

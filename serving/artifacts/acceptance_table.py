@@ -1,0 +1,85 @@
+"""Acceptance table of SPIDE: how often the target keeps a draft token, by the draft's confidence.
+
+20 bins of C by a fixed array of edges: ten of width .1 below .9 … .99 in steps of .01, and {1.0} (SPIDE, section 4.1).
+{1.0} means C ≥ 1 − 2⁻⁹: the authors' bfloat16 rounds there, in float32 the bin would stay empty (ours).
+
+Online state (ours, the paper is silent): a bin that has counted `MOST_JUDGED` tokens halves both counts, so that α stays what it is,
+numbers stay small, and what a bin learns next weighs more than what it learnt long ago. `update` and `copy` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import threading
+from pathlib import Path
+from typing import Self
+
+from serving.artifacts.base import Artifact, ArtifactError, Provenance
+
+EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1 - 2**-9)
+"""Lower edge of every bin but the first."""
+
+MIDPOINTS = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85,
+             0.905, 0.915, 0.925, 0.935, 0.945, 0.955, 0.965, 0.975, 0.985, 0.995, 0.999)
+PRIOR_WEIGHT = 10
+"""Judged tokens that the prior m_b counts for (ours: a prior for cold bins)."""
+MOST_JUDGED = 2**15
+"""Judged tokens of a bin that are remembered: α is then known to ± .003, and follows traffic that changes within as many tokens again."""
+
+
+class AcceptanceTable(Artifact):
+    """N_total and N_accepted for each of 20 confidence bins; α_b = (N_acc + 10·m_b) / (N_total + 10).
+
+    >>> table = AcceptanceTable.empty()
+    >>> round(table.alpha(0.95), 3)
+    0.955
+    """
+
+    kind = "acceptance_table"
+
+    def __init__(self, total: list[int], accepted: list[int], provenance: Provenance):
+        if len(total) != 20 or len(accepted) != 20 or any(a > t or a < 0 for a, t in zip(accepted, total, strict=True)):
+            raise ArtifactError("an acceptance table needs 20 bins with 0 <= accepted <= total")
+        self.total, self.accepted, self.provenance = list(total), list(accepted), provenance
+        self._lock = threading.Lock()  # a bin is two numbers: no copy may hold one of before and one of after an update
+
+    @classmethod
+    def empty(cls, provenance: Provenance | None = None) -> Self:
+        return cls([0] * 20, [0] * 20, provenance or Provenance(pair="", fingerprint=""))
+
+    @staticmethod
+    def bin_of(confidence: float) -> int:
+        """Index 0..19 of the bin that holds a confidence in [0, 1]."""
+        return bisect.bisect_right(EDGES, confidence)
+
+    def alpha(self, confidence: float) -> float:
+        """Estimated probability that a token drafted with this confidence is kept."""
+        b = self.bin_of(confidence)
+        return (self.accepted[b] + PRIOR_WEIGHT * MIDPOINTS[b]) / (self.total[b] + PRIOR_WEIGHT)
+
+    def update(self, confidence: float, kept: bool) -> None:
+        """Count one judged token."""
+        b = self.bin_of(confidence)
+        with self._lock:
+            total, accepted = self.total[b] + 1, self.accepted[b] + int(kept)
+            while total > MOST_JUDGED:
+                total, accepted = total // 2, accepted // 2
+            self.total[b], self.accepted[b] = total, accepted
+
+    def copy(self) -> AcceptanceTable:
+        """An independent table with the same counts, those of one moment (deterministic mode works on a copy per request)."""
+        with self._lock:
+            return AcceptanceTable(self.total, self.accepted, self.provenance)
+
+    def write_files(self, folder: Path) -> None:
+        now = self.copy()
+        rows = {"edges": EDGES, "total": now.total, "accepted": now.accepted}
+        (folder / "table.json").write_text(json.dumps(rows, indent=2) + "\n")
+
+    @classmethod
+    def read_files(cls, folder: Path, provenance: Provenance) -> Self:
+        rows = json.loads((folder / "table.json").read_text())
+        if tuple(rows["edges"]) != EDGES:
+            raise ArtifactError(f"{folder}: the acceptance table was made with other bin edges: calibrate again")
+        return cls(rows["total"], rows["accepted"], provenance)

@@ -1,0 +1,109 @@
+"""Hardware profile: seconds of a draft forward and of a target forward over k tokens, as measured on one device class.
+
+A strategy that overlaps draft and target gives each a share of the cores, so its forwards take other times than those of
+a serial one: a profile holds both.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.artifacts.base import Artifact, ArtifactError, Provenance
+
+
+class Rest(BaseModel):
+    """Seconds outside forwards."""
+
+    model_config = ConfigDict(frozen=True)
+
+    round: float = Field(ge=0, description="of a target call: sampling, judging")
+    token: float = Field(ge=0, description="of a drafted token, over and above: its row, and the target's row that judges it")
+    figure: float = Field(ge=0, description="of a draft row whose confidence, entropy or probability is read, over and above")
+
+
+class Details(BaseModel):
+    """What a prediction of whole requests needs beside the times that strategies read, in seconds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    t_draft: dict[int, float] = Field(description="tokens → median draft forward behind `context` tokens")
+    prefill: dict[str, dict[int, float]] = Field(description="role → tokens → median forward into an empty slot, one row kept")
+    per_context_token: dict[str, float] = Field(description="role → what a forward takes longer for every further token in its slot")
+    context: int = Field(ge=0, description="tokens in the slot before every forward that is not a prefill")
+    split_alone: tuple[float, dict[int, float]] | None = Field(
+        None, description="as `split`, with the other model idle: what is left of an overlap once its shorter side is over")
+    rest: Rest
+    chains: bool = Field(False, description="the draft chooses the tokens of a draft of fixed length by itself (`Forward.steps`)")
+
+
+class HardwareProfile(Artifact):
+    """Times of single forwards, in seconds.
+
+    Args:
+        t_draft: median seconds of a one-token draft forward.
+        t_verify: k → median seconds of a k-token target forward, k ascending and starting at 1.
+        t_rest: median seconds that a round spends outside model forwards (sampling, judging).
+        split: (t_draft, t_verify) with each model on cores of its own and the other one busy; None where not measured.
+        t_draft_onnx: as `split`'s t_draft, of the draft in ONNX Runtime; None where not measured.
+        details: for predictions of whole requests; None in profiles of earlier versions.
+    """
+
+    kind = "hardware_profile"
+
+    def __init__(self, t_draft: float, t_verify: dict[int, float], t_rest: float, provenance: Provenance,
+                 split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None,
+                 details: Details | None = None):
+        if t_draft <= 0 or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
+            raise ArtifactError("a hardware profile needs positive times and a target forward of one token")
+        self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
+        self.provenance, self.split, self.t_draft_onnx, self.details = provenance, split, t_draft_onnx, details
+
+    def when(self, overlapping: bool, *, onnx_draft: bool = False) -> HardwareProfile:
+        """The profile of strategies that overlap draft and target, or of those that don't; with the draft in ONNX Runtime where
+        that is the one that drafts."""
+        t_draft, t_verify = self.split if overlapping and self.split is not None else (self.t_draft, self.t_verify)
+        if onnx_draft and self.t_draft_onnx is not None:
+            t_draft = self.t_draft_onnx
+        return HardwareProfile(t_draft, t_verify, self.t_rest, self.provenance)
+
+    def verify_seconds(self, tokens: int) -> float:
+        """Seconds of a target forward over `tokens` >= 1 tokens: linear between measured sizes and beyond the last."""
+        known = list(self.t_verify)
+        if len(known) == 1:
+            return self.t_verify[1]
+        high = next((i for i, k in enumerate(known) if k >= tokens and i > 0), len(known) - 1)
+        k0, k1 = known[high - 1], known[high]
+        t0, t1 = self.t_verify[k0], self.t_verify[k1]
+        return t0 + (t1 - t0) * (tokens - k0) / (k1 - k0)
+
+    @property
+    def speed_ratio(self) -> float:
+        """t_verify / t_draft of one token each: how many draft forwards fit into a target forward."""
+        return self.t_verify[1] / self.t_draft
+
+    def write_files(self, folder: Path) -> None:
+        times: dict[str, Any] = {"t_draft": self.t_draft, "t_verify": self.t_verify, "t_rest": self.t_rest}
+        if self.split is not None:
+            times["split"] = {"t_draft": self.split[0], "t_verify": self.split[1]}
+        if self.t_draft_onnx is not None:
+            times["t_draft_onnx"] = self.t_draft_onnx
+        if self.details is not None:
+            times["details"] = self.details.model_dump()
+        (folder / "profile.json").write_text(json.dumps(times, indent=2) + "\n")
+
+    @classmethod
+    def read_files(cls, folder: Path, provenance: Provenance) -> Self:
+        times = json.loads((folder / "profile.json").read_text())
+        split, details = times.get("split"), times.get("details")
+        return cls(times["t_draft"], sizes(times["t_verify"]), times["t_rest"], provenance,
+                   (split["t_draft"], sizes(split["t_verify"])) if split else None, times.get("t_draft_onnx"),
+                   Details.model_validate(details) if details else None)
+
+
+def sizes(times: dict[str, float]) -> dict[int, float]:
+    """JSON's string keys as numbers of tokens."""
+    return {int(tokens): seconds for tokens, seconds in times.items()}

@@ -1,0 +1,154 @@
+"""The model files of a pair on this machine, and the digests that identify them.
+
+The *pair fingerprint* is what artifacts are bound to: sha256 over the weights of every model, the target's tokenizer
+and the dtype. Paths, machines and file dates do not enter it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.artifacts.base import MANIFEST, digest_of, sha256_file, write_atomically
+from serving.runtime.types import DraftwellError, Role
+
+SIDECAR = ".weights.sha256.json"
+"""Digests of a folder's weight files, with the size and date they were computed at."""
+
+DTYPES = ("bfloat16", "float32", "float16")
+TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+"""Files that fix a vocabulary; the first complete set counts (settings and chat templates do not)."""
+SETTINGS = (".json", ".model", ".txt", ".jinja")
+"""Suffixes of what lies beside weights: configurations, tokenizer, chat template, generation config."""
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """Where a pair's models lie.
+
+    Args:
+        name: name of the pair in the catalogue.
+        target: folder with config.json, safetensors weights and tokenizer files.
+        draft: such a folder, or that of a distilled draft (it holds artifact.json); None where no draft is needed.
+        qualifier: the model between the two, where there are three.
+    """
+
+    name: str
+    target: Path
+    draft: Path | None = None
+    qualifier: Path | None = None
+
+    def roles(self) -> dict[Role, Path]:
+        """The models that are present, by role."""
+        found: dict[Role, Path | None] = {"target": self.target, "draft": self.draft, "qualifier": self.qualifier}
+        return {role: path for role, path in found.items() if path is not None}
+
+
+def draftwell_home() -> Path:
+    """Folder of all state: `$DRAFTWELL_HOME`, by default `.draftwell` in the current directory."""
+    return Path(os.environ.get("DRAFTWELL_HOME") or ".draftwell").absolute()
+
+
+def models_root() -> Path:
+    """Folder of converted and fetched models: `$DRAFTWELL_MODELS`, by default `models` in the home."""
+    return Path(os.environ.get("DRAFTWELL_MODELS") or draftwell_home() / "models").absolute()
+
+
+def is_artifact(folder: Path) -> bool:
+    """Whether a model folder is an artifact of ours (a distilled draft) and not a model of transformers."""
+    return (folder / MANIFEST).is_file()
+
+
+def combine_digests(digests: Mapping[str, str]) -> str:
+    """One digest of several weight files: that of the file itself, or sha256 over all names and digests."""
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+
+
+def weights_digest(folder: Path) -> str:
+    """sha256 over the safetensors weights of a model folder.
+
+    Digests are kept in a sidecar file, keyed by size and date, so that large weights are read once; a folder that
+    cannot be written to is only slower.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DraftwellError(f"{folder} holds no safetensors weights: fetch the model again, "
+                             "or convert it with save_pretrained")
+    known = _read_sidecar(folder)
+    entries = {}
+    for file in files:
+        stat = file.stat()
+        state = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        entry = known.get(file.name)
+        if not isinstance(entry, dict) or entry != {**state, "sha256": entry.get("sha256")}:
+            entry = {**state, "sha256": _sha256_once(file.resolve(), stat.st_size, stat.st_mtime_ns)}
+        entries[file.name] = entry
+    if entries != known:
+        with contextlib.suppress(OSError):
+            write_atomically(folder / SIDECAR, json.dumps(entries, indent=2, sort_keys=True).encode())
+    return combine_digests({name: str(entry["sha256"]) for name, entry in entries.items()})
+
+
+@functools.lru_cache
+def _sha256_once(file: Path, size: int, mtime_ns: int) -> str:
+    """sha256 of a file, computed once in a process as long as size and date stay: a folder may be read-only."""
+    return sha256_file(file)
+
+
+def _read_sidecar(folder: Path) -> dict[str, object]:
+    try:
+        known = json.loads((folder / SIDECAR).read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def model_digest(folder: Path) -> str:
+    """Digest of a model folder of either form: an artifact's own digest, or that of the weights."""
+    return digest_of(folder) if is_artifact(folder) else weights_digest(folder)
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """sha256 over the files that fix the vocabulary."""
+    for names in TOKENIZERS:
+        paths = [folder / name for name in names]
+        if all(path.is_file() for path in paths):
+            return combine_digests({path.name: sha256_file(path) for path in paths})
+    raise DraftwellError(f"{folder} holds no tokenizer (tokenizer.json): fetch the model again, or save one there")
+
+
+def settings_digest(files: PairFiles) -> str:
+    """sha256 over everything beside the weights: what a pair reads, says and stops at, and the fingerprint leaves out.
+
+    An artifact's folder does not count: its digest, which the fingerprint holds, is over all of it.
+    """
+    digests = {f"{role}/{path.name}": sha256_file(path) for role, folder in files.roles().items() if not is_artifact(folder)
+               for path in folder.iterdir() if path.is_file() and path.suffix in SETTINGS and not path.name.startswith(".")}
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+
+
+def combine_fingerprint(weights: Mapping[Role, str], tokenizer: str, dtype: str) -> str:
+    """The pair fingerprint from digests that are already known.
+
+    Args:
+        weights: role → digest of the model's weights; roles that a pair lacks are left out.
+        tokenizer: digest of the target's tokenizer.
+        dtype: one of `DTYPES`.
+    """
+    if dtype not in DTYPES:
+        raise DraftwellError(f"unknown dtype {dtype}: choose from {', '.join(DTYPES)}")
+    return hashlib.sha256(json.dumps([sorted(weights.items()), tokenizer, dtype]).encode()).hexdigest()
+
+
+def fingerprint(files: PairFiles, dtype: str) -> str:
+    """sha256 over weights, tokenizer and dtype: what every artifact of the pair is bound to."""
+    weights = {role: model_digest(folder) for role, folder in files.roles().items()}
+    return combine_fingerprint(weights, tokenizer_digest(files.target), dtype)

@@ -1,0 +1,138 @@
+"""SPRINTER's verifier: will the target keep this draft token? (SPRINTER, section 3.2)
+
+A sigmoid of a linear layer on standardised features of the draft; label 1 iff q̄(x)/p̄(x) <= lambda.
+Features: `before` (hidden state that produced x), `after` (state having read x), `scalars`, or unions, in that order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from serving.artifacts.base import Artifact, ArtifactError, Provenance
+from serving.runtime.types import NotFinite, Rows
+
+SCALARS = ("q_token", "confidence", "entropy", "rank")
+"""q̄(x), C, H in nats, and log(1 + rank of x); all of the raw draft distribution."""
+
+
+def scalar_features(raw: Tensor, token: int) -> Tensor:
+    """The four scalar features `[4]` float32 of drafting `token` from raw probabilities `[vocab]`."""
+    q = raw[token]
+    return torch.stack([q, raw.max(), torch.special.entr(raw).sum(), torch.log1p((raw > q).sum().float())]).float()
+
+
+def logistic(z: float) -> float:
+    """1/(1 + e^−z), kept off 0 and 1.
+
+    Raises:
+        NotFinite: z is NaN, which `min` would take for certain acceptance, or infinite.
+    """
+    if not math.isfinite(z):
+        raise NotFinite("a verifier's score is NaN or infinite: check the draft's weights and dtype, or train the verifier again")
+    return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, z))))
+
+
+class Verifier(Artifact):
+    """Linear classifier over draft features.
+
+    Args:
+        weight: `[features]` float32, acting on raw features (standardisation is folded in).
+        bias: scalar.
+        features: non-empty subset of ("before", "after", "scalars"), in that order.
+        threshold: score from which a token is kept (tau), in (0, 1).
+        ratio: lambda of the label.
+    """
+
+    kind = "verifier"
+    made_by = "draftwell train"
+    parts = ("before", "after", "scalars")
+
+    def __init__(self, weight: Tensor, bias: float, features: tuple[str, ...], threshold: float, ratio: float,
+                 provenance: Provenance):
+        if not features or tuple(features) != tuple(f for f in self.parts if f in features):
+            raise ArtifactError(f"unknown verifier features {features}: choose from {self.parts}, in that order")
+        if not bool(torch.isfinite(weight).all()) or not math.isfinite(bias):
+            raise ArtifactError("the verifier's weights are not finite: train it again")
+        self.weight, self.bias, self.features = weight.float(), float(bias), tuple(features)
+        self.threshold, self.ratio, self.provenance = threshold, ratio, provenance
+        states = [f for f in features if f != "scalars"]
+        end = self.weight.numel() - len(SCALARS) * ("scalars" in features)
+        if end < len(states) or end % max(1, len(states)) or (end and not states):
+            raise ArtifactError(f"{self.weight.numel()} weights do not fit the features {', '.join(features)}: train the verifier again")
+        self._of_states = dict(zip(states, self.weight[:end].chunk(len(states)), strict=True)) if states else {}
+        self._of_scalars: list[float] = self.weight[end:].tolist()
+
+    def score(self, before: Tensor | None, after: Tensor | None, raw: Tensor, token: int) -> float:
+        """Probability in (0, 1) that the target keeps `token`.
+
+        Args:
+            before, after: `[hidden]` draft states, needed where `features` names them.
+            raw: `[vocab]` raw draft probabilities that `token` was drafted under.
+        """
+        parts = {"before": before, "after": after, "scalars": scalar_features(raw, token) if "scalars" in self.features else None}
+        x = torch.cat([parts[f].float().cpu() for f in self.features])  # type: ignore[union-attr]
+        return logistic(float(x @ self.weight) + self.bias)
+
+    def score_drafted(self, row: Rows, after: Rows | None, token: int) -> float:
+        """`score` of a token that was drafted from a row, without a distribution over the whole vocabulary.
+
+        Args:
+            row: the one-row distribution that `token` was drafted from.
+            after: the row having read it, needed where `features` names it.
+        Raises:
+            ArtifactError: the draft's states are not of the size that the verifier reads.
+        """
+        z = self.bias
+        for name, weight in self._of_states.items():
+            state = (after if name == "after" else row).hidden(0)  # type: ignore[union-attr]
+            if state.shape != weight.shape:
+                raise ArtifactError(f"the verifier reads states of {weight.numel()} numbers, the draft's have {state.numel()}: train it "
+                                    f"for this pair (`{self.made_by}`)")
+            z += float(torch.dot(state.float().cpu(), weight))
+        if self._of_scalars:
+            seen = row.token_figures(0, token)
+            values = (seen.raw_prob, seen.confidence, seen.entropy, math.log1p(seen.rank))
+            z += sum(weight * value for weight, value in zip(self._of_scalars, values, strict=True))
+        return logistic(z)
+
+    def write_files(self, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file({"weight": self.weight.contiguous(), "bias": torch.tensor([self.bias])}, folder / "verifier.safetensors")
+        settings = {"features": self.features, "threshold": self.threshold, "ratio": self.ratio}
+        (folder / "verifier.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (folder / "verifier.onnx").write_bytes(self.to_onnx())
+
+    @classmethod
+    def read_files(cls, folder: Path, provenance: Provenance) -> Self:
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / "verifier.safetensors")
+        settings = json.loads((folder / "verifier.json").read_text())
+        return cls(tensors["weight"], float(tensors["bias"]), tuple(settings["features"]), settings["threshold"],
+                   settings["ratio"], provenance)
+
+    def to_onnx(self) -> bytes:
+        """The same function as an ONNX graph: features `[batch, n]` float32 → score `[batch]`."""
+        try:
+            from onnx import TensorProto, helper, numpy_helper
+        except ImportError as error:
+            raise ArtifactError("writing a verifier needs the package onnx: pip install 'draftwell[pipeline]'") from error
+        weight = numpy_helper.from_array(self.weight.numpy().reshape(-1, 1), "weight")
+        bias = numpy_helper.from_array(torch.tensor([self.bias]).numpy(), "bias")
+        axes = numpy_helper.from_array(torch.tensor([1]).numpy(), "axes")
+        nodes = [helper.make_node("MatMul", ["features", "weight"], ["product"]),
+                 helper.make_node("Add", ["product", "bias"], ["logit"]),
+                 helper.make_node("Sigmoid", ["logit"], ["column"]),
+                 helper.make_node("Squeeze", ["column", "axes"], ["score"])]
+        graph = helper.make_graph(
+            nodes, "verifier", [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", self.weight.numel()])],
+            [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"])], [weight, bias, axes])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return bytes(model.SerializeToString())

@@ -1,0 +1,1 @@
+"""Bundles: what `make deploy` writes and the server loads."""

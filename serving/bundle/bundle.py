@@ -1,0 +1,288 @@
+"""Bundles: what `make deploy` writes and the server loads. Everything is checked before anything is loaded.
+
+A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, where asked for, `models/<role>/`; beside them lies what
+installs and starts the runtime (a wheel, requirements, `Dockerfile`, `serve.sh`), which the runtime itself never runs. The manifest
+names every file with size and sha256 and carries a digest over itself. Weights that are not bundled are named by a
+folder under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has passed every check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.artifacts.base import ArtifactError, digest_of, is_left_over, read_manifest, sha256_file
+from serving.artifacts.pair_files import (
+    SIDECAR,
+    PairFiles,
+    combine_digests,
+    combine_fingerprint,
+    is_artifact,
+    model_digest,
+    tokenizer_digest,
+)
+from serving.runtime.types import DraftwellError, Role
+
+if TYPE_CHECKING:
+    from serving.artifacts.base import Artifact
+
+SCHEMA = 2
+"""Version 2 added `runtime` and `origins`; version 1 is still read."""
+MANIFEST = "manifest.json"
+ARTIFACT_SCHEMAS = {"acceptance_head": 1, "acceptance_table": 1, "correction_memory": 1, "decoding_config": 1, "distilled_draft": 1,
+                    "hardware_profile": 1, "verifier": 1}
+"""kind → newest schema that this runtime reads: what `artifact_classes` says, known without importing torch."""
+HASHING_THREADS = 4
+UNBOUND = frozenset({"distilled_draft"})
+"""Kinds that are part of a pair's fingerprint and so cannot carry it."""
+
+
+class BundleError(DraftwellError):
+    """A bundle that is missing, damaged, foreign or newer than this runtime."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileRecord(_Strict):
+    """One file of the bundle."""
+
+    sha256: str
+    size: int = Field(ge=0, description="bytes")
+
+
+class ModelRecord(_Strict):
+    """Where one model's weights come from."""
+
+    source: str = Field(description="hub:ORG/NAME, package:NAME==VERSION/FILE, local, or bundled")
+    revision: str | None = Field(None, description="commit or branch on the hub")
+    weights_sha256: str = Field(description="digest of the weights, as `pair_files.model_digest` computes it")
+    folder: str = Field(description="folder under $DRAFTWELL_MODELS, or inside the bundle where the source is bundled")
+
+
+class Manifest(_Strict):
+    """The contents of `manifest.json`."""
+
+    schema_version: int = SCHEMA
+    digest: str = Field("", description="sha256 over all other fields")
+    pair: str
+    device: str = Field(pattern="^(cpu|cuda)$", description="cpu or cuda")
+    device_class: str | None = Field(None, description="machine class of the hardware profile")
+    dtype: str
+    chat: bool = Field(False, description="whether prompts go through the chat template")
+    fingerprint: str = Field(description="pair fingerprint")
+    release_version: int
+    release_digest: str
+    gated: bool = Field(description="whether a passed gate record stood for the release")
+    ungated_reason: str | None = Field(None, description="why it was deployed without one")
+    versions: dict[str, int] = Field(description="kind → registered version")
+    runs: dict[str, str] = Field(description="kind → run id in the registry")
+    runtime: str | None = Field(None, description="version of the runtime whose wheel lies in the bundle")
+    models: dict[Role, ModelRecord]
+    origins: dict[Role, str] = Field(default_factory=dict, description="where the weights of bundled models come from, worded as a source")
+    files: dict[str, FileRecord] = Field(description="path inside the bundle → its record; all files but this one")
+
+    def computed_digest(self) -> str:
+        """sha256 over the manifest without its digest."""
+        return digest_of_body(self.model_dump(exclude={"digest"}))
+
+    def to_json(self) -> str:
+        """The text of `manifest.json`."""
+        return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
+
+
+def digest_of_body(body: dict[str, Any]) -> str:
+    """sha256 over the fields of a manifest, without its digest."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A checked bundle."""
+
+    path: Path
+    manifest: Manifest
+
+    def artifacts(self) -> dict[str, Artifact]:
+        """kind → artifact, each bound to the bundle's fingerprint."""
+        classes = artifact_classes()
+        found = {}
+        for kind in self.manifest.versions:
+            bound = None if kind in UNBOUND else self.manifest.fingerprint
+            found[kind] = classes[kind].load(self.path / "artifacts" / kind, fingerprint=bound)
+        return found
+
+    def files(self, models_root: Path) -> PairFiles:
+        """The pair's model folders, from the bundle or from `models_root`, with digests and fingerprint checked."""
+        folders = {role: self._folder(role, record, models_root) for role, record in self.manifest.models.items()}
+        weights = {role: record.weights_sha256 for role, record in self.manifest.models.items()}
+        found = combine_fingerprint(weights, tokenizer_digest(folders["target"]), self.manifest.dtype)
+        if found != self.manifest.fingerprint:
+            raise BundleError(f"the bundle {self.path} was made for fingerprint {self.manifest.fingerprint[:12]} of "
+                              f"pair {self.manifest.pair}, the models here give {found[:12]}: fetch that pair's models "
+                              "or deploy again")
+        return PairFiles(self.manifest.pair, folders["target"], folders.get("draft"), folders.get("qualifier"))
+
+    def _folder(self, role: Role, record: ModelRecord, models_root: Path) -> Path:
+        bundled = record.source == "bundled"
+        folder = (self.path if bundled else models_root) / record.folder
+        name = f"the {role} of pair {self.manifest.pair}"
+        if not folder.is_dir():
+            raise BundleError(f"{name} ({record.source}) is not at {folder}: fetch it there (any `draftwell generate "
+                              f"--pair {self.manifest.pair}` does), set DRAFTWELL_MODELS, or deploy --with-weights")
+        found = self._bundled_digest(record.folder) if bundled else model_digest(folder)
+        if found != record.weights_sha256:
+            raise BundleError(f"{name} at {folder} has weights {found[:12]}, the bundle needs "
+                              f"{record.weights_sha256[:12]}: fetch the pair again or deploy again")
+        return folder
+
+    def _bundled_digest(self, folder: str) -> str:
+        """Digest of a bundled model from the file digests that `open_bundle` has checked."""
+        if is_artifact(self.path / folder):
+            return digest_of(self.path / folder)
+        place = PurePosixPath(folder)
+        return combine_digests({PurePosixPath(name).name: record.sha256 for name, record in self.manifest.files.items()
+                                if PurePosixPath(name).parent == place and name.endswith(".safetensors")})
+
+
+def artifact_classes() -> dict[str, type[Artifact]]:
+    """kind → class; imported here because some of them import torch."""
+    from serving.artifacts.acceptance_head import AcceptanceHead
+    from serving.artifacts.acceptance_table import AcceptanceTable
+    from serving.artifacts.correction_memory import CorrectionMemory
+    from serving.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.distilled_draft import DistilledDraft
+    from serving.artifacts.hardware_profile import HardwareProfile
+    from serving.artifacts.verifier import Verifier
+
+    kinds: tuple[type[Artifact], ...] = (
+        AcceptanceHead, AcceptanceTable, CorrectionMemory, DecodingConfig, DistilledDraft, HardwareProfile, Verifier)
+    return {cls.kind: cls for cls in kinds}
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Check a bundle and open it.
+
+    Args:
+        path: the bundle's folder, or a link to it (`dist/<pair>/current`), which is followed once.
+    Raises:
+        BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is newer than this runtime; the file is
+            named. No artifact and no weight has been loaded then.
+    """
+    path = path.resolve()
+    if not path.is_dir():
+        raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`")
+    manifest = _read_manifest(path)
+    _check_tree(path, manifest)
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing lets go of the interpreter; the first wrong file in order is named
+        for _ in pool.map(lambda item: _check_file(path, *item), manifest.files.items()):
+            pass
+    for kind in manifest.versions:
+        _check_artifact(path, kind, manifest)
+    return Bundle(path, manifest)
+
+
+def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
+    """Refuse to write into a bundle: the next start would find a file there that is not the bundle's own.
+
+    Args:
+        path: the bundle's folder, or a link to it; what is no bundle is left to `open_bundle`.
+        written: what names a folder that will be written to (a variable or an option) → the folder.
+    Raises:
+        BundleError: one of them is the bundle, or lies inside.
+    """
+    bundle = path.resolve()
+    if not (bundle / MANIFEST).is_file():
+        return
+    for name, folder in written.items():
+        if folder.resolve().is_relative_to(bundle):
+            raise BundleError(f"{name} would be {folder}, inside the bundle {bundle}, which may hold no file but its own: "
+                              f"let {name} name a folder elsewhere")
+
+
+def _check_tree(path: Path, manifest: Manifest) -> None:
+    """Refuse links, and files that the manifest does not list; digests that the runtime keeps beside weights are neither, nor is
+    what another server, or one that was killed, has written of them."""
+    models = {path / record.folder for record in manifest.models.values()}
+    listed = {*manifest.files, MANIFEST, *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values())}
+    for file in sorted(_entries(path)):
+        if file.is_symlink():
+            raise BundleError(f"{file} is a link, and a bundle has none: remove it or deploy again")
+        if file.parent in models and is_left_over(file.name, SIDECAR):
+            continue
+        if not file.is_dir() and file.relative_to(path).as_posix() not in listed:
+            raise BundleError(f"{file} is not part of the bundle: remove it or deploy again")
+
+
+def _entries(path: Path) -> Iterator[Path]:
+    """All that lies below a folder, links not followed."""
+    for folder, folders, files in os.walk(path):
+        yield from (Path(folder) / name for name in (*folders, *files))
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    try:
+        data: Any = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{file} is cut or not JSON: deploy again") from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > SCHEMA:
+        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell")
+    try:
+        manifest = Manifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again") from error
+    if manifest.digest != digest_of_body({key: value for key, value in data.items() if key != "digest"}):
+        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again")
+    if "target" not in manifest.models:
+        raise BundleError(f"{file} names no target: deploy again")
+    for name in (*manifest.files, *(record.folder for record in manifest.models.values())):
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again")
+    return manifest
+
+
+def _check_file(path: Path, name: str, record: FileRecord) -> None:
+    file = path / name
+    if not file.is_file():
+        raise BundleError(f"the bundle lacks its file {file}: deploy again")
+    if (size := file.stat().st_size) != record.size:
+        raise BundleError(f"{file} has {size} bytes, not {record.size}: it was cut or changed, deploy again")
+    if sha256_file(file) != record.sha256:
+        raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again")
+
+
+def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
+    folder = path / "artifacts" / kind
+    if kind not in ARTIFACT_SCHEMAS:
+        raise BundleError(f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell")
+    if f"artifacts/{kind}/artifact.json" not in manifest.files:
+        raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again")
+    try:
+        found = read_manifest(folder)
+    except ArtifactError as error:
+        raise BundleError(f"{folder} holds no artifact: deploy again") from error
+    if found["kind"] != kind:
+        raise BundleError(f"{folder} holds a {found['kind']}, not a {kind}: deploy again")
+    if found["schema_version"] > ARTIFACT_SCHEMAS[kind]:
+        raise BundleError(f"the {kind} in {folder} has schema {found['schema_version']}, this runtime reads up to "
+                          f"{ARTIFACT_SCHEMAS[kind]}: upgrade draftwell")
+    mark = found["provenance"]["fingerprint"]
+    if kind not in UNBOUND and mark != manifest.fingerprint:
+        raise BundleError(f"the {kind} in {folder} has fingerprint {mark[:12]}, the bundle "
+                          f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again")

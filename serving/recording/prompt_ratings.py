@@ -1,0 +1,29 @@
+"""Rating a prompt: log-probs of text that is given, by one teacher-forced pass (what evaluation harnesses ask a server for)."""
+
+from __future__ import annotations
+
+from serving.runtime.row_view import RowView
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Kit
+from serving.runtime.strategies.lossless.autoregressive import Autoregressive
+from serving.runtime.types import Step
+
+PART = 128
+"""Prompt tokens of one forward: a row is as wide as the vocabulary, and rows of a whole long prompt would take a gigabyte."""
+
+
+class RatedPrompt(Autoregressive):
+    """Plain decoding that rates the prompt's tokens on the way (`Session.prompt_ratings`)."""
+
+    def __init__(self) -> None:
+        super().__init__(self.Config(), Kit())
+
+    def run(self, session: Session) -> Step[None]:
+        prompt = session.text.ids[:]
+        for start in range(0, len(prompt), PART):
+            part = prompt[start : start + PART]
+            rows = yield from session.target.read(prompt[: start + len(part)], keep=len(part))
+            session.rate_prompt(rows, start)
+        session.append_sampled(RowView(rows, len(part) - 1))
+        while not session.text.finished:
+            session.append_sampled((yield from session.target.read(session.text.ids)))

@@ -1,0 +1,70 @@
+"""A shadow: the draft reads along with a request whose strategy has none, so that what it is served can be watched (docs/drift.md).
+
+Its forwards are commands of the request like any others: they join the batches of requests that draft, and no two threads ever
+enter a model at once. It drafts nothing and changes no text; of the request's statistics only the time on the wall shows it. A shadow
+that fails only stops the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from serving.recording.recorder import PositionRecorder
+from serving.runtime.engine.engine import Job
+from serving.runtime.session import Lane
+from serving.runtime.stats import Stats
+from serving.runtime.types import SHADOW, DraftwellError, Forward, Model, Output, Step
+
+MOST_UNREAD = 8
+"""Final tokens before the draft reads on. Fewer cost more forwards; more hold more of the target's logits, and are lost where a stop
+string ends the text."""
+
+
+def read_along(job: Job, draft: Model, recorder: PositionRecorder) -> None:
+    """Let a draft read what becomes final, for a recorder; call it before the engine's next step.
+
+    Args:
+        job: has just been submitted; its strategy uses no draft.
+        draft: of the same vocabulary, with room for prompt and output; without a free slot nothing is recorded.
+    """
+    session = job.session
+    try:
+        slot = draft.open()
+    except DraftwellError as error:
+        recorder.give_up(error)
+        return
+    lane = Lane(SHADOW, draft, slot, session.sampling, Stats(), session.text.prompt_length)
+    session.lanes[SHADOW] = lane  # closed with the others
+    job.task.wrap(lambda steps, waiting: shadowed(steps, waiting, lane, session.text.ids, recorder))
+
+
+def shadowed(steps: Step[None], waiting: Forward, lane: Lane, text: list[int], recorder: PositionRecorder) -> Step[None]:
+    """A request's own steps, which wait for a forward, with those of its shadow between them."""
+    try:
+        command: Any = waiting
+        while True:
+            result = yield command
+            try:
+                command = steps.send(result)
+            except StopIteration:
+                break
+            if len(text) - lane.length >= MOST_UNREAD:  # the prompt, at first
+                yield from read_on(lane, text, recorder)
+        yield from read_on(lane, text, recorder)
+    finally:
+        steps.close()
+
+
+def read_on(lane: Lane, text: list[int], recorder: PositionRecorder) -> Generator[Forward, Output | Exception, None]:
+    """Read what the draft has not seen of a text, and tell the recorder what it says behind every token of the output."""
+    unseen = tuple(text[lane.length :])
+    if not unseen or recorder.stopped:
+        return
+    keep = min(len(unseen), len(text) - lane.prompt_length + 1)
+    found = yield Forward(SHADOW, lane.slot, unseen, keep, lane.length == 0)
+    if isinstance(found, Exception):
+        recorder.give_up(found)
+        return
+    lane.length += len(unseen)
+    recorder.saw("draft", list(text[: lane.length]), found, 1)

@@ -1,0 +1,335 @@
+"""Traces: what a pair did on a set of prompts, one row per committed position, in Parquet shards.
+
+A *text* is a prompt's turn with its continuation, and has one row for each position of the continuation. The row at
+position i describes what both models say behind `prompt + tokens[:i]`. The schema is versioned; its metadata binds a
+shard to the pair that made it. A trace set is a folder of shards; each appears by an atomic rename or not at all.
+
+Version 2 added `cut_tokens`, `text_q`, `text_p`, `text_raw_q`, `rollout_q` and four header fields. Version 1 is still read: what
+it lacks is null, and the header fields take the values that it was collected with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.artifacts.base import write_atomically
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TRACE_VERSION = 2
+HEADER = b"draftwell.trace"
+KINDS = ("bare", "draft", "target", "mixed")
+"""What the prefixes of a text are made of (SPRINTER, section 3.2): original text, or text by draft, target, or both."""
+
+LOSSY = "lossy"
+"""Kind of the texts that a lossy strategy has served, or has written in a collection as it would serve them: text by both models, but by
+that strategy's own rule and not by the coin that writes `mixed` ones, so that the two are other texts."""
+
+
+class TraceError(DraftwellError):
+    """A trace that is missing, empty, broken, newer than this runtime, or of another pair."""
+
+
+class TraceHeader(BaseModel):
+    """What a shard was made with; the same for all shards of a set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int = TRACE_VERSION
+    pair: str = Field(description="name of the pair in the catalogue")
+    fingerprint: str = Field(description="pair fingerprint")
+    dtype: str = Field(description="dtype that the models ran in")
+    rollout: int = Field(ge=1, description="K: draft tokens behind every position")
+    max_tokens: int = Field(ge=1, description="longest continuation")
+    temperature: float = Field(ge=0)
+    top_k: int = Field(0, ge=0, description="0 keeps all tokens")
+    top_p: float = Field(1.0, gt=0, le=1)
+    stop_token_ids: tuple[int, ...] = Field(description="tokens that end a text, ascending")
+    rollout_kinds: tuple[str, ...] = Field(KINDS, description="prefix kinds whose rows have rollouts")
+    batch: int | None = Field(None, description="texts written at once, which a bfloat16 text may depend on; None: not recorded")
+
+
+def trace_schema(header: TraceHeader) -> pa.Schema:
+    """The columns of a trace; *raw* probabilities are at temperature 1, the others warped by the request (METHODS)."""
+    import pyarrow as pa
+
+    ints, floats, halves = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float16())
+    columns = [
+        ("prompt_id", pa.string()),
+        ("task", pa.string()),  # null where the prompt names none
+        ("turn", pa.int32()),  # 0 is the first turn of a conversation
+        ("kind", pa.string()),  # one of KINDS, or LOSSY
+        ("temperature", pa.float32()),
+        ("position", pa.int32()),  # 0 is the first position of the continuation
+        ("prompt_tokens", ints),  # at position 0, else null
+        ("cut_tokens", pa.int32()),  # at position 0, else null: tokens left out of the prompt, which was too long
+        ("token", pa.int32()),  # the text's token at this position
+        ("target_token", pa.int32()),  # the target's own choice here; equals `token` where kind is target
+        ("target_p", pa.float32()),  # its raw target probability
+        ("target_gap", pa.float32()),  # the target's largest logit minus its second largest
+        ("text_q", pa.float32()),  # draft probability of `token`, warped
+        ("text_p", pa.float32()),  # its target probability, warped
+        ("text_raw_q", pa.float32()),  # its raw draft probability
+        ("correction", pa.int32()),  # what the target puts for a rejected draft_token: argmax, or from the residual
+        ("correction_p", pa.float32()),  # its raw target probability
+        ("draft_token", pa.int32()),  # what the draft samples here
+        ("draft_q", pa.float32()),  # its draft probability, warped
+        ("draft_p", pa.float32()),  # its target probability, warped
+        ("draft_raw_q", pa.float32()),  # its raw draft probability
+        ("draft_raw_p", pa.float32()),  # its raw target probability
+        ("ratio", pa.float32()),  # draft_raw_q / draft_raw_p, inf where the target gives it nothing
+        ("rank", pa.int32()),  # tokens that the raw draft distribution prefers to draft_token
+        ("confidence", pa.float32()),  # C, the largest raw draft probability
+        ("entropy", pa.float32()),  # of the raw draft distribution, nats
+        ("candidates", ints),  # the draft's 8 likeliest tokens
+        ("candidate_q", floats),  # their raw draft probabilities
+        ("hidden_before", halves),  # the draft's state that produced draft_token, or null
+        ("hidden_after", halves),  # the draft's state having read it, or null
+        # What the draft writes behind the prefix, K tokens; null where the text's kind is none of the header's `rollout_kinds`.
+        # At temperature 0 its greedy tokens. Above, the first is one that the target rejects here, drawn from
+        # norm(max(0, q − p)), and the draft samples the others: where it drafts `token` itself, the next row goes on.
+        ("rollout_tokens", ints),
+        ("rollout_q", floats),  # raw draft probability of each
+        ("rollout_confidence", floats),  # C of the distribution that each comes from
+        ("rollout_entropy", floats),  # its entropy
+    ]
+    return pa.schema(columns, metadata={HEADER: header.model_dump_json().encode()})
+
+
+class TraceSet:
+    """A folder of trace shards.
+
+    Args:
+        folder: where the shards lie; need not exist before the first is written.
+        fingerprint: fingerprint of the pair that the trace shall be of; None skips that check.
+    """
+
+    SIDECAR: ClassVar[str] = "digest.json"
+    """The digest of the set beside its shards, with the state of the files it was computed from."""
+    DIGEST_RULE: ClassVar[int] = 1
+    """Counted up when the digest is computed in another way, so that no sidecar of the old way is believed."""
+
+    def __init__(self, folder: Path, *, fingerprint: str | None = None):
+        self.folder, self.fingerprint = Path(folder), fingerprint
+
+    @property
+    def shards(self) -> list[Path]:
+        """The shards that are complete, in order."""
+        return sorted(self.folder.glob("shard-*.parquet"))
+
+    def shard(self, index: int) -> Path:
+        """Where a shard lies, or will."""
+        return self.folder / f"shard-{index:05d}.parquet"
+
+    def write_shard(self, index: int, rows: pa.Table) -> Path:
+        """Write a shard, all or nothing; its schema must be that of `trace_schema`."""
+        import pyarrow.parquet as pq
+
+        buffer = io.BytesIO()
+        pq.write_table(rows, buffer, compression="zstd")
+        write_atomically(self.shard(index), buffer.getvalue())
+        return self.shard(index)
+
+    @property
+    def header(self) -> TraceHeader:
+        """What the set was made with.
+
+        Raises:
+            TraceError: no shards, or the first one is not fit to be read.
+        """
+        return self._check(self._present()[0])
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows in order; a column that an older schema lacks is null.
+
+        Args:
+            columns: names to read, None for all (hidden states are most of a trace).
+        Raises:
+            TraceError: no shards, or one of them is broken, foreign, newer than this runtime, or made with other settings.
+        """
+        import pyarrow as pa
+
+        schema = trace_schema(self.header)
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        return pa.concat_tables([_in_schema(self._read(path, columns), wanted) for path in self._present()])
+
+    def batches(self, columns: Sequence[str], rows: int = 8192) -> Iterator[pa.Table]:
+        """All rows in order, at most `rows` at once, so that a trace need not fit into memory; otherwise as `read`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        known = trace_schema(self.header)
+        schema = pa.schema([known.field(name) for name in columns])
+        for path in self._present():
+            self._check(path)
+            try:
+                with pq.ParquetFile(path) as file:
+                    for batch in file.iter_batches(rows, columns=list(columns)):
+                        yield _in_schema(pa.Table.from_batches([batch]), schema)
+            except (OSError, pa.ArrowException) as error:
+                raise _broken(path) from error
+
+    @property
+    def num_rows(self) -> int:
+        """Positions in all shards."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        count = 0
+        for path in self._present():
+            self._check(path)
+            try:
+                count += pq.read_metadata(path).num_rows
+            except (OSError, pa.ArrowException) as error:
+                raise _broken(path) from error
+        return count
+
+    def digest(self) -> str:
+        """sha256 over all rows in order: the same however they are cut into shards, encoded or compressed.
+
+        It is kept in a sidecar file, keyed by the shards' sizes, dates and inodes, so that rows are read once; a folder that
+        cannot be written to is only slower.
+        """
+        import json
+
+        shards = self._present()
+        for path in shards:
+            self._check(path)
+        # Before reading, so that what changes meanwhile is seen the next time.
+        key = {"rule": self.DIGEST_RULE, "shards": [_state(path) for path in shards]}
+        sidecar = self.folder / self.SIDECAR
+        if (known := _known_digest(sidecar, key)) is not None:
+            return known
+        digest = self._digest(shards)
+        with contextlib.suppress(OSError):
+            write_atomically(sidecar, json.dumps({**key, "digest": digest}, indent=2).encode())
+        return digest
+
+    def _digest(self, shards: Sequence[Path]) -> str:
+        hashes: dict[str, Any] = {}
+        for path in shards:
+            table = self._read(path, None).combine_chunks()
+            for name in table.column_names:
+                for chunk in table.column(name).chunks:
+                    _feed(hashes, name, chunk)
+        parts = "\n".join(f"{name} {value.hexdigest()}" for name, value in sorted(hashes.items()))
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def _present(self) -> list[Path]:
+        if not self.shards:
+            raise TraceError(f"{self.folder} holds no trace: collect one with `draftwell collect`")
+        return self.shards
+
+    def _read(self, path: Path, columns: Sequence[str] | None) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._check(path)
+        try:
+            return pq.ParquetFile(path).read(columns=columns if columns is None else list(columns))
+        except (OSError, pa.ArrowException) as error:
+            raise _broken(path) from error
+
+    def _check(self, path: Path) -> TraceHeader:
+        """The header of a shard that may be read, the same as the first one's."""
+        header = _header(path)
+        if self.fingerprint is not None and header.fingerprint != self.fingerprint:
+            raise TraceError(f"{path} is a trace of pair {header.pair} with fingerprint {header.fingerprint[:12]}, not "
+                             f"{self.fingerprint[:12]}: collect one with this pair and dtype")
+        first = self._present()[0]
+        if path != first and header != (other := _header(first)):
+            unlike = next(name for name in TraceHeader.model_fields if getattr(header, name) != getattr(other, name))
+            raise TraceError(f"{path} has another {unlike} ({getattr(header, unlike)}) than {first.name} ({getattr(other, unlike)}): the "
+                             "shards of a folder are of one collection, put this one elsewhere")
+        return header
+
+
+def _header(path: Path) -> TraceHeader:
+    """What a shard says of itself."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowException) as error:
+        raise _broken(path) from error
+    return _parse(path, metadata.get(HEADER, b""))
+
+
+def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, null where the rows have none."""
+    import pyarrow as pa
+
+    known = set(rows.column_names)
+    columns = [rows.column(field.name) if field.name in known else pa.nulls(rows.num_rows, field.type) for field in schema]
+    return pa.table(columns, schema=schema)
+
+
+def _parse(path: Path, raw: bytes) -> TraceHeader:
+    import json
+
+    try:
+        fields = json.loads(raw)
+        version = int(fields["version"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path} is no draftwell trace (no header): give a folder of `draftwell collect`") from error
+    if version > TRACE_VERSION:
+        raise TraceError(f"{path} has trace schema {version}, this runtime reads up to {TRACE_VERSION}: "
+                         "upgrade draftwell")
+    try:
+        return TraceHeader.model_validate(fields)
+    except ValidationError as error:
+        raise TraceError(f"{path} has a damaged trace header: delete this shard and collect again") from error
+
+
+def _broken(path: Path) -> TraceError:
+    return TraceError(f"{path} is truncated or no Parquet file: delete it and run the same `draftwell collect` again")
+
+
+def _state(path: Path) -> list[str | int]:
+    """What of a file changes when its content does; a shard that is replaced has another inode, however fast it was."""
+    stat = path.stat()
+    return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _known_digest(sidecar: Path, key: dict[str, Any]) -> str | None:
+    """The digest in a sidecar, where it is of files in just this state."""
+    import json
+
+    try:
+        known = json.loads(sidecar.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(known, dict) or not isinstance(digest := known.pop("digest", None), str):
+        return None
+    return digest if known == key else None
+
+
+def _feed(hashes: dict[str, Any], name: str, array: Any) -> None:
+    """Add a piece of a column to its running hashes: validity, lengths and values apart, so that cuts leave no mark."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def update(part: str, data: bytes) -> None:
+        hashes.setdefault(f"{name}/{part}/{array.type}", hashlib.sha256()).update(data)
+
+    update("valid", array.is_valid().to_numpy(zero_copy_only=False).tobytes())
+    present = array.drop_null()
+    if pa.types.is_list(array.type):
+        update("length", pc.list_value_length(present).to_numpy(zero_copy_only=False).tobytes())
+        _feed(hashes, f"{name}[]", present.flatten())
+    elif pa.types.is_string(array.type):
+        values = [value.encode() for value in present.to_pylist()]
+        update("length", b"".join(len(value).to_bytes(4, "little") for value in values))
+        update("value", b"".join(values))
+    else:
+        update("value", present.to_numpy(zero_copy_only=False).tobytes())

@@ -1,0 +1,252 @@
+"""The engine: drives the generators of any number of requests.
+
+Each step gathers the forwards that requests wait for, runs one ragged batch per model, and hands the rows back. Strategies
+never see batches, threads, devices or each other. Generators are resumed by the thread that steps the engine and by no
+other; only forwards run on worker threads, and only while a request overlaps two models (workers.py). The engine itself
+is not thread-safe: one thread steps it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+from serving.runtime.engine.task import Task
+from serving.runtime.engine.workers import Workers
+from serving.runtime.failures import readable
+from serving.runtime.models.cuda.cuda_graph import Marks, read
+from serving.runtime.session import UNLIMITED, Session
+from serving.runtime.strategies.base import Strategy
+from serving.runtime.types import SHADOW, ContextTooLong, Emitted, Forward, Model, Output, Role, Sampling
+
+
+class Job:
+    """A request that runs: read `new_tokens()` between steps, `error` and `finished` at the end."""
+
+    def __init__(self, session: Session, task: Task, overlaps: bool = False):
+        self.session, self.task, self.overlaps = session, task, overlaps
+        self.error: Exception | None = None
+        self.finished = False
+        self.started = time.perf_counter()
+        self.unread: list[tuple[Forward, Marks, int]] = []
+        self._sent = 0
+
+    @property
+    def output(self) -> list[int]:
+        """All final tokens so far."""
+        return self.session.text.output
+
+    def new_tokens(self) -> list[Emitted]:
+        """Final tokens since the last call, with where they come from and, where asked for, their ratings."""
+        fresh = self.session.emitted(self._sent)
+        self._sent += len(fresh)
+        return fresh
+
+
+@dataclass
+class Landed:
+    """What a batch of forwards gave: an output or an error for each, and when it ran (`time.perf_counter` seconds).
+
+    Where a model does not wait for its device those times are the launch's, and `marks` will tell the true ones.
+    """
+
+    outputs: list[Output | Exception]
+    started: float
+    ended: float
+    marks: Marks | None = None
+
+
+@dataclass(eq=False)
+class Flight:
+    """A batch of forwards on its way through one model."""
+
+    model: Model
+    group: list[tuple[Job, Task]]
+    future: Future[Landed] | None = None
+
+
+class Engine:
+    """Runs requests over the models of a pair.
+
+    Args:
+        models: role → model; "target" must be there.
+        split: give every model cores and a thread of its own: None does so while a request runs whose strategy overlaps
+            models, True always (serial strategies are then compared on equal cores), False never (sides run in turn).
+
+    >>> from serving.runtime.models.table_model import TableModel
+    >>> from serving.runtime.strategies import build_strategy
+    >>> engine = Engine({"target": TableModel.random(vocab_size=5, seed=0)})
+    >>> len(engine.generate([1], Sampling(max_tokens=4), build_strategy("autoregressive")).output)
+    4
+    """
+
+    def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None):
+        self.models, self.split = dict(models), split
+        self.jobs: list[Job] = []
+        self._flights: list[Flight] = []
+        self._workers: Workers | None = None
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED) -> Job:
+        """Start a request; it waits for its first forward when this returns.
+
+        Args:
+            draft_limit: as in `Session`; it can be changed between steps.
+        Raises:
+            ContextTooLong: prompt and max_tokens exceed the context of a model that the strategy uses.
+            DraftwellError: an empty prompt, or no free slot.
+        """
+        models = strategy.choose_models(self.models)
+        for role, model in models.items():
+            if len(prompt) + sampling.max_tokens > model.max_context:
+                raise ContextTooLong(f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} exceed the {role}'s context of "
+                                     f"{model.max_context}: shorten one of them")
+        session = Session(prompt, sampling, models, draft_limit)
+        job = Job(session, Task(strategy.run(session)), strategy.overlaps)
+        self.jobs.append(job)
+        self._advance(job, job.task, None)
+        return job
+
+    def step(self) -> None:
+        """Run what requests wait for: drafts, else the target; or, while models overlap, until one of them is done."""
+        self._choose_workers()
+        for flight in self._ready():
+            if self._workers is None:
+                flight.group = [(job, leaf) for job, leaf in flight.group if not job.finished]
+                self._land(flight, self._fly(flight))
+            else:
+                flight.future = self._workers.submit(flight.model, self._fly, flight)
+                self._flights.append(flight)
+        if self._flights:
+            wait([flight.future for flight in self._flights if flight.future], return_when=FIRST_COMPLETED)
+            for flight in [f for f in self._flights if f.future and f.future.done()]:
+                if flight in self._flights:  # a request that failed has waited for its other flight already
+                    self._await(flight)
+        if not self.jobs:
+            self.close()
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Step until all of `jobs` are finished; the first error is raised."""
+        while not all(job.finished for job in jobs):
+            self.step()
+        for job in jobs:
+            if job.error:
+                raise job.error
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy) -> Job:
+        """Run one request to its end."""
+        job = self.submit(prompt, sampling, strategy)
+        self.run([job])
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a request now, behind the forward that it is part of; its slots are free when this returns."""
+        if not job.finished:
+            self._end(job, None)
+        if not self.jobs:
+            self.close()
+
+    def close(self) -> None:
+        """Let the worker threads go; the engine can still be used."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def _choose_workers(self) -> None:
+        """Worker threads exist while somebody overlaps models; they come and go only when nothing is in flight."""
+        wanted = any(job.overlaps for job in self.jobs) if self.split is None else self.split
+        if self._flights or wanted == (self._workers is not None):
+            return
+        if wanted:
+            models = {id(lane.model): lane.model for job in self.jobs for lane in job.session.lanes.values()}
+            self._workers = Workers(list(models.values()))
+        else:
+            self.close()
+
+    def _ready(self) -> list[Flight]:
+        """For every idle model the forwards that wait for it, as one batch each.
+
+        Where models take turns the target comes last: its forward costs the same for one request as for many, so it waits
+        until all who draft have come to their verification (no draft is longer than its strategy's cap).
+        """
+        busy = {id(flight.model) for flight in self._flights}
+        flights: dict[int, Flight] = {}
+        for job in self.jobs:
+            for leaf in job.task.leaves():
+                if leaf.waiting is None or leaf.flying:
+                    continue
+                model = job.session.lanes[leaf.waiting.model].model
+                if id(model) not in busy:
+                    flights.setdefault(id(model), Flight(model, [])).group.append((job, leaf))
+        if self._workers is None and len(flights) > 1:
+            flights.pop(id(self.models["target"]), None)
+        for flight in flights.values():
+            for _, leaf in flight.group:
+                leaf.flying = True
+        return list(flights.values())
+
+    def _fly(self, flight: Flight) -> Landed:
+        """Run a batch; if it fails, request by request, so that a bad one does not take the others with it."""
+        commands = [leaf.waiting for _, leaf in flight.group if leaf.waiting]
+        started = time.perf_counter()
+        outputs: list[Output | Exception] = []
+        try:
+            outputs += flight.model.forward(commands) if commands else []
+        except Exception as error:
+            outputs = [error] if len(commands) == 1 else [
+                self._fly(Flight(flight.model, [one])).outputs[0] for one in flight.group]
+        marks = getattr(flight.model, "marks", None)
+        if marks is not None and self._workers is not None:
+            flight.model.synchronize()  # type: ignore[attr-defined]  # on a thread of its own it can wait: a side lands when it is done
+            marks = None
+        return Landed(outputs, started, time.perf_counter(), marks)
+
+    def _await(self, flight: Flight) -> None:
+        """Wait for a batch in flight and hand its rows back."""
+        assert flight.future is not None
+        self._flights.remove(flight)
+        self._land(flight, flight.future.result())
+
+    def _land(self, flight: Flight, landed: Landed) -> None:
+        for (job, leaf), output in zip(flight.group, landed.outputs, strict=True):
+            if job.finished or leaf.waiting is None:
+                continue
+            if landed.marks is not None:
+                job.unread.append((leaf.waiting, landed.marks, len(flight.group)))
+            else:
+                job.session.stats.time_forward(leaf.waiting, landed.started - job.started, landed.ended - job.started, len(flight.group))
+            leaf.seconds += landed.ended - landed.started
+            if isinstance(output, Exception) and leaf.waiting.model != SHADOW:  # a shadow hears of it itself
+                self._end(job, output)
+            else:
+                self._advance(job, leaf, output)
+
+    def _advance(self, job: Job, leaf: Task, output: Output | Exception | None) -> None:
+        try:
+            leaf.resume(output)
+            job.task.join()
+        except Exception as error:
+            self._end(job, error)
+            return
+        if job.session.stats.first_token_seconds == 0.0 and job.output:
+            job.session.stats.first_token_seconds = time.perf_counter() - job.started
+        if job.task.done:
+            self._end(job, None)
+
+    def _end(self, job: Job, error: Exception | None) -> None:
+        if job.finished:
+            return
+        job.error, job.finished = readable(error) if error else None, True
+        self.jobs.remove(job)
+        for flight in [f for f in self._flights if any(mine is job for mine, _ in f.group)]:
+            if flight in self._flights:  # another request that failed meanwhile may have waited for it already
+                self._await(flight)  # this one's slots are being written to
+        wall = time.perf_counter() - job.started
+        times = read([marks for _, marks, _ in job.unread])
+        for (command, _, sharers), (start, end) in zip(job.unread, times, strict=True):
+            job.session.stats.time_forward(command, start - job.started, end - job.started, sharers)
+        job.session.stats.end(wall, len(job.output))
+        job.session.stats.overlap_seconds = job.task.overlaps
+        job.task.close()
+        job.session.close()

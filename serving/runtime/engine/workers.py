@@ -1,0 +1,94 @@
+"""Worker threads for models that run at once: one thread a model, on cores of its own.
+
+Two OpenMP teams that share a core wait for each other at every barrier, which costs far more than the second core gains.
+So each model gets a disjoint share of the process's cores, and its thread computes with as many threads as it has cores.
+The first model (the target) gets the larger share where the cores cannot be divided evenly.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+
+from serving.device import core_ids
+
+T = TypeVar("T")
+
+
+def shares(cores: Sequence[int], parts: int) -> list[list[int]]:
+    """Divide cores into `parts` disjoint runs, the larger ones first; with fewer cores than parts all share all.
+
+    >>> shares([0, 1, 2, 3, 4], 2), shares([3], 2)
+    ([[0, 1, 2], [3, 4]], [[3], [3]])
+    """
+    if len(cores) < parts:
+        return [list(cores)] * parts
+    size, rest = divmod(len(cores), parts)
+    starts = [i * size + min(i, rest) for i in range(parts + 1)]
+    return [list(cores[a:b]) for a, b in pairwise(starts)]
+
+
+class Workers:
+    """One thread for each model; torch's thread count of the caller is as before once they are closed.
+
+    Args:
+        models: in order of importance. A model that computes on an accelerator takes no share of the cores.
+    """
+
+    def __init__(self, models: Sequence[Any]):
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(1)  # the caller samples and judges beside busy cores: a team of its own would wait for them
+        computing = [m for m in models if getattr(getattr(m, "device", None), "type", "cpu") == "cpu"]
+        mine = dict(zip(map(id, computing), shares(core_ids(), max(1, len(computing))), strict=False))
+        threads = max(1, self._threads_before // max(1, len(computing)))
+        self._pools = {
+            id(model): ThreadPoolExecutor(1, thread_name_prefix=f"draftwell-{number}", initializer=settle,
+                                          initargs=(mine.get(id(model), []), threads))
+            for number, model in enumerate(models)}
+
+    def submit(self, model: Any, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run `work` on the model's thread; a model that came later gets a thread without cores of its own."""
+        if id(model) not in self._pools:
+            self._pools[id(model)] = ThreadPoolExecutor(1, initializer=settle, initargs=([], 1))
+        return self._pools[id(model)].submit(work, *arguments)
+
+    def close(self) -> None:
+        """End the threads; what is in flight ends first."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=True)
+        torch.set_num_threads(self._threads_before)  # torch hands the last value set to libraries that have one for all threads
+
+
+def apart(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Do work that computes on a thread that ends with it, and return what it returns or raise what it raises.
+
+    A thread that has computed with several cores keeps its OpenMP team for as long as it lives. libgomp counts the members of all teams:
+    once they are more than there are cores, the threads of every team sleep between two operations instead of waiting for the next, and
+    forwards take twice as long. So whoever computes only now and then does it here, and leaves the cores to the thread that serves.
+    A process that ends does not wait for it.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work(*arguments, **options))
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="draftwell-apart", daemon=True)
+    thread.start()
+    thread.join()
+    return done.result()
+
+
+def settle(cores: Sequence[int], threads: int) -> None:
+    """Bind the calling thread to `cores` (none: leave it where it is) and let torch compute with `threads` on it."""
+    torch.set_num_threads(threads)
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)

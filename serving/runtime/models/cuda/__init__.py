@@ -1,0 +1,1 @@
+"""Models with fixed shapes, so that their forward passes can be captured as CUDA graphs."""

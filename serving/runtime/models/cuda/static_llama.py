@@ -1,0 +1,208 @@
+"""Llama-shaped models with fixed shapes: the CUDA path.
+
+A forward is padded to a *bucket*, (rows, tokens a row, positions to attend over), all powers of two, so that one CUDA graph
+a bucket can be captured and replayed. What differs from forward to forward (slots, lengths, tokens) is one int64 tensor,
+copied once; which positions a token sees is a boolean mask made from it on the device. Padding writes to a scratch slot.
+Nothing here reads from the device: who reads a distribution waits for it, and times are events (`Marks`).
+
+Everything but capture and replay runs on CPUs too, where the parity tests run it: tests/serving/test_static_llama.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serving.runtime.models.cuda.cuda_graph import CapturedForward, Marks
+from serving.runtime.models.cuda.static_slots import StaticSlots
+from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.models.module_model import Placed
+from serving.runtime.types import Forward, Output
+
+LONGEST_STEP = 32
+"""Rows of at most so many tokens run as one batch; the parts of a longer prompt run one by one."""
+CHUNK = 512
+"""Tokens of the largest bucket; a longer prompt is read in several."""
+SHORTEST_REACH = 64
+"""Positions of the smallest bucket to attend over."""
+SLOT, START, COUNT, TOKENS = 0, 1, 2, 3
+"""Columns of a packed batch."""
+
+
+class Bucket(NamedTuple):
+    """Shape of a forward: rows, tokens a row, and leading positions of the slots that they may see."""
+
+    rows: int
+    tokens: int
+    reach: int
+
+
+def power(n: int) -> int:
+    """The smallest power of two that is at least n.
+
+    >>> [power(n) for n in (1, 2, 3, 32, 33)]
+    [1, 2, 4, 32, 64]
+    """
+    return 1 << (n - 1).bit_length()
+
+
+@dataclass
+class Part:
+    """Consecutive tokens of row `row` that go into `slot` from position `start`; its states are wanted from token `first` on."""
+
+    row: int
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    first: int
+
+
+class StaticLlama(LeanLlama):
+    """A `LlamaForCausalLM` in fixed shapes; arguments as for `TransformersModel`.
+
+    Args:
+        chunk: tokens of the largest bucket, a power of two above `LONGEST_STEP`.
+    """
+
+    slots: StaticSlots
+    slots_type = StaticSlots
+    chains = True
+
+    def __init__(self, module: Any, *, chunk: int = CHUNK, **settings: Any):
+        super().__init__(module, **settings)
+        self.chunk = chunk
+        self.captures = self.device.type == "cuda"
+        self.marks: Marks | None = None
+        self._graphs: dict[Bucket, CapturedForward] = {}
+        self._pool: Any = None
+        self._busy = threading.Lock()
+
+    def bucket(self, rows: int, tokens: int, end: int) -> Bucket:
+        """The shape for so many rows of at most `tokens` tokens that see positions below `end`."""
+        return Bucket(power(rows), power(tokens), min(self.max_context, max(SHORTEST_REACH, power(end))))
+
+    def warm_up(self, rows: int = 1, reach: int | None = None) -> None:
+        """Capture the graphs of up to `rows` rows and `reach` positions (None: all) now rather than at first use."""
+        ends = [power(n) for n in range(SHORTEST_REACH, (reach or self.max_context) + 1) if n == power(n)] + [reach or self.max_context]
+        widths = [1 << i for i in range(power(self.chunk).bit_length())]
+        for end in ends:
+            for tokens in widths:
+                for count in [1 << i for i in range(power(rows).bit_length())] if tokens <= LONGEST_STEP else [1]:
+                    self._compute(self._pack([], self.bucket(count, tokens, end)), self.bucket(count, tokens, end))
+
+    def synchronize(self) -> None:
+        """Wait for all that was launched."""
+        if self.captures:
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def open_branch(self) -> int:
+        if not self.slots.full:
+            return self.slots.open_branch()
+        with self._busy, torch.inference_mode():  # the slots' tensors move: no forward may be on its way
+            self.synchronize()
+            self._graphs.clear()
+            self._pool = None  # its memory went with the graphs
+            return self.slots.open_branch()
+
+    def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
+        with self._busy:
+            marks = Marks() if self.captures else None
+            states = self._read(rows, placed)
+            logits = list(self._logits(torch.cat(states)).split([row.keep for row in rows]))
+            for steps in {row.steps for row in rows} - {1}:
+                self._go_on(steps, [i for i, row in enumerate(rows) if row.steps == steps], placed, states, logits)
+            self.marks = marks.end() if marks else None
+            return [Output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
+
+    def _read(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Tensor]:
+        """Feed all tokens; states `[keep, hidden]` of every row."""
+        pieces: list[list[Tensor]] = [[] for _ in rows]
+        batch = []
+        for number, (row, (slot, start, count)) in enumerate(zip(rows, placed, strict=True)):
+            at, wanted = 0, count - row.keep
+            while at < count:
+                tokens = row.tokens[at : at + self.chunk]
+                part = Part(number, slot, start + at, tokens, max(0, wanted - at))
+                at += len(tokens)
+                if len(tokens) <= LONGEST_STEP:
+                    batch.append(part)
+                else:
+                    self._feed([part], pieces)
+        if batch:
+            self._feed(batch, pieces)
+        return [torch.cat(parts) for parts in pieces]  # copies: the next replay overwrites what these are views of
+
+    def _feed(self, parts: list[Part], pieces: list[list[Tensor]]) -> None:
+        """Run parts as one batch and append their wanted states to `pieces` of their rows."""
+        bucket = self.bucket(len(parts), max(len(p.tokens) for p in parts), max(p.start + len(p.tokens) for p in parts))
+        states = self._compute(self._pack([[p.slot, p.start, len(p.tokens), *p.tokens] for p in parts], bucket), bucket)
+        for i, part in enumerate(parts):
+            if part.first < len(part.tokens):
+                pieces[part.row].append(states[i, part.first : len(part.tokens)].clone())
+
+    def _go_on(self, steps: int, numbers: list[int], placed: list[Placed], states: list[Tensor], logits: list[Tensor]) -> None:
+        """Greedily read `steps` - 1 further tokens of the rows `numbers`, each chosen on the device; append to `states`, `logits`."""
+        ends = [placed[i][1] + placed[i][2] for i in numbers]
+        for i in numbers:
+            self.slots.reserve(placed[i][0], steps - 1)
+        bucket = self.bucket(len(numbers), 1, max(ends) + steps - 1)
+        packed = self._pack([[placed[i][0], end, 1, 0] for i, end in zip(numbers, ends, strict=True)], bucket)
+        last = torch.cat([logits[i][-1:] for i in numbers])
+        fed, said = [torch.cat([states[i][-1:] for i in numbers])], [last]
+        for _ in range(steps - 1):
+            packed[: len(numbers), TOKENS] = last.max(-1).indices  # of equals the first, as in LogitRows.top
+            fed.append(self._compute(packed, bucket)[: len(numbers), 0].clone())
+            last = self._logits(fed[-1])
+            said.append(last)
+            packed[:, START] += 1
+        for place, i in enumerate(numbers):
+            states[i] = torch.stack([step[place] for step in fed])
+            logits[i] = torch.stack([step[place] for step in said])
+
+    def _pack(self, parts: list[list[int]], bucket: Bucket) -> Tensor:
+        """`[rows, 3 + tokens]` on the device: slot, start, count and tokens of every row; rows of padding have count 0."""
+        width = TOKENS + bucket.tokens
+        rows = [[*part, *[0] * (width - len(part))] for part in parts]
+        rows += [[self.slots.scratch, *[0] * (width - 1)] for _ in range(bucket.rows - len(parts))]
+        if not self.captures:
+            return torch.tensor(rows, device=self.device)
+        return torch.tensor(rows, pin_memory=True).to(self.device, non_blocking=True)
+
+    @torch.inference_mode()
+    def _compute(self, packed: Tensor, bucket: Bucket) -> Tensor:
+        """Normalised states `[rows, tokens, hidden]` of a packed batch, by its bucket's graph where there are graphs."""
+        if not self.captures:
+            return self._forward(packed, bucket)
+        if bucket not in self._graphs:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            harmless = self._pack([], bucket)
+            self._graphs[bucket] = CapturedForward(lambda inputs: self._forward(inputs, bucket), harmless, self._pool)
+        graph = self._graphs[bucket]
+        graph.inputs.copy_(packed)
+        return graph.replay()
+
+    def _forward(self, packed: Tensor, bucket: Bucket) -> Tensor:
+        """The computation of a bucket; nothing but `packed` and the slots' content may differ between two calls."""
+        slots = packed[:, SLOT]
+        steps = torch.arange(bucket.tokens, device=packed.device)
+        positions = (packed[:, START, None] + steps).clamp_(max=self.max_context - 1)
+        into = slots[:, None].masked_fill(steps >= packed[:, COUNT, None], self.slots.scratch)
+        seen = torch.arange(bucket.reach, device=packed.device) <= positions[..., None]
+        mask = seen.repeat(1, self.heads // self.kv_heads, 1)[:, None]
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            shape = (bucket.rows, bucket.tokens, -1, self.head_dim)
+            self.slots.put(layer, into, positions, key.view(shape), value.view(shape))
+            keys, values = self.slots.take(layer, slots, bucket.reach)
+            folded = query.view(shape).transpose(1, 2).reshape(bucket.rows, self.kv_heads, -1, self.head_dim)
+            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=self.scale)
+            out = out.reshape(bucket.rows, self.heads, bucket.tokens, self.head_dim)  # CUDA's kernels lay it out otherwise
+            return out.transpose(1, 2).reshape(bucket.rows * bucket.tokens, -1)
+
+        return self.run_layers(packed[:, TOKENS:].flatten(), positions.flatten(), attend).view(bucket.rows, bucket.tokens, -1)

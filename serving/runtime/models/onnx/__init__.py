@@ -1,0 +1,1 @@
+"""A draft in ONNX Runtime, on cores of its own."""

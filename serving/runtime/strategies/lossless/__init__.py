@@ -1,0 +1,1 @@
+"""Strategies whose output follows the target's distribution exactly."""

@@ -1,0 +1,42 @@
+"""DuoDecoding: draft and target on devices of their own, several sequences where the draft is unsure (Algorithms 1 and 2)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.acceptance.ranked import Ranked
+from serving.runtime.drafting.multi_sequence import MultiSequence
+from serving.runtime.models.onnx.onnx_model import OnnxModel
+from serving.runtime.schedules.heterogeneous import heterogeneous
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Step
+
+LONGEST = 64
+
+
+class DuoDecoding(Strategy):
+    name = "duo_decoding"
+    lossless = True
+    paper = "DuoDecoding, Algorithms 1 and 2, section 3.2"
+    artifacts = ("hardware_profile",)
+    overlaps = True
+    prefers_onnx = True
+
+    class Config(StrategyConfig):
+        num_speculative_tokens: int | None = Field(
+            None, ge=1, le=LONGEST, description="gamma: budget of a round; None: how many tokens the draft makes in a verification")
+        max_sequences: int = Field(8, ge=1, le=8, description="most sequences that share the budget; 1: a single one (ablation)")
+
+    def run(self, session: Session) -> Step[None]:
+        drafter = MultiSequence(self.config.max_sequences)
+        onnx = isinstance(session.draft.model, OnnxModel)
+        yield from heterogeneous(session, drafter, Exact(), Ranked(), self.budget(onnx))
+
+    def budget(self, onnx_draft: bool = False) -> int:
+        """Gamma as set, or as measured: round(t_verify / t_draft), at least 1."""
+        if self.config.num_speculative_tokens is not None:
+            return int(self.config.num_speculative_tokens)
+        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).when(overlapping=True, onnx_draft=onnx_draft).speed_ratio)))

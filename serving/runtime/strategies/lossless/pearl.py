@@ -1,0 +1,38 @@
+"""PEARL: the target pre-verifies and post-verifies while the draft goes on (PEARL 2024, 2408.11850)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.schedules.parallel import parallel
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Step
+
+LONGEST = 32
+
+
+class Pearl(Strategy):
+    name = "pearl"
+    lossless = True
+    paper = "PEARL 2024 (2408.11850), pre-verify and post-verify"
+    artifacts = ("hardware_profile",)
+    overlaps = True
+
+    class Config(StrategyConfig):
+        num_speculative_tokens: int | None = Field(
+            None, ge=1, le=LONGEST, description="gamma: draft tokens per round; None: how many the draft makes in a verification")
+
+    def run(self, session: Session) -> Step[None]:
+        gamma = self.gamma()
+        yield from parallel(session, DraftModel(FixedLength(gamma)), Exact(), gamma)
+
+    def gamma(self) -> int:
+        """The draft length: as set, or how many times as fast as the target the draft is."""
+        if self.config.num_speculative_tokens is not None:
+            return int(self.config.num_speculative_tokens)
+        return min(LONGEST, max(1, round(self.artifact(HardwareProfile).when(overlapping=True).speed_ratio)))

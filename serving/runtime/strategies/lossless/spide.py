@@ -1,0 +1,70 @@
+"""SPIDE: dynamic drafting by calibrated confidence, serial and parallel intertwined (SPIDE, Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import Field, model_validator
+
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
+from serving.runtime.schedules.intertwined import intertwined
+from serving.runtime.schedules.serial import serial
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Draft, Step, StopPolicy, Verdict
+
+
+class Spide(Strategy):
+    name = "spide"
+    lossless = True
+    paper = "SPIDE, Algorithm 1 and section 4"
+    artifacts = ("acceptance_table", "hardware_profile")
+
+    class Config(StrategyConfig):
+        tau: float = Field(0.7, ge=0, le=1, description="verify once the estimated chance of full acceptance falls to tau")
+        max_draft: int = Field(32, ge=1, le=32, description="longest serial draft; the cap of unverified tokens")
+        parallel: bool = Field(True, description="draft on while the target verifies")
+        dynamic: bool = Field(True, description="stop by confidence; off: a fixed length of `num_speculative_tokens`")
+        overlap_tau: float = Field(0.0, ge=0, lt=1, description="while the target verifies, draft on only until the continuation's "
+                                   "estimated chance, given what is verified, falls to this; 0: as long as the verification takes")
+        num_speculative_tokens: int = Field(5, ge=1, le=32, description="draft length without dynamic drafting")
+
+        @model_validator(mode="after")
+        def _overlap_tau_needs_overlap(self) -> Spide.Config:
+            if self.overlap_tau > 0 and not (self.parallel and self.dynamic):
+                raise ValueError("overlap_tau needs parallel and dynamic drafting: leave it out, or switch both on")
+            return self
+
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        return bool(self.config.parallel)
+
+    def run(self, session: Session) -> Step[None]:
+        table = self.artifact(AcceptanceTable)
+        table = table.copy() if self.kit.deterministic else table
+
+        def learn(draft: Draft, verdict: Verdict) -> None:
+            for i in range(verdict.judged):
+                table.update(draft.confidence[i], kept=i < verdict.accepted)
+
+        drafter = DraftModel(self.stop_policy(table), with_confidence=True)
+        if not self.config.parallel:
+            yield from serial(session, drafter, Exact(), learn)
+            return
+        profile = self.artifact(HardwareProfile).when(overlapping=True)
+
+        def overlap_steps(unverified: int) -> int:
+            steps = max(1, math.floor(profile.verify_seconds(unverified + 1) / profile.t_draft))
+            return min(int(self.config.max_draft), steps)
+
+        ahead = DraftModel(CumulativeAcceptance(table, self.config.overlap_tau, self.config.max_draft), with_confidence=True)
+        yield from intertwined(session, drafter, ahead, Exact(), overlap_steps, learn)
+
+    def stop_policy(self, table: AcceptanceTable) -> StopPolicy:
+        if not self.config.dynamic:
+            return FixedLength(self.config.num_speculative_tokens)
+        return CumulativeAcceptance(table, self.config.tau, self.config.max_draft)

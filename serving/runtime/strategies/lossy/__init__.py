@@ -1,0 +1,1 @@
+"""Strategies that trade the target's exact distribution for speed."""

@@ -1,0 +1,40 @@
+"""CSD: calibrated speculative decoding, rescuing rejected tokens that are benign (CSD, Algorithm 1)."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.runtime.acceptance.rescue import Rescue
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.schedules.serial import serial
+from serving.runtime.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.types import Step
+
+
+class CSD(Strategy):
+    name = "csd"
+    lossless = False
+    paper = "CSD, Algorithm 1, Eq. 3"
+    artifacts = ("correction_memory",)
+
+    class Config(StrategyConfig):
+        num_speculative_tokens: int = Field(6, ge=1, le=32, description="gamma: draft tokens per round")
+        min_count: float = Field(6, ge=0, description="lambda: rescue pairs seen at least this often; inf never rescues")
+        tau: float = Field(0.01, gt=0, le=1, description="smallest p(x)/p(t*) at temperature 1 that is rescued")
+        use_memory: bool = Field(True, description="off: the gate alone decides (ablation)")
+        use_gate: bool = Field(True, description="off: the memory alone decides (ablation)")
+
+        @model_validator(mode="after")
+        def _one_of_them(self) -> CSD.Config:
+            if not self.use_memory and not self.use_gate:
+                raise ValueError("use_memory and use_gate cannot both be off: every rejected token would stay")
+            return self
+
+    def run(self, session: Session) -> Step[None]:
+        memory = self.artifact(CorrectionMemory)
+        rule = Rescue(memory.copy() if self.kit.deterministic else memory, self.config.min_count, self.config.tau,
+                      self.kit.special_tokens, use_memory=self.config.use_memory, use_gate=self.config.use_gate)
+        yield from serial(session, DraftModel(FixedLength(self.config.num_speculative_tokens)), rule)

@@ -1,0 +1,1 @@
+"""Switching from one bundle to the next with no request lost."""

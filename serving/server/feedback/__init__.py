@@ -1,0 +1,1 @@
+"""Recording a share of the served requests for monitoring."""

@@ -1,0 +1,199 @@
+"""Feedback: a share of the served requests, recorded for monitoring (docs/drift.md). Off unless a folder is named.
+
+An observer of the scheduler. A request that is drawn gets a recorder (`serving.recording.recorder`), every other one costs a random
+number. What was recorded goes to the spool's thread by a bounded queue. Without texts a record holds figures only: how sure the draft
+was, how likely the target found its tokens. No token, prompt or hidden state is kept, and prompts have no name that says what they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from serving.artifacts.base import Artifact
+from serving.artifacts.verifier import Verifier
+from serving.recording.prompt_ratings import RatedPrompt
+from serving.recording.recorder import PositionRecorder
+from serving.recording.shadow import read_along
+from serving.recording.trace import LOSSY
+from serving.runtime.engine.engine import Job
+from serving.runtime.pair import LoadedPair
+from serving.runtime.types import Model
+from serving.server.deployment.deployments import CHECKER
+from serving.server.feedback.settings import FeedbackSettings
+from serving.server.feedback.spool import Origin, Record, Spool
+from serving.server.scheduling.observer import Observer
+from serving.server.scheduling.scheduler import End, Event, Ticket
+
+log = logging.getLogger(__name__)
+
+TEXT_COLUMNS = frozenset({"token", "correction", "draft_token", "hidden_before"})
+"""What a text could be made of again."""
+REMEMBERED = 4096
+"""Prompts that are not recorded a second time: what is said twice is no second witness."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of a pair that serves. It must not hold the pair, which would then outlive the next bundle's.
+
+    Args:
+        hidden: whether the bundle's verifier reads the draft's states.
+        draft: the pair's draft, which reads along where a strategy has none.
+    """
+
+    origin: Origin
+    tokenizer: Any
+    hidden: bool
+    draft: ReferenceType[Model]
+
+
+class Feedback(Observer):
+    """Records a share of the requests. Schedulers of several pairs may call it at once.
+
+    Args:
+        spool: None makes one of the settings' folder, which is started and closed with this.
+    """
+
+    def __init__(self, settings: FeedbackSettings, spool: Spool | None = None):
+        self.settings = settings
+        self.spool = spool or Spool(settings.folder, most_bytes=settings.most_bytes, bytes_a_minute=settings.bytes_a_minute,
+                                    private=settings.text)
+        self._sources: WeakKeyDictionary[Any, Source] = WeakKeyDictionary()  # target → its pair
+        self._open: dict[int, tuple[Ticket, Source, PositionRecorder]] = {}
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._random = random.Random(settings.seed)
+        self._allowance, self._refilled = float(max(1.0, settings.a_minute)), time.monotonic()
+        self._lock = threading.Lock()
+
+    def follow(self, pair: LoadedPair, artifacts: Mapping[str, Artifact] | None = None) -> None:
+        """Requests that this pair serves are recorded from now on, if it has a draft.
+
+        Args:
+            artifacts: of the bundle; a verifier that reads the draft's states makes them part of a record with text.
+        """
+        verifier = (artifacts or {}).get(Verifier.kind)
+        hidden = isinstance(verifier, Verifier) and "before" in verifier.features
+        if "draft" not in pair.models:
+            return
+        source = Source(Origin(pair.name, pair.fingerprint, pair.dtype), pair.tokenizer, hidden, ref(pair.models["draft"]))
+        with self._lock:
+            self._sources[pair.models["target"]] = source
+
+    def start(self) -> None:
+        """Start the spool's thread."""
+        self.spool.start()
+
+    def close(self) -> None:
+        """Write what is there; call it when no request runs any more."""
+        self.spool.close()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What became of requests, by name: recorded, written, dropped_… and skipped_…"""
+        return dict(self.spool.counts)
+
+    def admitted(self, ticket: Ticket) -> None:
+        """Draw; a request that is drawn, and can be recorded, gets a recorder."""
+        if self._random.random() >= self.settings.rate or ticket.client == CHECKER:
+            return
+        assert ticket.job is not None
+        with self._lock:
+            target = ticket.job.session.lanes.get("target")  # none where the request is over already
+            source = self._sources.get(target.model) if target is not None else None
+            draft = source.draft() if source is not None else None
+            if source is None or draft is None:
+                self.spool.counts["skipped_no_draft"] += 1
+            elif why := self._objection(ticket, draft):
+                self.spool.counts[why] += 1
+            else:
+                self._record(ticket, ticket.job, source, draft)
+
+    def _objection(self, ticket: Ticket, draft: Model) -> str | None:
+        """Why a request is not recorded, by the counter's name."""
+        if unlike_others(ticket):
+            return "skipped_altered"
+        if len(ticket.prompt) + ticket.sampling.max_tokens > draft.max_context:
+            return "skipped_too_long"
+        if self.spool.full:
+            return "dropped_queue_full"
+        if digest_of(ticket.prompt) in self._seen:
+            return "skipped_repeated"
+        return None if self._allows() else "dropped_too_many"
+
+    def _record(self, ticket: Ticket, job: Job, source: Source, draft: Model) -> None:
+        self._remember(digest_of(ticket.prompt))
+        lossless = ticket.strategy is not None and ticket.strategy.lossless
+        recorder = PositionRecorder(job.session, lossless=lossless, hidden=self.settings.text and source.hidden)
+        self._open[id(ticket)] = ticket, source, recorder
+        if "draft" not in job.session.lanes:
+            read_along(job, draft, recorder)
+
+    def finished(self, ticket: Ticket, event: Event) -> None:
+        """Hand over what was recorded; of requests that failed or were given up nothing is kept."""
+        with self._lock:
+            found = self._open.pop(id(ticket), None)
+        if found is None:
+            return
+        _, source, recorder = found
+        positions = recorder.finish()
+        if not isinstance(event, End) or not positions:
+            unfinished = "skipped_too_short" if isinstance(event, End) else "skipped_unfinished"
+            self.spool.counts["failed" if recorder.failed else unfinished] += 1
+            return
+        kind = "target" if recorder.lossless else LOSSY
+        name, text = secrets.token_hex(8), self.settings.text
+        self.spool.counts["recorded"] += 1
+        self.spool.offer(Record(name, source.origin, ticket.sampling, kind, positions if text else [blind(p) for p in positions],
+                                list(ticket.prompt) if text else None, body_of(ticket, source) if text else None))
+
+    def _remember(self, prompt: bytes) -> None:
+        self._seen[prompt] = None
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _allows(self) -> bool:
+        """A bucket that holds a minute's requests."""
+        now, size = time.monotonic(), max(1.0, self.settings.a_minute)
+        self._allowance = min(size, self._allowance + (now - self._refilled) * self.settings.a_minute / 60)
+        self._refilled = now
+        if self._allowance < 1:
+            return False
+        self._allowance -= 1
+        return True
+
+
+def digest_of(prompt: Sequence[int]) -> bytes:
+    """What is remembered of a prompt that was recorded, in memory alone."""
+    return hashlib.blake2b(json.dumps(list(prompt)).encode(), digest_size=16).digest()
+
+
+def unlike_others(ticket: Ticket) -> bool:
+    """Whether a request changes the logits, or only has its prompt rated: its distributions say nothing about the traffic."""
+    asked = ticket.sampling
+    return bool(asked.penalises or asked.biases or asked.banned_token_ids) or isinstance(ticket.strategy, RatedPrompt)
+
+
+def blind(position: Mapping[str, Any]) -> dict[str, Any]:
+    """A position without anything that a text could be made of."""
+    return {name: value for name, value in position.items() if name not in TEXT_COLUMNS}
+
+
+def body_of(ticket: Ticket, source: Source) -> dict[str, Any] | None:
+    """The request's body with the output, as a row that `draftwell collect --prompts` reads; None where the ticket does not carry one."""
+    if ticket.body is None:
+        return None
+    said = {name: ticket.body[name] for name in ("messages", "prompt") if ticket.body.get(name) is not None}
+    assert ticket.job is not None
+    output = source.tokenizer.decode(ticket.job.output, skip_special_tokens=True)
+    return {"model": source.origin.pair, **said, "output": output} if said else None

@@ -1,0 +1,1 @@
+"""Requests in and answers out: OpenAI's shapes, errors, keys and limits, and the page."""

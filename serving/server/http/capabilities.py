@@ -1,0 +1,62 @@
+"""What a request may choose: the strategies that a server offers, and their thresholds where the server was started to allow that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from serving.runtime.strategies import Strategy, build_strategy, describe
+from serving.runtime.types import DraftwellError
+from serving.server.http.errors import APIError
+from serving.server.http.security import tenant_of
+from serving.server.model.served_model import ServedModel
+
+
+def with_parameters(strategy: Strategy, parameters: Mapping[str, Any], *, allowed: bool) -> Strategy:
+    """A strategy with some of its parameters changed, over the same artifacts and online state.
+
+    Raises:
+        APIError: 403 where the server does not allow it, 400 for an unknown parameter or a value out of its bounds.
+    """
+    if not allowed:
+        raise APIError(403, "this server does not let requests change parameters: start it with --allow-parameters, or leave them out",
+                       param="speculation.parameters", code="parameters_not_allowed")
+    try:
+        return build_strategy(strategy.name, {**strategy.config.model_dump(), **parameters}, strategy.kit)
+    except DraftwellError as error:
+        raise APIError(400, str(error), param="speculation.parameters", code="invalid_parameters") from error
+
+
+def offer_of(served: ServedModel, tenant: str | None = None, *, allow_parameters: bool = False) -> dict[str, Any]:
+    """Model, longest context, and every strategy with its parameters: their bounds, and the values that it runs with."""
+    strategies = [described(served.strategies.get(name, tenant)) for name in served.strategies.names()]
+    return {"model": served.name, "default": served.strategy.name, "max_context": served.max_context,
+            "allow_parameters": allow_parameters, "strategies": strategies}
+
+
+def described(strategy: Strategy) -> dict[str, Any]:
+    """A strategy as plain JSON; a value that JSON has no word for (no bound) is null."""
+    facts = describe(type(strategy))
+    for name, parameter in facts["parameters"].items():
+        value = getattr(strategy.config, name)
+        parameter["value"] = None if isinstance(value, float) and not math.isfinite(value) else value
+    return {key: facts[key] for key in ("name", "lossless", "paper", "parameters")}
+
+
+def offers_router(current: Callable[[], ServedModel], *, allow_parameters: bool) -> APIRouter:
+    """`GET /v1/speculation`.
+
+    Args:
+        current: what serves now.
+    """
+    router = APIRouter()
+
+    @router.get("/v1/speculation")
+    def speculation(request: Request) -> dict[str, Any]:
+        """The strategies that a request may ask for in `speculation.strategy`, with their parameters."""
+        return offer_of(current(), tenant_of(request), allow_parameters=allow_parameters)
+
+    return router

@@ -1,0 +1,158 @@
+"""The tickets of one HTTP request on asyncio's side: submitted together, heard as they come, cancelled together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Strategy
+from serving.runtime.types import ContextTooLong, InvalidRequest, OutOfMemory, Rating, Sampling
+from serving.server.http.errors import APIError, internal_error, without_paths
+from serving.server.scheduling.admission import QueueFull
+from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.scheduler import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, Scheduler, SchedulerClosed, Ticket
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+@dataclass
+class Choice:
+    """One answer to one prompt.
+
+    Args:
+        index: place among the request's choices.
+        before: the prompt's text, where it is to be echoed.
+        body: `messages` or `prompt` as the client sent them.
+        shows: tokens of its own that it shows: False where it is only asked for the prompt.
+        end: what its ticket ended with.
+    """
+
+    index: int
+    prompt: Sequence[int]
+    sampling: Sampling
+    text: TextStream
+    strategy: Strategy
+    before: str = ""
+    shows: bool = True
+    body: Mapping[str, Any] | None = None
+    ticket: Ticket = field(init=False)
+    end: End | None = None
+
+    @property
+    def stats(self) -> Stats:
+        return self.end.stats if self.end else Stats()
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.end.completion_tokens if self.end and self.shows else 0
+
+    @property
+    def prompt_ratings(self) -> list[Rating | None]:
+        """Of the prompt's tokens, complete once the choice has a token of its own."""
+        return self.ticket.job.session.prompt_ratings if self.ticket.job else []
+
+
+class Conversation:
+    """All choices of a request. `close` cancels what still runs, and so does the client by going away.
+
+    Args:
+        deadline: `time.monotonic` seconds, None for none.
+        own_deadline: the client set it, so that it is no fault of the server's if it is over.
+        client: whom the queue is fair between.
+    """
+
+    def __init__(self, scheduler: Scheduler, request: Request, choices: Sequence[Choice], *, deadline: float | None = None,
+                 own_deadline: bool = False, client: str = ""):
+        self.choices = choices
+        self._scheduler, self._request, self._own_deadline = scheduler, request, own_deadline
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._watcher: asyncio.Task[None] | None = None
+        for choice in choices:
+            choice.ticket = Ticket(choice.prompt, choice.sampling, choice.text, self._deliver_to(choice.index), client=client,
+                                   deadline=deadline, strategy=choice.strategy, body=choice.body)
+
+    def submit(self) -> None:
+        """Queue all choices, or none.
+
+        Raises:
+            APIError: 429 where too many wait, 503 when the server is going down.
+        """
+        try:
+            self._scheduler.submit(*(choice.ticket for choice in self.choices))
+        except (QueueFull, SchedulerClosed) as error:
+            self.close()
+            raise self._error(Failure(error)) from error
+        self._watcher = asyncio.create_task(self._cancel_when_gone())
+
+    async def next(self) -> tuple[Choice, Delta | End]:
+        """The next event of any choice.
+
+        Raises:
+            APIError: one of them failed; the others are cancelled.
+        """
+        index, event = await self._events.get()
+        if isinstance(event, Failure | Cancelled):
+            self.close()
+            raise self._error(event)
+        choice = self.choices[index]
+        if isinstance(event, End):
+            choice.end = event
+        return choice, event
+
+    @property
+    def over(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.end for choice in self.choices)
+
+    def close(self) -> None:
+        """Give up what still runs."""
+        if self._watcher:
+            self._watcher.cancel()
+        for choice in self.choices:
+            choice.ticket.cancel()
+
+    def _deliver_to(self, index: int) -> Callable[[Event], None]:
+        def deliver(event: Event) -> None:
+            try:
+                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                self.choices[index].ticket.cancel()
+
+        return deliver
+
+    async def _cancel_when_gone(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        for choice in self.choices:
+            choice.ticket.cancel()
+
+    def _error(self, event: Failure | Cancelled) -> APIError:
+        """What the client is told."""
+        if isinstance(event, Cancelled):
+            if self._scheduler.accepts:
+                return APIError(CLIENT_CLOSED_REQUEST, "the client closed the request")
+            return APIError(503, "the server is shutting down")
+        error = event.error
+        if isinstance(error, QueueFull):
+            seconds = str(error.retry_after_seconds)
+            return APIError(429, str(error), code="queue_full", headers={"Retry-After": seconds})
+        if isinstance(error, SchedulerClosed):
+            return APIError(503, "the server is shutting down")
+        if isinstance(error, DeadlineExceeded):
+            if self._own_deadline:  # OpenAI's client would try three times as long as it was told to
+                return APIError(408, str(error), param="timeout", code="deadline_exceeded", headers={"x-should-retry": "false"})
+            return APIError(504, str(error), code="deadline_exceeded")
+        if isinstance(error, ContextTooLong):
+            return APIError(400, without_paths(error), code="context_length_exceeded")
+        if isinstance(error, InvalidRequest):
+            return APIError(400, without_paths(error))
+        if isinstance(error, OutOfMemory):
+            internal_error(error)  # into the log
+            return APIError(503, "the server has no memory left for this request: send a shorter one", code="out_of_memory")
+        return internal_error(error)

@@ -1,0 +1,189 @@
+"""Who may ask, and how much at once: API keys, the size of a body, origins of other sites. As plain ASGI, before any route.
+
+A client is known by its key, or by its address where the server asks for none; `client_of` names it without telling the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.runtime.types import DraftwellError
+from serving.server.http.errors import APIError
+
+KEY_VARIABLE = "DRAFTWELL_API_KEY"
+OPEN_PATHS = frozenset({"/health", "/ready", "/"})
+"""What a load balancer asks, without a key; and the page, which asks its user for one and says nothing without."""
+MOST_BODY_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Security:
+    """What a server lets in.
+
+    Args:
+        keys: one of them must come with every request, as `Authorization: Bearer KEY`; none: everybody may ask.
+        cors_origins: sites whose pages may ask from a browser; "*" for all.
+        body_bytes: largest body.
+    """
+
+    keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    body_bytes: int = MOST_BODY_BYTES
+
+    def knows(self, key: bytes) -> bool:
+        """Whether a key is one of ours. All are compared, each in a time that says nothing of where it differs."""
+        return any([hmac.compare_digest(key, own.encode()) for own in self.keys])  # noqa: C419  # a generator would stop at the first
+
+
+def read_keys(file: Path | None = None) -> tuple[str, ...]:
+    """Keys of a file (one a line) or, without one, of DRAFTWELL_API_KEY (several divided by commas).
+
+    Raises:
+        DraftwellError: the file cannot be read, or either is there and names no key: a server meant to be closed must not be open.
+    """
+    if file is not None:
+        try:
+            words = file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DraftwellError(f"cannot read the API keys in {file}: {getattr(error, 'strerror', None) or 'not text'}") from error
+        source = str(file)
+    elif (value := os.environ.get(KEY_VARIABLE)) is not None:
+        words, source = value.split(","), KEY_VARIABLE
+    else:
+        return ()
+    keys = tuple(word.strip() for word in words if word.strip())
+    if not keys:
+        raise DraftwellError(f"{source} names no API key: write one, or leave it out to let everybody ask")
+    return keys
+
+
+def install_security(app: FastAPI, security: Security) -> None:
+    """Put the guards around an app. The last one added is the first to see a request."""
+    app.add_middleware(BodyLimit, limit=security.body_bytes)
+    app.add_middleware(KeyCheck, security=security)
+    if security.cors_origins:  # outside of the key check: a browser's preflight comes without one
+        app.add_middleware(CORSMiddleware, allow_origins=security.cors_origins, allow_methods=["GET", "POST"],
+                           allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own; the origin is what decides
+                           allow_credentials=False, expose_headers=["Retry-After"])
+
+
+def is_open(path: str) -> bool:
+    """Whether everybody may ask for a path."""
+    return path in OPEN_PATHS or path.startswith("/page/")
+
+
+def client_of(request: Request) -> str:
+    """Whom the queue is fair between: a name made of the key, or the address."""
+    return str(getattr(request.state, "client", ""))
+
+
+def tenant_of(request: Request) -> str | None:
+    """Whose online state a request may use: a name made of its key, None where the server asks for none."""
+    tenant: str | None = getattr(request.state, "tenant", None)
+    return tenant
+
+
+def is_trusted(request: Request) -> bool:
+    """Whether a request brings a key, or needs none: open paths are asked without one."""
+    return bool(getattr(request.state, "trusted", False))
+
+
+class KeyCheck:
+    """Answers 401 unless the request carries a key; notes who the client is.
+
+    The key may also be the password of HTTP's basic authentication (`curl -u :KEY`, and readers of metrics that know nothing else).
+    """
+
+    def __init__(self, app: ASGIApp, security: Security):
+        self.app, self.security = app, security
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        key = key_in(Headers(scope=scope).get("authorization", ""))
+        if self.security.keys and not is_open(scope["path"]) and not self.security.knows(key):
+            await self.refuse(key)(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["tenant"] = hashlib.sha256(b"draftwell tenant " + key).hexdigest()[:32] if self.security.keys and key else None
+        state["trusted"] = not self.security.keys or self.security.knows(key)
+        state["client"] = state["tenant"] or (scope.get("client") or ("",))[0]
+        await self.app(scope, receive, send)
+
+    def refuse(self, key: bytes) -> JSONResponse:
+        """The 401. It asks for no basic authentication: a browser would keep the key; the page asks for it by itself."""
+        message = ("this API key is not one of the server's" if key else
+                   "this server needs an API key: send the header Authorization: Bearer KEY")
+        return APIError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="draftwell"'}).response
+
+
+def key_in(authorization: str) -> bytes:
+    """The key of an Authorization header; empty where there is none."""
+    scheme, _, value = authorization.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("latin-1")  # what headers are read as: the client's own bytes
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return b""
+
+
+class BodyLimit:
+    """Answers 413 to a body beyond a size, told beforehand or found while it comes in chunks."""
+
+    def __init__(self, app: ASGIApp, limit: int):
+        self.app, self.limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self.limit:
+            await self.refusal().response(scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.limit:
+                # FastAPI hands on this kind alone; the error handlers give it its shape
+                raise HTTPException(413, self.refusal().message)
+            return message
+
+        await self.app(scope, counted, send)
+
+    def refusal(self) -> APIError:
+        return APIError(413, f"the body is larger than {self.limit} bytes: send less at once", code="request_too_large")
+
+
+def origins(values: Sequence[str]) -> tuple[str, ...]:
+    """Checked --cors-origin values.
+
+    Raises:
+        DraftwellError: one is no origin (a scheme and a host, without a path).
+    """
+    for value in values:
+        scheme, _, host = value.partition("://")
+        if value != "*" and (scheme not in ("http", "https") or not host or "/" in host):
+            raise DraftwellError(f"--cors-origin {value} is no origin: write it as https://example.org, without a path, or * for all")
+    return tuple(values)

@@ -1,0 +1,321 @@
+"""From a checked request to an answer: prompts to tokens, tickets through the scheduler, events to JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from serving.recording.prompt_ratings import RatedPrompt
+from serving.runtime.strategies import Strategy
+from serving.runtime.types import DraftwellError, Sampling
+from serving.server.http.capabilities import with_parameters
+from serving.server.http.conversation import Choice, Conversation
+from serving.server.http.errors import APIError, without_paths
+from serving.server.http.responses import ChatShape, CompletionShape, Logprobs, RatedToken, Shape, Speculation, Usage, trace_of
+from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
+from serving.server.http.security import client_of, tenant_of
+from serving.server.model.served_model import ServedModel
+from serving.server.model.strategy_pool import PLAIN
+from serving.server.scheduling.detokenize import TextStream, TokenInfo
+from serving.server.scheduling.scheduler import Delta, End, Scheduler
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` for plain completions; a chat may fill the context."""
+
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What to continue.
+
+    Args:
+        field: of the request that it comes from.
+        echoed: its text, where the answer is to begin with it.
+        body: what the client sent of it, for those who record requests; None for token ids.
+    """
+
+    ids: list[int]
+    field: str
+    echoed: str = ""
+    body: Mapping[str, Any] | None = None
+
+
+class Service:
+    """Answers requests for one served model."""
+
+    def __init__(self, served: ServedModel, scheduler: Scheduler):
+        self.served, self.scheduler = served, scheduler
+        self.fingerprint = system_fingerprint(served)
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        """Answer `/v1/chat/completions`."""
+        self._check_model(body.model)
+        messages = [m.plain() for m in body.messages]
+        try:
+            ids = await asyncio.to_thread(self._encode_chat, messages)
+        except DraftwellError as error:
+            raise APIError(400, without_paths(error), param="messages") from error
+        choices = self._choices(body, request, [Prompt(ids, "messages", body={"messages": messages})], None)
+        return await self._respond(body, request, choices, ChatShape(self.served.name, self.fingerprint))
+
+    async def complete(self, body: CompletionRequest, request: Request) -> Response:
+        """Answer `/v1/completions`."""
+        self._check_model(body.model)
+        prompts = [await self._prompt(prompt, bool(body.echo)) for prompt in body.prompts]
+        choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS)
+        if body.echo and body.logprobs is not None:
+            for choice in choices:
+                choice.strategy = RatedPrompt()
+        for choice in choices:
+            choice.shows = body.max_tokens != 0
+        return await self._respond(body, request, choices, CompletionShape(self.served.name, self.fingerprint))
+
+    async def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
+        if isinstance(prompt, str):
+            return Prompt(await asyncio.to_thread(self._encode, prompt), "prompt", prompt if echo else "", {"prompt": prompt})
+        if len(prompt) >= self.served.max_context:
+            raise self._too_long(f"{len(prompt)} in the prompt", "prompt")
+        if any(not 0 <= token < self.served.vocab_size for token in prompt):
+            raise APIError(400, f"token ids must be from 0 to {self.served.vocab_size - 1}", param="prompt")
+        return Prompt(prompt, "prompt", await asyncio.to_thread(self.served.decode, prompt) if echo else "")
+
+    def _encode(self, prompt: str) -> list[int]:
+        self._check_length(len(prompt), "prompt")
+        return self.served.encode(prompt)
+
+    def _encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        self._check_length(sum(len(message["content"]) for message in messages), "messages")
+        return self.served.encode_chat(messages)
+
+    def _check_length(self, characters: int, field: str) -> None:
+        """Refuse what cannot fit before any work is done for it: tokenizers take seconds for long texts."""
+        if characters > self._most_characters:
+            raise self._too_long(f"{characters} characters in the {field}", field)
+
+    @cached_property
+    def _most_characters(self) -> int:
+        """Of a text that fits into the context: all of its tokens are the longest one."""
+        return self.served.max_context * max(map(len, self.served.pair.tokenizer.get_vocab()))
+
+    def _too_long(self, wanted: str, field: str) -> APIError:
+        return APIError(400, f"this model's maximum context length is {self.served.max_context} tokens, and you asked for more "
+                             f"({wanted}): shorten the {field} or the completion", param=field, code="context_length_exceeded")
+
+    def _check_model(self, name: str) -> None:
+        if name != self.served.name:
+            raise APIError(404, f"the model '{name}' does not exist: this server has '{self.served.name}'", param="model",
+                           code="model_not_found")
+
+    def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None) -> list[Choice]:
+        """`n` choices for every prompt, in order. A prompt's answers do not depend on the other prompts."""
+        count = body.n or 1
+        if not 1 <= len(prompts) * count <= MOST_CHOICES:
+            raise APIError(400, f"{len(prompts)} prompts with {count} answers each: at most {MOST_CHOICES} answers at once, at least one",
+                           param="prompt" if len(prompts) != 1 else "n")
+        strategy = self._strategy(body, request)
+        seed = secrets.randbits(63) if body.seed is None else body.seed
+        choices: list[Choice] = []
+        for prompt in prompts:
+            budget = self._budget(body, prompt, default_tokens)
+            for number in range(count):
+                sampling = self._sampling(body, budget, derived_seed(seed, number))
+                text = TextStream(self.served.decode, body.stop_strings, prompt.ids)
+                choices.append(Choice(len(choices), prompt.ids, sampling, text, strategy, prompt.echoed, body=prompt.body))
+        return choices
+
+    def _strategy(self, body: Generation, request: Request) -> Strategy:
+        asked = body.decoding
+        name = PLAIN if asked.enabled is False else asked.strategy
+        try:
+            strategy = self.served.strategies.get(name, tenant_of(request))
+        except DraftwellError as error:
+            if name is None:
+                raise  # our own choice cannot be had: no fault of the client
+            raise APIError(400, without_paths(error), param="speculation.strategy", code="strategy_not_found") from error
+        if not asked.parameters:
+            return strategy
+        return with_parameters(strategy, asked.parameters, allowed=getattr(request.app.state, "allow_parameters", False))
+
+    def _budget(self, body: Generation, prompt: Prompt, default_tokens: int | None) -> int:
+        """Tokens to generate; what was not given is what the context leaves."""
+        room = self.served.max_context - len(prompt.ids)
+        if not prompt.ids:
+            raise APIError(400, "the prompt is empty: give at least one token", param=prompt.field)
+        asked = body.token_limit
+        budget = min(room, default_tokens or room) if asked is None else max(1, asked)  # 0 runs as 1, and shows nothing of it
+        if budget > room or room < 1:
+            wanted = f"{len(prompt.ids)} in the {prompt.field}" + (f", {body.token_limit} to generate" if body.token_limit else "")
+            raise self._too_long(wanted, prompt.field)
+        return budget
+
+    def _sampling(self, body: Generation, budget: int, seed: int) -> Sampling:
+        settings = body.sampling_settings()
+        wrong = next((token for token in settings["logit_bias"] if token >= self.served.vocab_size), None)
+        if wrong is not None:
+            raise APIError(400, f"token {wrong} is not in the vocabulary, which ends at {self.served.vocab_size - 1}", param="logit_bias")
+        return self.served.pair.sampling(max_tokens=budget, seed=seed, **settings)
+
+    async def _respond(self, body: Generation, request: Request, choices: list[Choice], shape: Shape) -> Response:
+        limits = [limit for limit in (body.timeout, getattr(request.app.state, "request_timeout", None)) if limit]
+        deadline = time.monotonic() + min(limits) if limits else None
+        own = bool(limits) and body.timeout == min(limits)
+        conversation = Conversation(self.scheduler, request, choices, deadline=deadline, own_deadline=own, client=client_of(request))
+        conversation.submit()
+        answer = Answer(self.served, conversation, body, shape)
+        if not body.stream:
+            return await answer.whole()
+        try:
+            first = await conversation.next()  # what fails before the first token has a status of its own
+        except BaseException:
+            conversation.close()
+            raise
+        return EventStream(answer, first)
+
+
+class Answer:
+    """The events of a conversation as JSON, at once or in pieces."""
+
+    def __init__(self, served: ServedModel, conversation: Conversation, body: Generation, shape: Shape):
+        self.served, self.conversation, self.body, self.shape = served, conversation, body, shape
+        self.rated = body.alternatives is not None
+        self.traced = body.decoding.trace is True
+        self._logprobs: dict[int, Logprobs] = {c.index: shape.logprobs(served.token_text) for c in conversation.choices}
+        self._begun: set[int] = set()
+
+    async def whole(self) -> Response:
+        """All choices in one object."""
+        choices = self.conversation.choices
+        texts: list[list[str]] = [[] for _ in choices]
+        tokens: list[list[TokenInfo]] = [[] for _ in choices]
+        try:
+            while not self.conversation.over:
+                choice, event = await self.conversation.next()
+                if isinstance(event, Delta) and choice.shows:
+                    texts[choice.index].append(event.text)
+                    tokens[choice.index] += event.tokens
+        finally:
+            self.conversation.close()
+        done = []
+        for choice in choices:
+            assert choice.end is not None
+            rated = self._logprobs[choice.index].of(self._rated(choice, tokens[choice.index], first=True)) if self.rated else None
+            reason = choice.end.finish_reason if choice.shows else "length"
+            done.append(self.shape.whole(choice.index, choice.before + "".join(texts[choice.index]), reason, rated))
+        trace = [entry for choice in choices for entry in trace_of(tokens[choice.index], choice.index)]
+        fields = self._extension(self._stats() | ({"tokens": trace} if self.traced else {}))
+        return JSONResponse(self.shape.answer(done, usage=self._usage().model_dump(), **fields))
+
+    async def stream(self, first: tuple[Choice, Delta | End]) -> AsyncIterator[str]:
+        """Server-sent events, from the first event of the conversation on."""
+        usage: dict[str, Any] = {"usage": None} if self.body.wants_usage else {}
+        choice, event = first
+        try:
+            while True:
+                for chunk in self._chunks(choice, event):
+                    yield sse(chunk | usage)
+                if self.conversation.over:
+                    break
+                choice, event = await self.conversation.next()
+        except APIError as error:
+            yield sse(error.body)
+            return
+        if self.body.wants_usage:
+            yield sse(self.shape.chunk(usage=self._usage().model_dump()))
+        yield "data: [DONE]\n\n"
+
+    def _chunks(self, choice: Choice, event: Delta | End) -> list[dict[str, Any]]:
+        """What an event is in the stream: the choice's opening, its text, or its end."""
+        chunks = []
+        index, first = choice.index, choice.index not in self._begun
+        self._begun.add(index)
+        if first and isinstance(self.shape, ChatShape):
+            chunks.append(self.shape.chunk(self.shape.piece(index, "", first=True)))
+        if isinstance(event, Delta):
+            text, tokens = (event.text, event.tokens) if choice.shows else ("", ())
+        else:
+            text, tokens = "", ()
+        if first:
+            text = choice.before + text
+        rated = self._rated(choice, tokens, first=first) if self.rated else []
+        if text or rated or (tokens and self.traced):
+            logprobs = self._logprobs[index].of(rated) if self.rated else None
+            fields = self._extension({"tokens": trace_of(tokens, index)} if self.traced else {})
+            chunks.append(self.shape.chunk(self.shape.piece(index, text, logprobs=logprobs), **fields))
+        if isinstance(event, End):
+            fields = self._extension(self._stats() if self.conversation.over else {})
+            reason = event.finish_reason if choice.shows else "length"
+            chunks.append(self.shape.chunk(self.shape.piece(index, None, reason), **fields))
+        return chunks
+
+    def _rated(self, choice: Choice, tokens: Sequence[TokenInfo], *, first: bool) -> list[RatedToken]:
+        """Tokens with ratings: the choice's own, behind the prompt's where its beginning is echoed."""
+        own: list[RatedToken] = [(token.id, token.rating) for token in tokens]
+        if first and choice.prompt_ratings:
+            return [*zip(choice.prompt, choice.prompt_ratings, strict=True), *own]
+        return own
+
+    def _stats(self) -> dict[str, Any]:
+        """What speculation brought, unless the client does not want to know."""
+        if self.body.decoding.stats is False:
+            return {}
+        choices = self.conversation.choices
+        strategy = choices[0].ticket.strategy or self.served.strategy
+        return Speculation.of(strategy.name, [choice.stats for choice in choices]).model_dump()
+
+    def _extension(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"speculation": fields} if fields else {}
+
+    def _usage(self) -> Usage:
+        choices = self.conversation.choices
+        prompts = sum(len(choice.prompt) for choice in choices) // (self.body.n or 1)
+        accepted = sum(choice.text.accepted for choice in choices if choice.shows)
+        return Usage.of(prompts, sum(choice.completion_tokens for choice in choices), accepted,
+                        sum(choice.stats.drafted for choice in choices))
+
+
+class EventStream(StreamingResponse):
+    """Sends an answer in pieces; its conversation is closed however that ends, even before it began."""
+
+    def __init__(self, answer: Answer, first: tuple[Choice, Delta | End]):
+        super().__init__(answer.stream(first), media_type="text/event-stream", headers=STREAM_HEADERS)
+        self._conversation = answer.conversation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._conversation.close()
+
+
+def sse(data: dict[str, Any]) -> str:
+    """One server-sent event, in ASCII: readers that split lines as Python does end one at U+2028 or U+0085 too."""
+    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """Seed of a prompt's answer number `number`; the first has the request's own.
+
+    >>> derived_seed(7, 0), derived_seed(7, 1) == derived_seed(7, 1), derived_seed(7, 1) == derived_seed(7, 2)
+    (7, True, False)
+    """
+    if number == 0:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()) >> 1
+
+
+def system_fingerprint(served: ServedModel) -> str:
+    """Changes with the weights, the strategy and its settings: with the same one, a seed gives the same answer."""
+    made_of = json.dumps([served.name, served.pair.fingerprint, served.strategy.name, served.strategy.config.model_dump(mode="json")])
+    return f"fp_{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"

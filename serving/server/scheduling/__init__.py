@@ -1,0 +1,1 @@
+"""Who is decoded when: admission, the batch loop, and draft lengths under load."""

@@ -1,0 +1,116 @@
+"""Who waits, and who is next: a bounded queue that is fair between clients.
+
+Clients take turns (round robin over client keys), and a client's own requests keep their order. So a client that sends a
+thousand requests delays another's by one request a turn, not by a thousand. When the queue is full, the newest request of
+whoever has most in it makes room for a client that would not have more, if nothing of it has started; otherwise the new one is
+refused. A request of several answers is several tickets, which come and make room together.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from serving.server.scheduling.scheduler import Ticket
+
+SHORTEST_WAIT, LONGEST_WAIT = 1, 60
+"""Seconds that Retry-After may say."""
+
+
+class QueueFull(Exception):
+    """Too many requests wait already.
+
+    Args:
+        retry_after_seconds: when to try again, a whole number of at least 1.
+    """
+
+    def __init__(self, retry_after_seconds: int):
+        super().__init__(f"too many requests are waiting: try again in {retry_after_seconds} s")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class FairQueue:
+    """Tickets that wait. Not thread-safe: its owner holds a lock.
+
+    Args:
+        capacity: tickets that may wait, at least 1.
+    """
+
+    def __init__(self, capacity: int):
+        if capacity < 1:
+            raise ValueError(f"a queue needs room for at least one request, not {capacity}")
+        self.capacity = capacity
+        self._clients: OrderedDict[str, deque[Ticket]] = OrderedDict()  # in the order of their turns; none is empty
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return (ticket for tickets in self._clients.values() for ticket in tickets)
+
+    def put(self, ticket: Ticket, *, first: bool = False) -> None:
+        """Let a ticket wait, even beyond the capacity: whoever calls has looked. `first`: before all others."""
+        tickets = self._clients.setdefault(ticket.client, deque())
+        if first:
+            tickets.appendleft(ticket)
+            self._clients.move_to_end(ticket.client, last=False)
+        else:
+            tickets.append(ticket)
+        self._count += 1
+
+    def pop(self) -> Ticket:
+        """Take the next ticket out; IndexError where nobody waits."""
+        if not self._clients:
+            raise IndexError("nobody waits")
+        client, tickets = next(iter(self._clients.items()))
+        ticket = tickets[0]
+        self.remove(ticket)
+        if tickets:
+            self._clients.move_to_end(client)
+        return ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take a ticket out, wherever it stands; ValueError where it does not wait."""
+        tickets = self._clients.get(ticket.client, deque())
+        tickets.remove(ticket)
+        self._count -= 1
+        if not tickets:
+            del self._clients[ticket.client]
+
+    def to_displace(self, client: str, count: int = 1, places: int = 1) -> list[Ticket]:
+        """Who makes room for `count` tickets of `client`, at least `places` of them: the newest whole requests, of which nothing has
+        started, of the client that has most waiting. Empty where that client would have fewer then than `client`."""
+        greediest: Sequence[Ticket] = max(self._clients.values(), key=len, default=deque())
+        leaving: list[Ticket] = []
+        for ticket in reversed(greediest):
+            if len(leaving) >= places:
+                break
+            if not ticket.together.started and ticket not in leaving:
+                leaving += [other for other in greediest if other.together is ticket.together]
+        fair = len(greediest) - len(leaving) >= len(self._clients.get(client, ())) + count
+        return leaving if fair and len(leaving) >= places else []
+
+
+class ServiceRate:
+    """How fast requests were served lately, for honest Retry-After headers."""
+
+    REMEMBERED = 32
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=self.REMEMBERED)
+
+    def served(self) -> None:
+        """A request that held a slot is over."""
+        self._ends.append(time.monotonic())
+
+    def seconds_for(self, requests: int) -> int:
+        """Whole seconds until so many requests are served, within 1 and 60; 1 while nothing is known."""
+        if not self._ends:
+            return SHORTEST_WAIT
+        span = max(time.monotonic() - self._ends[0], 1e-3)
+        return min(LONGEST_WAIT, max(SHORTEST_WAIT, math.ceil(requests * span / len(self._ends))))

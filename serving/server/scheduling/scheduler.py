@@ -1,0 +1,358 @@
+"""The scheduler: one thread owns the engine and steps it; requests come in by a queue, text goes out by callbacks.
+
+Each turn drops requests that were cancelled or are past their deadline, fills free slots from the queue (admission.py), runs
+one engine step for all that run, and hands out what became final. Nothing here knows of HTTP or asyncio: `Ticket.deliver` is
+called on the scheduler's thread and must not block. Every ticket gets `Delta`s and then exactly one `End`, `Failure` or
+`Cancelled`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.session import UNLIMITED
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Strategy
+from serving.runtime.types import FinishReason, Sampling
+from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
+from serving.server.scheduling.detokenize import TextStream, TokenInfo
+from serving.server.scheduling.load_control import LoadControl
+from serving.server.scheduling.observer import Observer, Observers
+
+log = logging.getLogger(__name__)
+
+QUEUE_CAPACITY = 256
+"""Requests that wait, where nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Text that is final.
+
+    Args:
+        tokens: those that became final with it; a token held back by a stop string may follow a little later.
+    """
+
+    text: str
+    tokens: Sequence[TokenInfo] = ()
+
+
+@dataclass(frozen=True)
+class End:
+    """The answer is complete.
+
+    Args:
+        completion_tokens: tokens up to the last one that was used, stop token included.
+        stats: the engine's counters; they may cover a few tokens behind a stop string.
+    """
+
+    finish_reason: FinishReason
+    completion_tokens: int
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The request ended in an error of its own."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The request was dropped: its client went away, or the server is going down."""
+
+
+Event = Delta | End | Failure | Cancelled
+
+
+class SchedulerClosed(Exception):
+    """The server is going down and takes no new request."""
+
+
+class DeadlineExceeded(Exception):
+    """The request was not answered in the time it was given."""
+
+
+@dataclass(eq=False)
+class Together:
+    """What tickets that were submitted at once have in common.
+
+    Args:
+        started: one of them has left the queue for a slot.
+    """
+
+    started: bool = False
+
+
+class Ticket:
+    """One request on its way through the scheduler.
+
+    Args:
+        prompt: token ids.
+        text: turns the request's tokens into text.
+        deliver: receives the events, on the scheduler's thread.
+        client: whom the queue is fair between; "" for all that say nothing.
+        deadline: `time.monotonic` seconds at which the request ends in Failure(DeadlineExceeded), waiting or running.
+        strategy: what decodes it; None takes the scheduler's, and says which once it is admitted.
+        body: `messages` or `prompt` as the client sent them, for observers; None where nobody kept them.
+
+    `arrived`, `admitted_at`, `first_token_at` and `ended_at` are `time.monotonic` seconds, None until then.
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, text: TextStream, deliver: Callable[[Event], None], *,
+                 client: str = "", deadline: float | None = None, strategy: Strategy | None = None,
+                 body: Mapping[str, Any] | None = None):
+        self.prompt, self.sampling, self.text, self.deliver = prompt, sampling, text, deliver
+        self.client, self.deadline, self.strategy, self.body = client, deadline, strategy, body
+        self.cancelled = False
+        self.together = Together()
+        self.job: Job | None = None
+        self.arrived: float | None = None
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.ended_at: float | None = None
+
+    def cancel(self) -> None:
+        """Give the request up, from any thread; its slot is free before the next round."""
+        self.cancelled = True
+
+
+class Scheduler:
+    """Runs tickets over an engine.
+
+    Args:
+        strategy: decodes tickets that bring none.
+        slots: requests that run at once; the engine's models must have as many.
+        threads: compute threads of the scheduler's thread; None leaves torch's own choice.
+        capacity: requests that may wait for a slot.
+        observers: told of every ticket (observer.py).
+        load: shortens drafts while many run; None leaves every strategy alone.
+    """
+
+    def __init__(self, engine: Engine, strategy: Strategy, slots: int, *, threads: int | None = None, capacity: int = QUEUE_CAPACITY,
+                 observers: Sequence[Observer] = (), load: LoadControl | None = None):
+        self.engine, self.strategy, self.slots, self.load = engine, strategy, slots, load
+        self._threads = threads
+        self._observers = Observers(observers)
+        self._rate = ServiceRate()
+        self._changed = threading.Condition()  # guards the queue, what was displaced from it, and whether it is closed
+        self._queue = FairQueue(capacity)
+        self._displaced: list[Ticket] = []
+        self._running: list[Ticket] = []
+        self._closing = False
+        self._aborting = False
+        self._thread = threading.Thread(target=self._run, name="draftwell-scheduler", daemon=True)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for one."""
+        return len(self._queue)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread works."""
+        return self._thread.is_alive()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether new requests are taken and worked on."""
+        return self.alive and not self._closing
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, *tickets: Ticket, urgent: bool = False) -> None:
+        """Queue the tickets of one client's request, all or none, from any thread.
+
+        Args:
+            urgent: wait even where the queue is full, and before all others (for the server's own checks).
+        Raises:
+            SchedulerClosed: the server is going down.
+            QueueFull: too many wait already.
+        """
+        now, together = time.monotonic(), Together()
+        for ticket in tickets:
+            ticket.arrived, ticket.together = now, together
+        with self._changed:
+            if self._closing:
+                raise SchedulerClosed("the server is shutting down")
+            if not urgent:
+                self._make_room(tickets)
+            for ticket in tickets:
+                self._queue.put(ticket, first=urgent)
+            self._changed.notify()
+
+    def _make_room(self, tickets: Sequence[Ticket]) -> None:
+        """See that tickets find a free slot or a place in the queue, which others may have to leave; else raise QueueFull."""
+        room = self._queue.capacity + max(0, self.slots - len(self._running))
+        wanted = min(len(tickets), self._queue.capacity + self.slots)  # more than there can ever be is taken when nobody is here
+        missing = len(self._queue) + wanted - room
+        if missing <= 0:
+            return
+        displaced = self._queue.to_displace(tickets[0].client, len(tickets), missing)
+        if not displaced:
+            raise self._refusal()
+        for ticket in displaced:
+            self._queue.remove(ticket)
+        self._displaced += displaced
+
+    def stop_taking(self) -> None:
+        """Take no new request; those that are here go on. From any thread, never from a signal handler."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def abort(self) -> None:
+        """Take no new request and cancel those that are here, within one round; from any thread, without waiting."""
+        self.stop_taking()
+        self._aborting = True
+
+    def close(self, timeout: float | None = None) -> None:
+        """Take no new request, finish those that are here, end the thread; after `timeout` seconds cancel what is left."""
+        self.stop_taking()
+        if not self.alive:
+            return
+        self._thread.join(timeout)
+        self.abort()
+        self._thread.join()
+
+    def turn(self, *, block: bool = False) -> None:
+        """One round: drop, admit, step, publish.
+
+        Args:
+            block: wait for a request when there is nothing to do.
+        """
+        if block:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._running or self._queue or self._displaced)
+        self._drop()
+        self._admit()
+        if not self._running:
+            return
+        running = list(self._running)
+        if self.load:
+            self.load.apply(self.engine, [(ticket.job.session, ticket.strategy) for ticket in running if ticket.job and ticket.strategy])
+        started = time.perf_counter()
+        self.engine.step()
+        self._observers.tell("stepped", len(running), self.waiting, time.perf_counter() - started)
+        for ticket in running:
+            self._publish(ticket)
+
+    def _run(self) -> None:
+        try:
+            if self._threads:
+                import torch
+
+                torch.set_num_threads(self._threads)
+            while not self._closing or self._running or self._queue or self._displaced:
+                try:
+                    self.turn(block=True)
+                except Exception as error:
+                    log.exception("a round failed")
+                    self._fail_all(error)
+        finally:  # whatever ended the thread: nobody waits for it for ever
+            self.stop_taking()
+            self._fail_all(SchedulerClosed("the server does not work any more"))
+
+    def _refusal(self) -> QueueFull:
+        return QueueFull(self._rate.seconds_for(len(self._queue)))
+
+    def _drop(self) -> None:
+        """Let go of tickets that nobody waits for any more."""
+        now = time.monotonic()
+        with self._changed:
+            waiting, displaced, self._displaced = list(self._queue), self._displaced, []
+        for ticket in displaced:
+            self._leave(ticket, Failure(self._refusal()))
+        for ticket in (*waiting, *self._running):
+            if ticket.cancelled or self._aborting:
+                self._leave(ticket, Cancelled())
+            elif ticket.deadline is not None and now >= ticket.deadline:
+                self._leave(ticket, Failure(DeadlineExceeded("the request was not answered in the time that it was given")))
+
+    def _admit(self) -> None:
+        while len(self._running) < self.slots:
+            with self._changed:
+                if not self._queue:
+                    return
+                ticket = self._queue.pop()
+                ticket.together.started = True
+            ticket.strategy = ticket.strategy or self.strategy
+            try:
+                limit = self.load.limit(ticket.strategy, len(self._running) + 1, ticket.sampling) if self.load else UNLIMITED
+                ticket.job = self.engine.submit(ticket.prompt, ticket.sampling, ticket.strategy, limit)
+            except Exception as error:
+                self._leave(ticket, Failure(error))
+                continue
+            ticket.admitted_at = time.monotonic()
+            self._running.append(ticket)
+            self._observers.tell("admitted", ticket)
+
+    def _publish(self, ticket: Ticket) -> None:
+        job = ticket.job
+        assert job is not None
+        known = ticket.text.tokens
+        try:
+            text = ticket.text.push(job.new_tokens())
+            stopped = ticket.text.stopped
+            if job.finished and not job.error and not stopped:
+                text += ticket.text.flush()
+                stopped = ticket.text.stopped  # the last piece may complete a stop string
+            tokens = ticket.text.take()
+            if text or tokens:
+                ticket.deliver(Delta(text, tokens))
+        except Exception as error:
+            self._leave(ticket, Failure(error))
+            return
+        if ticket.text.tokens > known:
+            ticket.first_token_at = ticket.first_token_at or time.monotonic()
+            self._observers.tell("progressed", ticket, ticket.text.tokens - known)
+        if stopped:
+            self._leave(ticket, End("stop", ticket.text.tokens, job.session.stats))
+        elif job.error:
+            self._leave(ticket, Failure(job.error))
+        elif job.finished:
+            reason = job.session.text.finish_reason or "stop"
+            self._leave(ticket, End(reason, ticket.text.tokens, job.session.stats))
+
+    def _leave(self, ticket: Ticket, event: Event) -> None:
+        """Take a ticket out, free its slot, and tell it how it ended; nothing where it has ended already."""
+        if ticket.ended_at is not None:  # it was displaced behind the look at the queue that found it cancelled or late
+            return
+        if ticket in self._running:
+            self._running.remove(ticket)
+            self._rate.served()
+        else:
+            with self._changed:
+                if ticket in self._queue:
+                    self._queue.remove(ticket)
+        try:
+            if ticket.job is not None:
+                self.engine.cancel(ticket.job)
+        except Exception:  # whoever waits for the ticket is told in any case, and the others go on
+            log.exception("a slot could not be freed")
+        ticket.ended_at = time.monotonic()
+        try:
+            ticket.deliver(event)
+        except Exception:
+            log.exception("an event could not be delivered")
+        self._observers.tell("finished", ticket, event)
+
+    def _fail_all(self, error: Exception) -> None:
+        with self._changed:
+            waiting, displaced, self._displaced = list(self._queue), self._displaced, []
+        for ticket in (*waiting, *displaced, *self._running):
+            self._leave(ticket, Failure(error))
