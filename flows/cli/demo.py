@@ -39,7 +39,7 @@ def demo(pair: Pair = "default",
 
     settle_prefect()
     from components.gate.verdict_report import bench_table
-    from flows.context import prompts_of
+    from flows.loading import prompts_of
     from flows.settings import PipelineSettings
     from registry.pairs import find_pair
 
@@ -47,8 +47,8 @@ def demo(pair: Pair = "default",
     find_pair(pair)  # a user's mistake is told here, in one line; inside the flow it would be tried again and traced
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
-    from flows.pipeline import pipeline
-    from flows.runners import reaching_prefect
+    from flows.orchestration.pipeline_flow import pipeline
+    from flows.workers.task_runners import reaching_prefect
 
     with reaching_prefect():
         result = pipeline(settings)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from flows.lineage import Node
+    from flows.steps.lineage import Node
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,7 +26,7 @@ def lineage(what: Annotated[str, typer.Argument(
     """
     import json
 
-    from flows.lineage import lineage as walk
+    from flows.steps.lineage import lineage as walk
 
     nodes = walk(what)
     if as_json:

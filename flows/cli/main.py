@@ -9,7 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from flows.cli import bench, collect, decode, demo, distill, export, lineage, monitor, release, schedule, train, tune
+from flows.cli import bench, decode, demo, export, lineage, monitor, release, schedule
+from flows.cli.learn import collect, distill, train, tune
 from flows.failures import telling_of_a_full_disk
 from serving.runtime.types import DraftwellError
 

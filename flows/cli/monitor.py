@@ -38,7 +38,7 @@ def monitor(pair: Pair = "default",
     import json
 
     from components.drift.report import drift_json, drift_table
-    from flows import monitoring
+    from flows.steps import monitor as monitoring
     from flows.workspace import Workspace
 
     if report is not None:

@@ -105,7 +105,7 @@ def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[N
 
 def baseline_verdicts(pair: str, name: str, *, needed: bool) -> list[tuple[str, GateVerdict]]:
     """The deterministic part, where a baseline is recorded; one that is `needed` and missing is an error."""
-    from flows.gating import judge_baseline
+    from flows.steps.gate import judge_baseline
     from registry.gates import load_baseline
 
     if not needed and load_baseline(name) is None:
@@ -122,8 +122,8 @@ def release_verdict(pair: str, prompts: Path | None, limit: int | None, wanted: 
     Of the shipped prompts the last are taken: `draftwell tune` chooses on the first.
     """
     from components.prompts.prompt import demo_prompts, read_prompts
-    from flows.context import open_station
-    from flows.gating import gate_release
+    from flows.loading import open_station
+    from flows.steps.gate import gate_release
 
     rows = read_prompts(prompts, limit) if prompts else demo_prompts()[-limit if limit else None:]
     opened = open_station(pair, dtype, device=device, say=say)
@@ -150,7 +150,7 @@ def record_baseline(pair: str, name: str) -> None:
     """Write registry/baselines/<pair>.json."""
     import json
 
-    from flows.gating import baseline_report
+    from flows.steps.gate import baseline_report
     from registry import gates
     from serving.artifacts.base import write_atomically
 
@@ -210,7 +210,7 @@ def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champ
 
     Example: draftwell rollback --pair default --reason "answers in French are cut"
     """
-    from registry.bundles import relink
+    from registry.bundles.build import relink
     from registry.pairs import find_pair
     from registry.releases import rollback as run
     from registry.store import Store
@@ -234,7 +234,7 @@ def deploy(pair: Pair = "default", device: Device = "cpu",
     Example: draftwell deploy --pair default --alias champion
     """
     check_device(device)
-    from registry.bundles import build_bundle
+    from registry.bundles.build import build_bundle
     from registry.pairs import fetch, find_pair
     from registry.store import Store
 

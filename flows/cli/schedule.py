@@ -33,7 +33,7 @@ def schedule(pair: Pair = "default",
     """
     from rich.table import Table
 
-    from flows import schedules
+    from flows.orchestration import deployments as schedules
 
     wanted = read_settings(pair, prompts, device, dtype, settings or [])
     say("deploying to Prefect (about 20 s)")

@@ -111,7 +111,7 @@ def test_a_worker_that_sees_something_else_writes_nothing(pair: LoadedPair, tmp_
 
 
 def replays(search: Search, shares: Mapping[str, int]) -> list[Trial]:
-    """Workers with a study of their own for each strategy, as `flows.parts.replay_strategy` does it."""
+    """Workers with a study of their own for each strategy, as `flows.workers.worker_jobs.replay_strategy` does it."""
     made: list[Trial] = []
     for name, share in shares.items():
         worker = replace(search, studies=Studies(None, search.studies.seed))

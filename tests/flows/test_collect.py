@@ -55,7 +55,7 @@ def test_sources_that_are_none(collect: Callable[..., Any], tmp_path: Path) -> N
 
 def test_slots_are_as_long_as_the_longest_conversation_needs(pair_file: Path, tmp_path: Path) -> None:
     from components.prompts.prompt import Prompt
-    from flows.collecting import context_for
+    from flows.steps.collect import context_for
     from flows.workspace import Workspace
     from serving.runtime.pair import load_pair
 
@@ -76,7 +76,7 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_p
     """Its own words take a hundred tokens around every message; of raw text nothing is added."""
     from components.collect.continuations import write_texts
     from components.prompts.prompt import Prompt, ids_of
-    from flows.collecting import context_for
+    from flows.steps.collect import context_for
     from flows.workspace import Workspace
     from serving.runtime import pair as loading
 

@@ -129,7 +129,7 @@ def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(run: An
 
 def test_prompts_of_any_source(run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table with a column of the user's own, and a spool of served traffic, as `collect` takes them."""
-    from flows import distilling
+    from flows.steps import distil as distilling
 
     asked: list[distilling.Wanted] = []
 
@@ -171,7 +171,7 @@ def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
 def test_what_is_measured_is_not_learnt() -> None:
     """A prompt that stands twice in a file cannot be on both sides."""
     from components.prompts.prompt import Prompt
-    from flows.distilling import split
+    from flows.steps.distil import split
 
     learnt, untouched = split([Prompt(str(i), None, [f"text {i % 45}"]) for i in range(60)])
     assert len(untouched) == 6
@@ -183,7 +183,7 @@ def test_what_is_measured_is_not_learnt() -> None:
 def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is asked with the system message, and the same turn behind another one is another prompt."""
     from components.prompts.prompt import Prompt, ids_of
-    from flows import distilling
+    from flows.steps import distil as distilling
     from tests.components.tiny import table_pair
 
     system = {"role": "system", "content": "be brief"}

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from components.prompts.prompt import demo_prompts
-from flows.cli.tune import tune
+from flows.cli.learn.tune import tune
 from registry import gates
 from registry.releases import find_release, gate_record
 from registry.store import Store
@@ -81,7 +81,7 @@ def suites(file: Path) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def release_now(pair_file: Path) -> Callable[[], int]:
     """Publish the workspace as it is; the number of its release."""
-    from flows.stations import Station, publish
+    from flows.steps.publish import Station, publish
     from flows.workspace import Workspace
 
     return lambda: publish(Station(Workspace(str(pair_file), "float32"), None), {}).version  # type: ignore[arg-type]
@@ -186,12 +186,12 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
                                                                    few: tuple[Any, ...], place: Path,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate is red for its deterministic part: the registry must not say that the release passed."""
-    import flows.gating
+    import flows.steps.gate
     from components.gate.gate import Check, GateVerdict
 
     failed = GateVerdict((Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),))
     monkeypatch.setattr(gates, "load_baseline", lambda pair: object())  # the shipped prompts do not fit into the tiny pair
-    monkeypatch.setattr(flows.gating, "judge_baseline", lambda *arguments: failed)
+    monkeypatch.setattr(flows.steps.gate, "judge_baseline", lambda *arguments: failed)
     folder = champion / "artifacts" / "acceptance_table"
     table = AcceptanceTable.load(folder)
     AcceptanceTable([2 * total for total in table.total], [2 * accepted for accepted in table.accepted], table.provenance).save(folder)
@@ -220,7 +220,7 @@ def test_a_registry_without_a_candidate_is_said(champion: Path, call: Callable[.
 
 
 def test_the_gate_is_not_judged_on_what_was_tuned_on(champion: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    import flows.gating
+    import flows.steps.gate
 
     seen: list[str] = []
 
@@ -228,7 +228,7 @@ def test_the_gate_is_not_judged_on_what_was_tuned_on(champion: Path, call: Calla
         seen.extend(prompt.id for prompt in prompts)
         raise RuntimeError("seen")
 
-    monkeypatch.setattr(flows.gating, "gate_release", look)
+    monkeypatch.setattr(flows.steps.gate, "gate_release", look)
     call("gate", "--release", 1)
     chosen_on = inspect.signature(tune).parameters["limit"].default
     assert len(seen) == 16
@@ -238,7 +238,7 @@ def test_the_gate_is_not_judged_on_what_was_tuned_on(champion: Path, call: Calla
 def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(champion: Path, call: Callable[..., Any], few: tuple[Any, ...],
                                                               place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 2, an error in JUnit, and no verdict of an earlier gate left to be read."""
-    import flows.gating
+    import flows.steps.gate
 
     files = ("--junit", place / "gate.xml", "--markdown", place / "gate.md")
     done = call("gate", *few, "--release", 99, *files)
@@ -249,7 +249,7 @@ def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(champion: Path, ca
     def broken(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(flows.gating, "gate_release", broken)
+    monkeypatch.setattr(flows.steps.gate, "gate_release", broken)
     done = call("gate", *few, *files)
     assert done.exit_code == 2, "Python's own exit code would say that the gate failed"
     assert 'errors="1"' in (place / "gate.xml").read_text()

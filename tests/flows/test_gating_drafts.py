@@ -13,8 +13,8 @@ from components.distil.artifact import to_artifact
 from components.distil.family import keep_layers
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
-from flows.gating import gate_release, prediction_check
-from flows.stations import Station, publish
+from flows.steps.gate import gate_release, prediction_check
+from flows.steps.publish import Station, publish
 from flows.workspace import Workspace
 from registry import gates
 from registry.releases import find_release, gate_record, promote

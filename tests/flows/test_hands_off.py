@@ -20,11 +20,13 @@ from typing import Any
 import pytest
 
 from components.prompts.prompt import Prompt
-from flows import collecting, monitoring, recalibrate
-from flows.context import open_station
-from flows.monitoring import DriftSettings
+from flows.loading import open_station
+from flows.orchestration import recalibrate_flow as recalibrate
 from flows.progress import announce
-from flows.stations import Station
+from flows.steps import collect as collecting
+from flows.steps import monitor as monitoring
+from flows.steps.monitor import DriftSettings
+from flows.steps.publish import Station
 from registry.store import Store
 from serving.device import lacks_bfloat16
 from serving.recording.trace import TraceSet
@@ -39,8 +41,8 @@ TOKENS = 48
 SERVE = """
 from prefect import serve
 from prefect.events import DeploymentEventTrigger
-from flows.monitor import monitor
-from flows.recalibrate import recalibrate
+from flows.orchestration.monitor_flow import monitor
+from flows.orchestration.recalibrate_flow import recalibrate
 
 drift = DeploymentEventTrigger(expect={"draftwell.drift"}, match={"prefect.resource.id": "draftwell.pair.*"},
                                parameters={"settings": "{{ event.payload.settings }}"})

@@ -23,10 +23,11 @@ from typing import Any
 import pytest
 
 from components.prompts.prompt import Prompt
-from flows import monitoring, recalibrate
-from flows.monitoring import DriftSettings, load_limits
+from flows.orchestration import recalibrate_flow as recalibrate
 from flows.progress import announce
-from flows.stations import Station
+from flows.steps import monitor as monitoring
+from flows.steps.monitor import DriftSettings, load_limits
+from flows.steps.publish import Station
 from registry.store import Store
 from serving.recording.trace import TraceSet
 from tests.flows import languages

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.lineage import Node
+from flows.steps.lineage import Node
 from registry.store import Store
 from serving.artifacts.base import Provenance, digest_of
 from serving.artifacts.correction_memory import CorrectionMemory

@@ -15,9 +15,11 @@ from components.collect import collect as collection
 from components.collect.collect import collect
 from components.drift.prompts import prompts_of_trace
 from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY
-from flows import monitoring, references, stations
-from flows.references import Served, of_release, served_reference
-from flows.stations import Station
+from flows.steps import monitor as monitoring
+from flows.steps import publish as stations
+from flows.steps import reference_traces as references
+from flows.steps.publish import Station
+from flows.steps.reference_traces import Served, of_release, served_reference
 from registry.releases import ReleaseVersion
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.recording.trace import LOSSY, TraceSet

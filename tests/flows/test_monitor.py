@@ -16,11 +16,11 @@ import pytest
 
 from components.drift.schema import CHECKS
 from components.drift.traffic import COLUMNS
-from flows import monitoring
-from flows.announcing import announce_once, announced, announcement
 from flows.cli.monitor import DRIFT
-from flows.references import kept_reference
-from flows.stations import Station
+from flows.orchestration.drift_events import announce_once, announced, announcement
+from flows.steps import monitor as monitoring
+from flows.steps.publish import Station
+from flows.steps.reference_traces import kept_reference
 from flows.workspace import Workspace
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.recording.trace import TraceSet
@@ -64,9 +64,9 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: Sta
     import pyarrow.compute as pc
 
     from components.drift.prompts import write_prompts
-    from flows.context import prompts_of
-    from flows.monitoring import DriftSettings
-    from flows.served import newest_prompts, on_prompts
+    from flows.loading import prompts_of
+    from flows.steps.monitor import DriftSettings
+    from flows.steps.traffic_prompts import newest_prompts, on_prompts
 
     first = traffic.prompts(150, seed=2)
     others = [prompt for prompt in traffic.prompts(120, seed=6) if prompt.turns not in [known.turns for known in first]][:80]
@@ -95,8 +95,8 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: Sta
 def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(station: Station, pool: pa.Table, pair_file: Path,
                                                                            tmp_path: Path) -> None:
     """Nine of ten requests name no temperature: the others are looked at, as many as there are."""
-    from flows.monitoring import DriftSettings
-    from flows.served import newest_prompts
+    from flows.steps.monitor import DriftSettings
+    from flows.steps.traffic_prompts import newest_prompts
 
     greedy, other = traffic.some(pool, 40, seed=3), traffic.sampled(pool)
     folder = traffic.spool(tmp_path, greedy)
@@ -317,8 +317,8 @@ def test_an_event_that_no_server_has_taken_is_not_remembered(station: Station, p
     import httpx
     from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    from flows.monitor import check_task
-    from flows.monitoring import DriftSettings
+    from flows.orchestration.monitor_flow import check_task
+    from flows.steps.monitor import DriftSettings
 
     spool = traffic.spool(tmp_path / "spool", traffic.elsewhere(traffic.some(pool, 40, seed=3)))
     settings = DriftSettings(pair=str(pair_file), spool=spool)

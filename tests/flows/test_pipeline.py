@@ -11,7 +11,9 @@ import pytest
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
 
-from flows import learn, pipeline, release
+from flows.orchestration import learn_tasks as learn
+from flows.orchestration import pipeline_flow as pipeline
+from flows.orchestration import release_tasks as release
 from registry.store import Store
 from serving.artifacts.pair_files import draftwell_home
 from serving.recording.trace import TraceSet
@@ -30,7 +32,7 @@ def run_pipeline(prefect_server: None, results: Path, pair_file: Path, prompts_f
     """The pipeline on the tiny pair, small enough for seconds."""
     from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, PREFECT_RESULTS_PERSIST_BY_DEFAULT, temporary_settings
 
-    from flows.pipeline import pipeline
+    from flows.orchestration.pipeline_flow import pipeline
     from flows.settings import PipelineSettings
 
     settings = PipelineSettings(pair=str(pair_file), prompts=prompts_file, collect_prompts=8, collect_tokens=16, calibrate_prompts=2,
@@ -46,9 +48,9 @@ def run_pipeline(prefect_server: None, results: Path, pair_file: Path, prompts_f
 @pytest.fixture(scope="module")
 def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A first run whose gate refuses what was tuned, whatever this machine's speed says of it."""
-    import flows.release
+    import flows.orchestration.release_tasks
 
-    gate = flows.release.gate_release
+    gate = flows.orchestration.release_tasks.gate_release
 
     def refuse(*arguments: Any, all_strategies: bool, **options: Any) -> dict[str, Any]:
         result = gate(*arguments, all_strategies=all_strategies, **options)
@@ -57,7 +59,7 @@ def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flows.release, "gate_release", refuse)
+        patch.setattr(flows.orchestration.release_tasks, "gate_release", refuse)
         return run_pipeline()
 
 

@@ -17,10 +17,14 @@ import pytest
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
 
-from flows import monitor, monitoring, recalibrate, recalibrating, tuning
-from flows.announcing import announced
-from flows.monitoring import DriftSettings
-from flows.stations import Station
+from flows.orchestration import monitor_flow as monitor
+from flows.orchestration import recalibrate_flow as recalibrate
+from flows.orchestration import recalibration as recalibrating
+from flows.orchestration.drift_events import announced
+from flows.steps import monitor as monitoring
+from flows.steps import tune as tuning
+from flows.steps.monitor import DriftSettings
+from flows.steps.publish import Station
 from registry.store import Store
 from serving.runtime.types import DraftwellError
 from tests.flows import traffic
@@ -115,7 +119,7 @@ def untouched(refused: Any, place: Path, station: Station) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def killed(untouched: Any, raised: list[dict[str, Any]]) -> int:
     """The second: killed when the new champion stands, but its bundle does not; returns the champion then."""
-    from registry import bundles
+    from registry.bundles import build as bundles
 
     build = bundles.build_bundle
 

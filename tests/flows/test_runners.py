@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from components.collect import collect as collection
-from flows import runners
-from flows.runners import Fan, failure_of, fan_of
+from flows.workers import task_runners as runners
+from flows.workers.task_runners import Fan, failure_of, fan_of
 from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError
 

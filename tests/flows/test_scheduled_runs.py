@@ -26,9 +26,9 @@ import yaml
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import PrefectHTTPStatusError
 
-from flows.schedules import KEPT_TURNS
+from flows.orchestration.concurrency import LEASE
+from flows.orchestration.deployments import KEPT_TURNS
 from flows.settings import PipelineSettings
-from flows.turns import LEASE
 from serving.recording.trace import TraceSet
 from tests.flows import test_secrets
 from tests.flows.tiny_files import PROMPTS
@@ -271,8 +271,8 @@ def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
 
 
 def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deployment: Any, first: Any, pair_file: Path) -> None:
-    from flows import collecting
-    from flows.context import open_station, prompts_of
+    from flows.loading import open_station, prompts_of
+    from flows.steps import collect as collecting
 
     wait_for("quiet", lambda: not [run for run in place.runs(deployment.id) if run.state.is_running() or run.state.is_pending()])
     settings = place.settings(MANY)

@@ -25,11 +25,31 @@ from prefect import Flow, Task, flow, task
 from prefect.exceptions import ObjectNotFound
 from sqlalchemy.exc import OperationalError
 
-from flows import keyed, learn, release, scheduled, schedules, showing, turns
 from flows.failures import DiskFull, is_full, telling_of_a_full_disk, worth_retrying
-from flows.keyed import KEYED, once, standing
+from flows.orchestration import (
+    cached_steps as keyed,
+)
+from flows.orchestration import (
+    concurrency as turns,
+)
+from flows.orchestration import (
+    deployments as schedules,
+)
+from flows.orchestration import (
+    learn_tasks as learn,
+)
+from flows.orchestration import (
+    prefect_artifacts as showing,
+)
+from flows.orchestration import (
+    release_tasks as release,
+)
+from flows.orchestration import (
+    scheduled_flows as scheduled,
+)
+from flows.orchestration.cached_steps import KEYED, once, standing
 from flows.settings import PipelineSettings, TrafficSettings
-from flows.stations import Station, champion_number, deploy, deploy_champion, publish
+from flows.steps.publish import Station, champion_number, deploy, deploy_champion, publish
 from flows.workspace import Workspace
 from registry import gates
 from registry.gates import GateCheck
@@ -220,7 +240,7 @@ def test_no_server_is_told_without_a_password(run: Any, place: Path, pair_file: 
 
 
 def test_what_is_published_names_no_place_of_this_machine(pair_file: Path, tmp_path: Path) -> None:
-    from flows.monitoring import DriftSettings
+    from flows.steps.monitor import DriftSettings
 
     given = DriftSettings(pair=str(pair_file), prompts=tmp_path / "p.jsonl", spool=tmp_path, reference=tmp_path, out=tmp_path, trials=7)
     kept = given.evidence("tiny")
@@ -681,7 +701,7 @@ def test_a_promotion_without_its_bundle_is_deployed_by_the_next_run(place: Path,
     deploy(space, "cpu", one.version, out)
     record_gate(store, verdict(two, beside=one.version))
     with monkeypatch.context() as patch:
-        patch.setattr("registry.bundles.build_bundle", full_disk)
+        patch.setattr("registry.bundles.build.build_bundle", full_disk)
         with pytest.raises(OSError, match="No space left"):
             deploy(space, "cpu", two.version, out)
     assert (champion_number(space, "cpu"), (out / "tiny" / "current").resolve().name) == (two.version, "1-cpu")

@@ -33,7 +33,7 @@ SECRETS = {
 LOOP = """
 import sys
 from pathlib import Path
-from flows.pipeline import pipeline
+from flows.orchestration.pipeline_flow import pipeline
 from flows.settings import PipelineSettings
 
 done = pipeline(PipelineSettings(pair=sys.argv[1], prompts=Path(sys.argv[2]), collect_prompts=8, collect_tokens=16, calibrate_prompts=2,

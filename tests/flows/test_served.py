@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from components.prompts.prompt import Prompt
-from flows import monitoring, scheduled, served
-from flows.context import prompts_of
 from flows.failures import worth_retrying
+from flows.loading import prompts_of
+from flows.orchestration import scheduled_flows as scheduled
 from flows.settings import TrafficSettings
+from flows.steps import monitor as monitoring
+from flows.steps import traffic_prompts as served
 from flows.workspace import Workspace
 from serving.recording.trace import TraceSet
 from serving.runtime.types import DraftwellError

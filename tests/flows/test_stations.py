@@ -78,7 +78,8 @@ def test_stations_one_by_one(collect: Callable[..., Any], run: Any, pair_file: P
 def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path,
                                                               tmp_path: Path) -> None:
     """As many texts at once, in slots as long; and one pair at a time in memory."""
-    from flows import context, learn
+    from flows import loading as context
+    from flows.orchestration import learn_tasks as learn
     from flows.settings import PipelineSettings
 
     settings = PipelineSettings(pair=str(pair_file), prompts=prompts_file, bench_prompts=2, collect_prompts=3, collect_tokens=8)

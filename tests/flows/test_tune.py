@@ -111,8 +111,8 @@ def test_an_unfit_trace_is_refused_before_the_machine_is_measured(tune: Callable
 
 def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any], space: Path, own_stores: Path, pair_file: Path,
                                                          empty_database: Path) -> None:
-    from flows.context import open_station
-    from flows.tuning import champion_config
+    from flows.loading import open_station
+    from flows.steps.tune import champion_config
     from registry.pairs import fetch, find_pair
     from registry.releases import promote
     from registry.store import Store

@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
-from flows import collecting, stations, training
-from flows.context import open_station
-from flows.stations import Station
+from flows.loading import open_station
+from flows.steps import collect as collecting
+from flows.steps import publish as stations
+from flows.steps import train as training
+from flows.steps.publish import Station
 from registry.gates import GateCheck, GateRecord
 from registry.releases import ReleaseVersion, promote, record_gate
 from registry.store import Store
@@ -88,7 +90,7 @@ def spool(folder: Path, rows: pa.Table, asked: Sequence[Prompt] = ()) -> Path:
 
 
 def scripted(strategy: str, **parameters: Any) -> Callable[..., Any]:
-    """In the place of `flows.tuning.tune`: a tuner whose choice stands before it begins."""
+    """In the place of `flows.steps.tune.tune`: a tuner whose choice stands before it begins."""
 
     def tune(station: Station, traces: TraceSet, asked: Sequence[Prompt], **settings: Any) -> Any:
         made = provenance(station.pair, trace_digest=traces.digest(), parents=station.parents("acceptance_table"))
@@ -109,7 +111,7 @@ def calibrate(station: Station) -> TraceSet:
 
 def crown(station: Station, out: Path, strategy: str = "vanilla_sd") -> ReleaseVersion:
     """A calibrated champion with a config that is slow here: its draft costs as much as the target."""
-    from registry.bundles import build_bundle
+    from registry.bundles.build import build_bundle
 
     traces = calibrate(station)
     scripted(strategy, num_speculative_tokens=5)(station, traces, [])

@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from registry.bundle_requirements import closure, locked, runtime_requirements
+from registry.bundles.requirements import closure, locked, runtime_requirements
 from serving.runtime.types import DraftwellError
 
 

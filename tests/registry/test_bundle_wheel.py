@@ -12,14 +12,14 @@ import pytest
 from packaging.requirements import Requirement
 
 import serving
-from registry.bundle_wheel import Wheel, runtime_wheel
+from registry.bundles.wheel import Wheel, runtime_wheel
 
 PACKAGE = Path(serving.__file__).parent
 BUILD = """
 import os, sys
 from pathlib import Path
 os.umask(int(sys.argv[1], 8))
-from registry.bundle_wheel import build_wheel
+from registry.bundles.wheel import build_wheel
 wheel = build_wheel(Path(sys.argv[2]))
 Path(sys.argv[3]).write_bytes(wheel.data)
 print(wheel.name)
@@ -64,7 +64,7 @@ def test_the_same_sources_give_the_same_bytes_anywhere_and_at_any_time(wheel: Wh
 
 def test_other_sources_have_another_version(wheel: Wheel, tmp_path: Path) -> None:
     """pip leaves a package alone whose version is installed already."""
-    from registry.bundle_wheel import build_wheel
+    from registry.bundles.wheel import build_wheel
 
     package = Path(shutil.copytree(PACKAGE, tmp_path / "serving", ignore=shutil.ignore_patterns("__pycache__")))
     shutil.copyfile(PACKAGE.parent / "LICENSE", tmp_path / "LICENSE")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import registry.bundles
-from registry.bundle_wheel import Wheel, runtime_wheel
-from registry.bundles import build_bundle, bundle_bytes, link_current, relink
+import registry.bundles.build
+from registry.bundles.build import build_bundle, bundle_bytes, link_current, relink
+from registry.bundles.wheel import Wheel, runtime_wheel
 from registry.pairs import PairSpec, fetch, model_records
 from registry.releases import create_release, find_release, promote, record_gate, rollback
 from registry.store import Store
@@ -184,7 +184,7 @@ def test_a_bundle_that_stands_is_not_touched_by_one_with_another_runtime(
     first = build_bundle(champion, spec, files, out=out)
     before = contents(first)
     newer = Wheel("draftwell_runtime-9-py3-none-any.whl", "9", b"another")
-    monkeypatch.setattr(registry.bundles, "runtime_wheel", lambda: newer)
+    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", lambda: newer)
     second = build_bundle(champion, spec, files, out=out)
     assert (first.name, second.name) == ("1-cpu", "1-cpu.2")
     assert os.readlink(out / "tiny" / "current") == "1-cpu.2"
@@ -293,7 +293,7 @@ def test_deployments_of_a_pair_wait_for_each_other(
         tried.append(subprocess.run([sys.executable, "-c", free, str(home)], capture_output=True, check=False).returncode)
         return runtime_wheel()
 
-    monkeypatch.setattr(registry.bundles, "runtime_wheel", wheel)
+    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", wheel)
     build_bundle(champion, spec, files, out=tmp_path / "dist")
     assert tried == [1]
     assert subprocess.run([sys.executable, "-c", free, str(home)], check=False).returncode == 0
@@ -331,7 +331,7 @@ def test_a_rollback_is_not_undone_by_a_build_that_still_runs(
         assert not beside(lambda: relink(second, good, out), 60).is_alive(), "it waits for the build"
         return runtime_wheel()
 
-    monkeypatch.setattr(registry.bundles, "runtime_wheel", held_up)
+    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", held_up)
     with pytest.raises(DraftwellError, match=r"`current` is not moved to release\.tiny\.cpu version 2, it was rolled back on .*too slow"):
         build_bundle(second, spec, files, alias=alias, out=out)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
@@ -346,7 +346,7 @@ def test_a_hands_change_of_the_champion_is_not_undone_by_a_build_that_still_runs
         return runtime_wheel()
 
     with monkeypatch.context() as patch:
-        patch.setattr(registry.bundles, "runtime_wheel", held_up)
+        patch.setattr(registry.bundles.build, "runtime_wheel", held_up)
         with pytest.raises(DraftwellError, match="it is not the champion any more"):
             build_bundle(second, spec, files, alias="2", out=tmp_path / "dist")
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "1-cpu"
@@ -363,7 +363,7 @@ def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
             workers.append(beside(lambda: relink(second, rollback(second, "tiny", "cpu", "too slow")[1], out), 3))
         link_current(home, bundle)
 
-    monkeypatch.setattr(registry.bundles, "link_current", slowly)
+    monkeypatch.setattr(registry.bundles.build, "link_current", slowly)
     build_bundle(second, spec, files, out=out)
     workers[0].join(60)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"

@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from registry.bundle_requirements import CPU_INDEX
-from registry.bundle_text import install_command
-from registry.bundles import build_bundle
+from registry.bundles.build import build_bundle
+from registry.bundles.requirements import CPU_INDEX
+from registry.bundles.text import install_command
 from registry.pairs import PairSpec, fetch, find_pair, model_records
 from registry.releases import create_release
 from registry.store import Store

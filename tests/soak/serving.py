@@ -40,7 +40,7 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
         profiled: with a hardware profile, measured now on this machine.
     """
     from flows.workspace import Workspace
-    from registry.bundles import build_bundle
+    from registry.bundles.build import build_bundle
     from registry.pairs import model_records
     from registry.releases import create_release
     from registry.store import Store

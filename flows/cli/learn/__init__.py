@@ -1,0 +1,1 @@
+"""Commands that learn from data: collect, train, calibrate, tune, distill."""

@@ -1,0 +1,68 @@
+"""`draftwell collect`: traces of the texts that target and draft write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.learn.shared import Column, Source, Split, fan_for, load, station
+from flows.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    Limit,
+    MaxTokens,
+    Pair,
+    Runner,
+    RunnerOption,
+    Seed,
+    Temperature,
+    Threads,
+    Workers,
+    say,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(collect)
+
+
+def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None, max_tokens: MaxTokens = 96,
+            split: Split = "train", column: Column = None,
+            turns: Annotated[int, typer.Option("--turns", min=0, help="Turns of a conversation that get texts; 0 takes all.")] = 1,
+            temperature: Temperature = 0.0,
+            top_p: Annotated[float, typer.Option("--top-p", min=0.001, max=1.0, help="Smallest set with this probability.")] = 1.0,
+            rollout: Annotated[int, typer.Option("--rollout", min=1, help="Draft tokens behind every position: the longest draft "
+                                                                            "that a replay can try.")] = 16,
+            seed: Seed = 0,
+            out: Annotated[Path | None, typer.Option("--out", help="Trace folder; the workspace's if left out.")] = None,
+            fresh: Annotated[bool, typer.Option("--fresh", help="Replace a trace of other prompts or settings.")] = False,
+            kinds: Annotated[str, typer.Option("--kinds", help="Prefix kinds, comma-separated; `target` alone is enough to tune.")] = (
+                "bare,draft,target,mixed"),
+            runner: RunnerOption = Runner.threads, workers: Workers = 1, dtype: DtypeOption = None, device: DeviceOption = None,
+            threads: Threads = None) -> None:
+    """Collect traces: the target's own continuations, and how the draft fares along them. Killed, it goes on where it stopped.
+
+    Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
+    """
+    from components.collect.collect import cuts
+    from flows.steps import collect as collecting
+    from flows.workspace import Workspace
+
+    rows = load(prompts, limit, split=split, column=column)
+    load_with = collecting.loading(Workspace(pair, dtype, say), rows, max_tokens=max_tokens, rollout=rollout, turns=turns)
+    rates: dict[str, float] = {}
+    fan = fan_for(runner, workers, threads, device)
+    with station("collect", pair, dtype, device, threads, **load_with) as opened:
+        traces = collecting.collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh, rollout=rollout,
+                                    kinds=[k.strip() for k in kinds.split(",") if k.strip()], temperature=temperature, top_p=top_p,
+                                    turns=turns, seed=seed, fan=fan, log=lambda name, value, shard: rates.update({name: value}))
+    if rate := rates.get("collect_tokens_per_second"):
+        generated = rates.get("generate_tokens_per_second")
+        say(f"{rate:.0f} tokens/s" + (f"; the target alone wrote {generated:.0f} tokens/s" if generated else ""))
+    typer.echo(f"{traces.folder}  {traces.read(['position']).num_rows} positions  digest {traces.digest()[:12]}")
+    cut, tokens = cuts(traces)
+    if cut:
+        typer.echo(f"{cut} of the prompts were too long and were cut, by {tokens} tokens in all")

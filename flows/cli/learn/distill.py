@@ -1,0 +1,80 @@
+"""`draftwell distill`: a draft for a target that has no small sibling."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.learn.shared import SOURCES, Column, Publish, Split, load
+from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Threads, check_folder, pick_device, say, set_threads
+from serving.runtime.types import DraftwellError
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's command."""
+    app.command()(distill)
+
+
+class Loss(StrEnum):
+    """What is made small."""
+
+    KL = "kl"
+    TV = "tv"
+
+
+def distill(target: Annotated[str, typer.Option("--target", help="Hub id (ORG/NAME), model folder, or a pair, whose target is meant.")],
+            prompts: Annotated[str | None, typer.Option(
+                "--prompts", help=f"{SOURCES} The target invents what it is asked if left out.")] = None,
+            limit: Limit = None, split: Split = "train", column: Column = None,
+            layers: Annotated[str | None, typer.Option(
+                "--layers", help="Layers of the target to keep, such as 0,1,28,29; the first two and the last two if left out.")] = None,
+            head_tokens: Annotated[int, typer.Option("--head-tokens", min=2, help="Tokens that the draft can propose.")] = 8192,
+            loss: Annotated[Loss, typer.Option("--loss", help="KL divergence, or total variation (what acceptance is made of).")] = Loss.KL,
+            minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="Training time; before it the target writes.")] = 60,
+            tokens: Annotated[int | None, typer.Option(
+                "--tokens", min=1, help="Train on this many tokens instead of for a time.")] = None,
+            max_tokens: MaxTokens = 128,
+            invent: Annotated[int, typer.Option("--invent", min=8, help="Without --prompts: instructions that the target invents.")] = 2000,
+            name: Annotated[str | None, typer.Option("--name", help="Name of the new pair; made of the target's if left out.")] = None,
+            work: Annotated[Path | None, typer.Option("--work", help="Folder of what is unfinished; a second run goes on there.")] = None,
+            out: Annotated[Path | None, typer.Option("--out", help="Folder of the draft; beside the pair's workspace if left out.")] = None,
+            dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None, publish: Publish = True) -> None:
+    """Make a draft of a few of a target's own layers, trained on what the target writes, and a pair of both.
+
+    Without --prompts the target invents what it is asked. A run that was stopped goes on where it was.
+
+    Example: draftwell distill --target HuggingFaceTB/SmolLM2-360M-Instruct --minutes 60
+    """
+    kept = None if layers is None else numbers(layers)
+    for folder in (work, out):
+        if folder is not None:
+            check_folder(folder)
+    rows = load(prompts, limit, split=split, column=column) if prompts else None
+    from flows.steps import distil as distilling
+
+    set_threads(threads)
+    wanted = distilling.Wanted(
+        target, layers=kept, prompts=rows, invented=invent, head_tokens=head_tokens, loss=loss.value, minutes=minutes, tokens=tokens,
+        max_tokens=max_tokens, name=name, dtype=dtype.value if dtype else "bfloat16", device=pick_device(device), work=work, out=out)
+    made = distilling.distil(wanted, say=say)
+    reports = distilling.keep_report(made)
+    if publish:
+        from registry.store import Store
+
+        version = Store().publish(made.folder, pair=made.pair.name)
+        say(f"registered {version.name} version {version.version}")
+    found = made.report.get("agreement")
+    if found:
+        typer.echo(f"agreement {found['agreement']:.3f} on {found['positions']} tokens that the target wrote behind untouched prompts")
+    typer.echo(f"{made.folder}  {reports}\nnext: draftwell collect --pair {made.pair.name}")
+
+
+def numbers(layers: str) -> tuple[int, ...]:
+    """`0,1,28,29` as numbers."""
+    try:
+        return tuple(int(part) for part in layers.split(","))
+    except ValueError as error:
+        raise DraftwellError(f"--layers {layers!r}: write numbers with commas between them, such as 0,1,28,29") from error

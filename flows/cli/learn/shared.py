@@ -1,0 +1,68 @@
+"""What the commands that learn from data share: collect, train, calibrate, tune."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.options import Runner, pick_device, progress, say, set_threads
+
+if TYPE_CHECKING:
+    from components.prompts.prompt import Prompt
+    from flows.steps.publish import Station
+    from flows.workers.task_runners import Fan
+
+SOURCES = ("JSONL with `prompt`, `turns` or `messages`; a folder of such files, as servers spool them; .parquet, .csv; a saved data set; "
+           "ORG/NAME on the Hugging Face hub.")
+Source = Annotated[str | None, typer.Option("--prompts", help=f"{SOURCES} The shipped demo prompts if left out.")]
+Split = Annotated[str, typer.Option("--split", help="Split of a data set.")]
+Column = Annotated[str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")]
+Traces = Annotated[Path | None, typer.Option("--traces", help="Trace folder; the workspace's if left out.")]
+Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Also register what was made in MLflow.")]
+
+
+@contextmanager
+def station(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None, *,
+            any_strategy: bool = False, slots: int = 4, max_context: int | None = None,
+            pad_target: float | None = None) -> Iterator[Station]:
+    """A loaded pair with a progress bar; the last four as in `open_station`."""
+    from flows.loading import open_station
+
+    set_threads(threads)
+    opened = open_station(pair, dtype, device=pick_device(device), say=say, any_strategy=any_strategy, slots=slots,
+                          max_context=max_context, pad_target=pad_target)
+    with progress(title) as bar:
+        yield type(opened)(opened.workspace, opened.pair, bar)
+
+
+def load(source: str | None, limit: int | None, *, split: str = "train", column: str | None = None) -> list[Prompt]:
+    """Prompts of any source, or the shipped ones."""
+    from components.prompts.prompt import demo_prompts
+    from components.prompts.sources import load_prompts
+
+    return load_prompts(source, limit=limit, split=split, column=column) if source else demo_prompts(limit)
+
+
+def publish_kinds(opened: Station, *kinds: str) -> None:
+    """Register artifacts of the workspace."""
+    from flows.steps.publish import pictures_of
+    from registry.store import Store
+
+    store, space = Store(), opened.workspace
+    for kind in kinds:
+        made = store.publish(space.artifacts / kind, pair=space.spec.name, plots=pictures_of(space, kind))
+        say(f"registered {made.name} version {made.version}")
+
+
+def fan_for(runner: Runner, workers: int, threads: int | None, device: str | None) -> Fan | None:
+    """How parts are spread over workers, None where this process does it all; Prefect, which runs them, says only what went wrong."""
+    from flows.progress import settle_prefect
+
+    settle_prefect()
+    from flows.workers.task_runners import fan_of
+
+    return fan_of(runner.value, workers, threads=threads, device=pick_device(device))

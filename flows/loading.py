@@ -1,0 +1,80 @@
+"""Loading a pair once for all flows of a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.progress import announce, counting
+from flows.steps.publish import Bar, Station
+from flows.workspace import Say, Workspace
+from serving.artifacts.pair_files import draftwell_home
+
+if TYPE_CHECKING:
+    from components.prompts.prompt import Prompt
+    from flows.settings import PipelineSettings
+    from flows.workers.task_runners import Fan
+
+
+_kept: dict[Any, Station] = {}
+"""The pair that was loaded last, by all that it was loaded with."""
+
+
+def _loaded(*asked: Any) -> Station:
+    """The kept pair, or another in its place; it is let go before the next is loaded, as both may not fit into memory."""
+    if asked not in _kept:
+        _kept.clear()
+        _kept[asked] = _load(*asked)
+    return _kept[asked]
+
+
+def _load(name: str, dtype: str | None, device: str, slots: int, max_context: int | None, any_strategy: bool,
+          pad_target: float | None, say: Say, *places: Path) -> Station:
+    workspace = Workspace(name, dtype, say)
+    from serving.runtime.strategies import STRATEGIES
+
+    strategies = STRATEGIES if any_strategy else ()
+    return Station(workspace, workspace.load(slots=slots, device=device, max_context=max_context, pad_target=pad_target,
+                                             strategies=strategies))
+
+
+def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, max_context: int | None = None,
+                 say: Say = announce, bar: Bar | None = None, any_strategy: bool = True,
+                 pad_target: float | None = None) -> Station:
+    """A pair's workspace with its models; the last one loaded is kept.
+
+    Args:
+        max_context: positions of a slot; None takes the models' own limit, at most 4096.
+        any_strategy: also what only some strategies need, such as the draft in ONNX Runtime: for tuning and profiles.
+        pad_target: as in `load_pair`.
+    """
+    station = _loaded(name, dtype, device, slots, max_context, any_strategy, pad_target, say, draftwell_home().absolute(), Path.cwd())
+    return Station(station.workspace, station.pair, bar)
+
+
+def station_of(settings: PipelineSettings, say: Say = announce, **load: Any) -> Station:
+    """The station of a pipeline's settings; `load`: further arguments of `open_station`."""
+    if settings.threads:
+        import torch
+
+        torch.set_num_threads(settings.threads)
+    return open_station(settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"), **load)
+
+
+def fan_of_settings(settings: PipelineSettings) -> Fan | None:
+    """How a pipeline's settings spread its stations over workers."""
+    from flows.workers.task_runners import fan_of
+
+    return fan_of(settings.runner, settings.workers, threads=settings.threads, device=settings.device)
+
+
+def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
+    """The prompts of each station, cut from one file: bench first, then collect (tuning and the memory use collect's)."""
+    from components.prompts.prompt import demo_prompts, read_prompts
+
+    rows = read_prompts(settings.prompts) if settings.prompts else demo_prompts()
+    bench = rows[: settings.bench_prompts]
+    rest = rows[settings.bench_prompts :] or rows
+    collect = rest[: settings.collect_prompts]
+    return {"bench": bench, "collect": collect, "calibrate": collect[: settings.calibrate_prompts],
+            "tune": collect[: settings.tune_prompts]}

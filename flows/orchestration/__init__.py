@@ -1,0 +1,1 @@
+"""Prefect flows, tasks and deployments around the steps."""

@@ -1,0 +1,240 @@
+"""What `draftwell schedule` makes on a Prefect server: the work pool, the turns, and the deployments of `prefect.yaml` for one pair.
+
+All of it may be run again: what exists stays, with what was changed in the UI; deployments take what the file says now.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from registry.access import hidden
+from registry.pairs import find_pair
+from serving.artifacts.base import write_atomically
+from serving.artifacts.pair_files import draftwell_home
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+LOCAL_API = "http://127.0.0.1:4200/api"
+"""The server of `make prefect-server`, where `PREFECT_API_URL` names no other."""
+KEPT_TURNS = "prefect.server.concurrency.lease_storage.filesystem"
+"""Where a Prefect server has to keep leases to know them after a restart."""
+VARIABLE = "DRAFTWELL_PAIR"
+"""What `prefect.yaml` calls the pair."""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A deployment on the server.
+
+    Args:
+        name: `flow/pair`.
+        when: its cron schedules, or the events that start it.
+    """
+
+    name: str
+    when: str
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """What stands on the server.
+
+    Args:
+        ui: address of the UI, without a password.
+        pools: work pool → its type.
+        limits: global concurrency limit → slots.
+        deployments: in the order of the file.
+        forgets_turns: the server loses who holds a turn when it is started again.
+    """
+
+    ui: str
+    pools: dict[str, str]
+    limits: dict[str, int]
+    deployments: list[Deployed]
+    forgets_turns: bool = False
+
+
+def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = None) -> Scheduled:
+    """Deploy every deployment of a file for a pair.
+
+    Args:
+        given: settings, `pair` among them; each flow gets those that it has, and keeps its defaults for the others.
+        file: `prefect.yaml`.
+        gpu_slots: flows that may compute at once; None leaves what is there, 1 where there is nothing.
+    Raises:
+        DraftwellError: no such pair or file, a setting that flows refuse, a server that does not answer: nothing is deployed then. Or
+            Prefect refuses a deployment: those before it are deployed.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows.workers.task_runners import reaching_prefect
+
+    name = find_pair(str(given["pair"])).name
+    contents = for_pair(read(file), {**given, "pair": whole_path(str(given["pair"]), name)}, settings_class)
+    address = PREFECT_API_URL.value() or LOCAL_API
+    shown = hidden(address)
+    with temporary_settings({PREFECT_API_URL: address}), reaching_prefect(), get_client(sync_client=True) as client:
+        if (error := client.api_healthcheck()) is not None:
+            raise DraftwellError(f"no Prefect server answers at {shown} ({type(error).__name__}): start one with `make prefect-server`, "
+                                 "or name yours in PREFECT_API_URL")
+        pools = {pool: make_pool(client, pool) for pool in pools_of(contents)}
+        limits = make_limits(client, name, gpu_slots)
+        deploy(contents, name, address)
+        return Scheduled(shown.removesuffix("/api"), pools, limits, found(client, contents, name), forgets_turns(client))
+
+
+def whole_path(pair: str, name: str) -> str:
+    """How flows name a pair: a YAML file by its whole path, because a worker may start elsewhere; any other by its own name."""
+    return str(Path(pair).expanduser().absolute()) if pair.endswith((".yaml", ".yml")) else name
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A file of deployments."""
+    try:
+        contents = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DraftwellError(f"there is no {file} here: run this in Draftwell's checkout, or name the file with --file") from None
+    except yaml.YAMLError as error:
+        raise DraftwellError(f"{file} is no YAML: {error}") from error
+    deployments = contents.get("deployments") if isinstance(contents, dict) else None
+    if not isinstance(deployments, list) or not deployments or not all(isinstance(d, dict) and "entrypoint" in d for d in deployments):
+        raise DraftwellError(f"{file} names no deployments: it should have a list `deployments`, each with an entrypoint")
+    return dict(contents)
+
+
+def for_pair(contents: Mapping[str, Any], given: Mapping[str, Any], class_of: Callable[[str], type[BaseModel]]) -> dict[str, Any]:
+    """The same deployments, with these settings in the parameters of each, as far as its flow has them.
+
+    Args:
+        class_of: entrypoint → settings of that flow.
+    Raises:
+        DraftwellError: a setting that no flow has, or a value that one refuses.
+    """
+    classes = [class_of(deployment["entrypoint"]) for deployment in contents["deployments"]]
+    names = {name: None for each in classes for name in each.model_fields}
+    if unknown := [name for name in given if name not in names]:
+        raise DraftwellError(f"no flow has a setting {unknown[0]}: they have {', '.join(names)}")
+    deployments = []
+    for deployment, each in zip(contents["deployments"], classes, strict=True):
+        parameters = deployment.get("parameters") or {}
+        mine = checked(each, {name: value for name, value in given.items() if name in each.model_fields})
+        deployments.append({**deployment, "parameters": {**parameters, "settings": {**(parameters.get("settings") or {}), **mine}}})
+    return {**contents, "deployments": deployments}
+
+
+def checked(settings: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a flow takes them, in JSON."""
+    try:
+        return settings.model_validate(given).model_dump(mode="json", exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DraftwellError(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}") from error
+
+
+def settings_class(entrypoint: str) -> type[BaseModel]:
+    """What the parameter `settings` of a flow is; the flow is named as in `flows/orchestration/scheduled_flows.py:tuning`."""
+    from prefect import Flow
+
+    file, _, name = entrypoint.partition(":")
+    try:
+        flow = getattr(import_module(file.removesuffix(".py").replace("/", ".")), name)
+    except (ImportError, AttributeError) as error:
+        raise DraftwellError(f"there is no flow {entrypoint} ({error}): correct the entrypoint in the file of deployments") from error
+    found = get_type_hints(flow.fn).get("settings") if isinstance(flow, Flow) else None
+    if not isinstance(found, type) or not issubclass(found, BaseModel):
+        raise DraftwellError(f"{entrypoint} is no flow with a parameter `settings` that is a pydantic model")
+    return found
+
+
+def pools_of(contents: Mapping[str, Any]) -> list[str]:
+    """The work pools that deployments name, each once."""
+    return list(dict.fromkeys(d["work_pool"]["name"] for d in contents["deployments"] if "work_pool" in d))
+
+
+def make_pool(client: SyncPrefectClient, name: str) -> str:
+    """Make a pool of processes, unless there is one of any type; returns its type."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
+
+    template = ProcessWorker.get_default_base_job_template()
+    with suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
+    return client.read_work_pool(name).type
+
+
+def make_limits(client: SyncPrefectClient, pair: str, gpu_slots: int | None) -> dict[str, int]:
+    """Make the turns of a pair, unless they are there; returns limit → slots."""
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    from flows.orchestration.concurrency import GPU_SLOT, pair_slot
+
+    for name, limit in ((pair_slot(pair), 1), (GPU_SLOT, gpu_slots or 1)):
+        with suppress(ObjectAlreadyExists):
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=limit))
+    if gpu_slots is not None:
+        client.upsert_global_concurrency_limit_by_name(GPU_SLOT, gpu_slots)
+    return {name: client.read_global_concurrency_limit_by_name(name).limit for name in (pair_slot(pair), GPU_SLOT)}
+
+
+def forgets_turns(client: SyncPrefectClient) -> bool:
+    """Whether the server keeps leases in memory, as Prefect does unless told otherwise: one that is held while the server is started
+    again is never given back, because the slots are counted in the database. False where a server does not say (Prefect Cloud)."""
+    from httpx import HTTPStatusError
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    try:
+        told = client.request("GET", "/admin/settings").json()
+    except (PrefectHTTPStatusError, HTTPStatusError):
+        return False
+    return str(told.get("server", {}).get("concurrency", {}).get("lease_storage", "")).endswith(".memory")
+
+
+def deploy(contents: Mapping[str, Any], pair: str, address: str) -> None:
+    """Let Prefect's own command deploy them all; a copy of the file, as it was deployed, stays in the home."""
+    copy = draftwell_home() / "schedules" / f"{pair}.yaml"
+    write_atomically(copy, yaml.safe_dump(dict(contents), sort_keys=False).encode())
+    environment = {**os.environ, VARIABLE: pair, "PREFECT_API_URL": address, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(copy)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        told = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise DraftwellError(f"Prefect refused {copy}: {hidden(' '.join(told[-3:]))[-400:]}")
+
+
+def found(client: SyncPrefectClient, contents: Mapping[str, Any], pair: str) -> list[Deployed]:
+    """The deployments as the server has them now.
+
+    Raises:
+        DraftwellError: one of the file is not there.
+    """
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+
+    known = {d.entrypoint: d for d in client.read_deployments(deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[pair])))}
+    rows = []
+    for wanted in contents["deployments"]:
+        deployment = known.get(wanted["entrypoint"])
+        if deployment is None:
+            raise DraftwellError(f"the server has no deployment of {wanted['entrypoint']} for {pair}: its name in the file must be that of "
+                                 f"the pair, {{{{ ${VARIABLE} }}}}")
+        crons = [getattr(each.schedule, "cron", str(each.schedule)) for each in deployment.schedules if each.active]
+        events = [event for trigger in wanted.get("triggers") or () for event in trigger.get("expect", ())]
+        flow = client.read_flow(deployment.flow_id).name
+        when = ", ".join([f"cron {cron}" for cron in crons] + [f"event {event}" for event in events]) or "by hand"
+        rows.append(Deployed(f"{flow}/{pair}", when))
+    return rows

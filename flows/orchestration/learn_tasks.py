@@ -1,0 +1,60 @@
+"""Prefect tasks of collecting, training, calibrating and tuning; each wraps one plain station.
+
+Tasks hand on paths, digests and small dicts, never tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.tasks import exponential_backoff
+
+from flows.failures import worth_retrying
+from flows.loading import fan_of_settings, prompts_of, station_of
+from flows.settings import PipelineSettings
+from flows.steps import collect as collecting
+from flows.steps import publish as stations
+from flows.steps import train as training
+from flows.steps import tune as tuning
+from flows.workspace import Workspace
+
+RESULT: dict[str, Any] = {"result_serializer": "json"}  # Prefect's default is pickle
+# Tasks read and write the workspace: where results are kept, Prefect would skip one that has the same parameters as before.
+STATION: dict[str, Any] = {"cache_policy": NO_CACHE, **RESULT}
+# 10, 20 and 40 s, each up to half as long again, so that flows that failed together do not come back together: a registry that is
+# away for a minute is waited for. What a person must mend is not tried again.
+RETRY: dict[str, Any] = {"retries": 3, "retry_delay_seconds": exponential_backoff(10), "retry_jitter_factor": 0.5,
+                         "retry_condition_fn": worth_retrying, **STATION}
+
+
+@task(name="collect traces", **RETRY)
+def collect_task(settings: PipelineSettings) -> dict[str, Any]:
+    """Collect traces; returns folder and digest."""
+    prompts = prompts_of(settings)["collect"]
+    load_with = collecting.loading(Workspace(settings.pair, settings.dtype), prompts, max_tokens=settings.collect_tokens)
+    traces = collecting.collect(station_of(settings, **load_with), prompts, max_tokens=settings.collect_tokens, fresh=True,
+                                fan=fan_of_settings(settings))
+    return {"folder": str(traces.folder), "digest": traces.digest()}
+
+
+@task(name="train verifier", **RETRY)
+def train_task(settings: PipelineSettings) -> dict[str, Any]:
+    """Train a SPRINTER verifier; returns its report."""
+    station = station_of(settings)
+    return training.train(station, stations.open_trace(station))
+
+
+@task(name="calibrate", **RETRY)
+def calibrate_task(settings: PipelineSettings) -> dict[str, Any]:
+    """Make acceptance table, correction memory and hardware profile; returns what is in them."""
+    station = station_of(settings)
+    return training.calibrate(station, stations.open_trace(station), prompts_of(settings)["calibrate"],
+                              max_tokens=settings.collect_tokens)
+
+
+@task(name="tune", **RETRY)
+def tune_task(settings: PipelineSettings) -> dict[str, Any]:
+    """Choose strategy and parameters; returns the choice and why."""
+    return tuning.tune_as(settings, station_of(settings), prompts_of(settings)["tune"])

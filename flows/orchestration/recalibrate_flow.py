@@ -1,0 +1,92 @@
+"""The flow that answers drift: new prompts → traces → artifacts → choice → release → gate → champion → bundle, without a hand.
+
+Each step is a task around a station of `recalibrating`. It goes on where a killed run stopped, and does a deployed one once only.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+
+from flows.orchestration import recalibration as recalibrating
+from flows.orchestration.concurrency import at_work
+from flows.orchestration.learn_tasks import RESULT, RETRY, STATION
+from flows.orchestration.prefect_artifacts import key_for
+from flows.orchestration.release_tasks import link_task
+from flows.progress import announce
+from flows.steps.monitor import DriftSettings
+from flows.workspace import Workspace
+
+begin_task = task(name="take prompts from the spool", **RETRY)(recalibrating.begin)
+collect_task = task(name="collect traces", **RETRY)(recalibrating.collect)
+calibrate_task = task(name="train and calibrate", **RETRY)(recalibrating.calibrate)
+tune_task = task(name="tune", **RETRY)(recalibrating.tune)
+publish_task = task(name="publish", **RETRY)(recalibrating.publish)
+gate_task = task(name="gate", **RETRY)(recalibrating.gate)
+deploy_task = task(name="promote and deploy", **RETRY)(recalibrating.deploy)
+finish_task = task(name="write down the outcome", **STATION)(recalibrating.finish)
+
+
+@flow(name="recalibrate", log_prints=True, validate_parameters=True, **RESULT)
+def recalibrate(settings: DriftSettings) -> dict[str, Any]:
+    """Recalibrate a pair on the traffic that it serves now, and deploy the result if it passes the gate.
+
+    Returns:
+        `state`: deployed, refused (the champion stays), or busy (another recalibration of the pair is running); the choice and why, the
+        release, the gate's checks, the speed over the old champion on the new traffic, the bundle, and the seconds that it took.
+    """
+    name = Workspace(settings.pair, settings.dtype, announce).spec.name
+    with at_work(name), recalibrating.only_one(settings) as free:
+        if not free:
+            announce("another recalibration of this pair is running: nothing to do")
+            return {"state": "busy"}
+        outcome, done_now = answer(settings)
+    if done_now:
+        create_markdown_artifact(words(outcome), key=key_for("recalibration", name), description=f"Recalibration: {outcome['state']}")
+        link_task(settings, outcome["release"])
+    return outcome
+
+
+def answer(settings: DriftSettings) -> tuple[dict[str, Any], bool]:
+    """All seven steps; returns the outcome, and whether it is of this run: a drift that was answered already is left at that."""
+    started = time.monotonic()
+    announce("1/7 take prompts from the spool")
+    job = begin_task(settings)
+    folder, drift = job["folder"], job["drift"]
+    if job["outcome"] is not None:
+        announce(f"this drift was answered already, by release {job['outcome']['release']}: nothing to do")
+        return dict(job["outcome"]), False
+    announce("2/7 collect traces")
+    collect_task(settings, folder)
+    announce("3/7 train and calibrate")
+    calibrate_task(settings, folder)
+    announce("4/7 tune")
+    choice = tune_task(settings, folder)
+    announce("5/7 publish")
+    release = publish_task(settings, folder, drift)
+    announce("6/7 gate")
+    gated = gate_task(settings, folder, release)
+    announce("7/7 promote and deploy" if gated["passed"] else
+             f"7/7 not deployed: the gate refused release {release}, the champion stays")
+    bundle = deploy_task(settings, release) if gated["passed"] else None
+    outcome = finish_task(settings, folder, {
+        "state": "deployed" if gated["passed"] else "refused", "drift": drift, **choice, "release": release, **gated,
+        "bundle": bundle, "seconds": time.monotonic() - started})
+    return dict(outcome), True
+
+
+def words(outcome: dict[str, Any]) -> str:
+    """An outcome as Markdown."""
+    from components.report.tables import markdown
+
+    over = outcome["over_champion"]
+    faster = "" if over is None else (f"\n{over['ratio']:.2f} times as fast as the champion before it on the new traffic "
+                                      f"[{over['low']:.2f}, {over['high']:.2f}].\n")
+    rows = [(check["name"], f"{check['value']:.3f}", f"{check['threshold']:g}", "yes" if check["passed"] else "no", check["detail"])
+            for check in outcome["checks"]]
+    return "\n".join([f"# Release {outcome['release']}: {outcome['state']}\n", f"{outcome['reason']}\n{faster}",
+                      markdown(("check", "value", "threshold", "passed", "detail"), rows),
+                      f"{outcome['seconds']:.0f} s. Bundle: {outcome['bundle'] or 'none, the champion stays'}.\n"])

@@ -1,0 +1,260 @@
+"""The stations of a recalibration: from the prompts of a spool to a deployed champion, beside the workspace.
+
+Everything lies in `recalibrations/<drift>/` of the pair's workspace until it is published: prompts (fixed when it begins, because a
+spool grows), traces, artifacts, reports, and what each finished step returned. A run that was killed goes on there; started again with
+other settings, it makes everything but the prompts anew. The workspace, its traces and the champion stay as they are if the gate
+refuses. `outcome.json` ends a recalibration: one that is deployed is not done again, one that was refused begins anew when it is
+started again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from flows.loading import fan_of_settings, prompts_of, station_of
+from flows.orchestration.drift_events import announced, announcement, locked
+from flows.progress import announce
+from flows.settings import BESIDES, PLACES
+from flows.steps import collect as collecting
+from flows.steps import gate as gating
+from flows.steps import monitor as monitoring
+from flows.steps import publish as stations
+from flows.steps import train as training
+from flows.steps import tune as tuning
+from flows.steps.monitor import DriftSettings
+from flows.steps.publish import Station, champion_number, champion_of, now
+from flows.steps.reference_traces import RECALIBRATIONS
+from flows.steps.traffic_prompts import newest_prompts, on_prompts
+from flows.workspace import Workspace
+from serving.artifacts.base import write_atomically
+from serving.recording.trace import TraceSet
+
+if TYPE_CHECKING:
+    from components.prompts.prompt import Prompt
+
+PROMPTS, BEGUN, OUTCOME, STEPS = "prompts.jsonl", "begun.json", "outcome.json", "steps"
+MADE_OF = "made_of.json"
+"""Among the kept steps: the traces and settings that all of them are of."""
+
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+
+def once(station: Step) -> Step:
+    """A station `(settings, folder, …)` that runs once for a recalibration: what it returned is kept as JSON in the folder."""
+
+    @functools.wraps(station)
+    def run(settings: DriftSettings, folder: str, *more: Any) -> Any:
+        file = Path(folder) / STEPS / f"{station.__name__}.json"
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = station(settings, folder, *more)
+        write_atomically(file, (json.dumps(found, indent=2) + "\n").encode())
+        return found
+
+    return cast(Step, run)
+
+
+def begin(settings: DriftSettings) -> dict[str, Any]:
+    """Fix the prompts, or find a recalibration that was begun; returns its folder, and what came of it where it is over.
+
+    A drift that nothing came of is announced again under another digest, because the spool has grown: what was begun for the same
+    champion is gone on with, unless it is so old that its prompts are.
+
+    Raises:
+        DraftwellError: an empty spool, or too few prompts in it.
+    """
+    space = Workspace(settings.pair, settings.dtype, announce)
+    before = announced(space, settings.device)
+    drift = settings.drift or (before.digest if before else None)
+    home = space.root / RECALIBRATIONS
+    if drift is not None and (found := of_drift(home, drift)) is not None:
+        return {"folder": str(found), "drift": drift, "outcome": outcome_of(found)}
+    spool = settings.spool or (before.spool if before else None) or monitoring.spool_of(space, None)
+    begun = {"champion": champion_number(space, settings.device), "device": settings.device, "spool": str(spool.absolute())}
+    if (found := unfinished(home, begun)) is not None:
+        announce(f"going on with the recalibration in {found}")
+        return {"folder": str(found), "drift": drift, "outcome": None}
+    prompts = newest_prompts(settings, spool)
+    text = "".join(f"{prompt.id} {prompt.turns} {prompt.messages}\n" for prompt in prompts)
+    folder = home / (drift or hashlib.sha256(text.encode()).hexdigest())[:12]
+    if not (folder / PROMPTS).is_file():
+        from components.drift.prompts import write_prompts
+
+        write_atomically(folder / BEGUN, (json.dumps(begun, indent=2) + "\n").encode())
+        write_prompts(folder / PROMPTS, prompts)
+    return {"folder": str(folder), "drift": drift, "outcome": outcome_of(folder)}
+
+
+def of_drift(home: Path, drift: str) -> Path | None:
+    """The recalibration that was begun for a drift, or that answered it."""
+    if (home / drift[:12] / PROMPTS).is_file():
+        return home / drift[:12]
+    answers = [file.parent for file in home.glob(f"*/{OUTCOME}") if (outcome_of(file.parent) or {}).get("drift") == drift]
+    return answers[0] if answers else None
+
+
+def unfinished(home: Path, begun: dict[str, Any]) -> Path | None:
+    """The newest recalibration that was begun like this (champion, device, spool) and never ended, within two announcements of a drift."""
+    oldest = time.time() - 2 * 3600 * monitoring.load_limits().repeat_after_hours
+    found = {}
+    for file in home.glob(f"*/{PROMPTS}"):
+        folder, at = file.parent, file.stat().st_mtime
+        try:
+            alike = json.loads((folder / BEGUN).read_text(encoding="utf-8")) == begun
+        except (OSError, ValueError):
+            continue
+        if alike and at > oldest and not (folder / OUTCOME).exists():
+            found[folder] = at
+    return max(found, key=found.__getitem__) if found else None
+
+
+def outcome_of(folder: Path) -> dict[str, Any] | None:
+    """What came of a recalibration that is deployed; None of one that is not, which may be tried again."""
+    try:
+        found = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return dict(found) if isinstance(found, dict) and found.get("state") == "deployed" else None
+
+
+def open_job(settings: DriftSettings, folder: str) -> tuple[Station, dict[str, list[Prompt]]]:
+    """The pair over a recalibration's folder, and the prompts of each station: a third, at most, is kept for the gate."""
+    place, loaded = Path(folder), station_of(settings)
+    return Station(loaded.workspace.aside(place), loaded.pair, loaded.bar), prompts_of(on_prompts(settings, place / PROMPTS))
+
+
+def collect(settings: DriftSettings, folder: str) -> dict[str, Any]:
+    """Traces of the pair on the new prompts; returns folder and digest.
+
+    Steps of other traces or other settings are forgotten, and what they made too: it names traces that are not there any more. What
+    is champion already keeps its traces, whatever the settings say now: it is only to be deployed.
+    """
+    traces = TraceSet(Path(folder) / "traces")
+    if not promoted(settings, folder):
+        station, prompts = open_job(settings, folder)
+        traces = collecting.collect(station, prompts["collect"], max_tokens=settings.collect_tokens, fresh=True,
+                                    fan=fan_of_settings(settings))
+        keep_steps_of(folder, {"traces": traces.digest(),
+                               "settings": settings.model_dump(mode="json", exclude=BESIDES | PLACES | {"drift"})})
+    return {"folder": str(traces.folder), "digest": traces.digest()}
+
+
+def promoted(settings: DriftSettings, folder: str) -> bool:
+    """Whether the release that was published here is the champion."""
+    try:
+        release = json.loads((Path(folder) / STEPS / "publish.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(release == champion_number(Workspace(settings.pair, settings.dtype, announce), settings.device))
+
+
+def keep_steps_of(folder: str, made_of: dict[str, Any]) -> None:
+    """Forget what steps returned and made, unless they are of these traces and settings."""
+    steps = Path(folder) / STEPS
+    try:
+        if json.loads((steps / MADE_OF).read_text(encoding="utf-8")) == made_of:
+            return
+    except (OSError, ValueError):
+        pass  # the first run here, or one of an older version
+    for place in (steps, Path(folder) / "artifacts"):  # in this order: what is not forgotten yet is forgotten by the next run
+        shutil.rmtree(place, ignore_errors=True)
+    write_atomically(steps / MADE_OF, (json.dumps(made_of, indent=2) + "\n").encode())
+
+
+@once
+def calibrate(settings: DriftSettings, folder: str) -> dict[str, Any]:
+    """Verifier, table, memory and hardware profile; an acceptance head too, where the champion has one."""
+    station, prompts = open_job(settings, folder)
+    traces = stations.open_trace(station)
+    training.train(station, traces)
+    champion = champion_of(station.workspace, settings.device)
+    if champion is not None and "acceptance_head" in champion.pins:
+        training.train_head(station, traces)
+    return training.calibrate(station, traces, prompts["calibrate"], max_tokens=settings.collect_tokens)
+
+
+@once
+def tune(settings: DriftSettings, folder: str) -> dict[str, Any]:
+    """Choose strategy and parameters on the new prompts, the champion beside; returns the choice and why."""
+    station, prompts = open_job(settings, folder)
+    return tuning.tune_as(settings, station, prompts["tune"])
+
+
+@once
+def publish(settings: DriftSettings, folder: str, drift: str | None) -> int:
+    """Publish what was made and pin it in a release; returns its number."""
+    station, _ = open_job(settings, folder)
+    evidence = {"settings": settings.evidence(station.workspace.spec.name), "drift": drift}
+    return stations.publish(station, evidence, device=settings.device).version
+
+
+def gate(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
+    """Judge the release beside the champion on prompts of the new traffic that nothing was chosen on; once beside the same champion.
+
+    What was promoted already and then cut off is not judged again: it would be measured beside itself.
+
+    Returns:
+        `passed`, `checks`, and `over_champion`: how many times as fast as the champion's config, with its interval; None without one.
+    """
+    champion = champion_number(Workspace(settings.pair, settings.dtype, announce), settings.device)
+    file = Path(folder) / STEPS / f"gate-{release}.json"
+    if file.is_file() and ((kept := json.loads(file.read_text(encoding="utf-8")))["beside"] == champion or champion == release):
+        return dict(kept["verdict"])
+    found = judge(settings, folder, release)
+    write_atomically(file, (json.dumps({"beside": champion, "verdict": found}, indent=2) + "\n").encode())
+    return found
+
+
+def judge(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
+    """The gate's verdict of today."""
+    station, prompts = open_job(settings, folder)
+    result = gating.gate_release(station, prompts["bench"], alias=release, device=settings.device, max_tokens=settings.bench_tokens)
+    return {"passed": result["passed"], "checks": result["checks"], "over_champion": over_champion(station, result["report"])}
+
+
+def over_champion(station: Station, report: dict[str, Any]) -> dict[str, float] | None:
+    """Speed of the workspace's choice over the champion's, both measured on the new traffic in one run."""
+    from components.gate.gate import columns
+    from components.report.intervals import paired_bootstrap_ratio
+    from serving.artifacts.decoding_config import DecodingConfig
+
+    entries = report.get("in_doubt") or report["strategies"]  # what was measured again is what counts
+    if "champion" not in entries:
+        return None
+    chosen = DecodingConfig.load(station.workspace.artifacts / "decoding_config")
+    mine = next(entry for label, entry in entries.items()
+                if label != "champion" and (entry["strategy"], entry["parameters"]) == (chosen.strategy, chosen.parameters))
+    ratio, low, high = paired_bootstrap_ratio(*columns(entries["champion"]["per_prompt"]), *columns(mine["per_prompt"]))
+    return {"ratio": ratio, "low": low, "high": high}
+
+
+def deploy(settings: DriftSettings, release: int) -> str:
+    """Make a release that passed the champion, and build its bundle; returns the bundle's folder."""
+    return str(stations.deploy(Workspace(settings.pair, settings.dtype, announce), settings.device, release, settings.out))
+
+
+def finish(settings: DriftSettings, folder: str, outcome: dict[str, Any]) -> dict[str, Any]:
+    """Write down what came of it; a drift whose recalibration is deployed is handled, and steps to a refusal are not kept."""
+    whole = {**outcome, "ended": now()}
+    if outcome["state"] == "refused":
+        shutil.rmtree(Path(folder) / STEPS, ignore_errors=True)
+    write_atomically(Path(folder) / OUTCOME, (json.dumps(whole, indent=2) + "\n").encode())
+    space = Workspace(settings.pair, settings.dtype, announce)
+    before = announced(space, settings.device)
+    if outcome["state"] == "deployed" and before is not None and before.digest == outcome["drift"]:
+        announcement(space, settings.device).unlink(missing_ok=True)
+    return whole
+
+
+def only_one(settings: DriftSettings) -> Any:
+    """A context that says whether this process may recalibrate the pair: one at a time on a machine."""
+    space = Workspace(settings.pair, settings.dtype, announce)
+    return locked(space.root / RECALIBRATIONS / ".lock")

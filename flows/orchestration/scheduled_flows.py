@@ -1,0 +1,189 @@
+"""The flows that `prefect.yaml` deploys: collection, calibration, tuning, release.
+
+Each takes the turn of its pair, wraps the tasks of `learn` and `release`, and shows what came of it as artifacts in Prefect. They go
+on from one another through the pair's workspace, so workers of a pool share one `DRAFTWELL_HOME`. A run that was killed loses nothing:
+the next one finds finished shards, trials and measurements, and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from prefect import flow, task
+
+from flows.orchestration import prefect_artifacts as showing
+from flows.orchestration.cached_steps import KEYED, TRACES, once, standing
+from flows.orchestration.concurrency import at_work
+from flows.orchestration.learn_tasks import RESULT, RETRY, calibrate_task, collect_task, train_task, tune_task
+from flows.orchestration.release_tasks import champion_task, deploy_champion_task, deploy_task, gate_task, link_task, publish_task
+from flows.progress import announce
+from flows.settings import PipelineSettings, TrafficSettings
+from flows.steps.publish import champion_number, pictures_of
+from flows.steps.traffic_prompts import on_taken, take_prompts
+from flows.steps.tune import PARENTS
+from flows.workspace import Workspace
+
+LEARNED = ("verifier", "acceptance_table", "correction_memory", "hardware_profile")
+"""What calibration makes."""
+
+
+@task(name="collection", **KEYED)
+def collection_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
+    """Collect traces; returns what was made and how many positions it has."""
+    from serving.recording.trace import TraceSet
+
+    made = collect_task.fn(settings)
+    positions = TraceSet(workspace_of(settings).traces).read(["position"]).num_rows
+    return {"made": {TRACES: made["digest"]}, "report": {"positions": positions, "folder": made["folder"]}}
+
+
+@task(name="calibration", **KEYED)
+def calibration_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
+    """Train the verifier, make table, memory and profile; returns what was made and its figures."""
+    report = {**train_task.fn(settings), **calibrate_task.fn(settings)}
+    return {"made": standing(workspace_of(settings), LEARNED), "report": scalars(report)}
+
+
+@task(name="tuning", **KEYED)
+def tuning_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
+    """Choose strategy and parameters; returns what was made and the choice."""
+    choice = tune_task.fn(settings)
+    return {"made": standing(workspace_of(settings), ["decoding_config"]), "report": choice}
+
+
+@task(name="take prompts of served traffic", **RETRY)
+def take_prompts_task(settings: TrafficSettings) -> None:
+    """Fix the prompts of the week."""
+    take_prompts(settings, workspace_of(settings))
+
+
+@task(name="look for an earlier verdict", **RETRY)
+def earlier_verdict_task(settings: PipelineSettings, release: int) -> dict[str, Any] | None:
+    """What the gate said of a release beside the champion of today."""
+    return earlier_verdict(settings, workspace_of(settings), release)
+
+
+@task(name="register in MLflow", **RETRY)
+def register_task(settings: PipelineSettings, kinds: Sequence[str]) -> dict[str, int]:
+    """Register artifacts of the workspace, what is registered already once, and link to them; returns their versions."""
+    from registry.store import Store
+
+    space, store = workspace_of(settings), Store()
+    made = [store.publish(space.artifacts / kind, pair=space.spec.name, plots=pictures_of(space, kind)) for kind in kinds]
+    showing.links("mlflow", space.spec.name, store, made)
+    for kind in kinds:
+        showing.pictures(kind, space.spec.name, pictures_of(space, kind))
+    return {version.kind: version.version for version in made}
+
+
+@flow(name="collection", log_prints=True, validate_parameters=True, **RESULT)
+def collection(settings: TrafficSettings) -> dict[str, Any]:
+    """Collect traces of a pair on served traffic, or on its prompts until there is any; where pair, prompts and settings are those of
+    the last run, nothing is computed."""
+    space = workspace_of(settings)
+    with at_work(space.spec.name):
+        take_prompts_task(settings)
+        settings = on_taken(settings, space)
+        done = once(collection_step, settings, space, {})
+    showing.table("collection", space.spec.name, [{"digest": done["made"][TRACES][:12], **done["report"]}], "The traces that stand.")
+    return done
+
+
+@flow(name="calibration", log_prints=True, validate_parameters=True, **RESULT)
+def calibration(settings: TrafficSettings) -> dict[str, Any]:
+    """Make verifier, acceptance table, correction memory and hardware profile from the traces, and register them."""
+    space = workspace_of(settings)
+    with at_work(space.spec.name):
+        settings = on_taken(settings, space)
+        done = once(calibration_step, settings, space, standing(space, [TRACES]))
+        versions = register_task(settings, LEARNED)
+    rows = [{"figure": name, "value": value} for name, value in done["report"].items()]
+    showing.table("calibration", space.spec.name, rows, f"Registered as {words(versions)}.")
+    return {**done, "versions": versions}
+
+
+@flow(name="tuning", log_prints=True, validate_parameters=True, **RESULT)
+def tuning(settings: TrafficSettings) -> dict[str, Any]:
+    """Choose strategy and parameters beside the champion, and register the choice."""
+    space = workspace_of(settings)
+    with at_work(space.spec.name):
+        settings = on_taken(settings, space)
+        before = {**standing(space, (TRACES, *PARENTS)), "champion": champion_task(settings)}
+        done = once(tuning_step, settings, space, before)
+        versions = register_task(settings, ["decoding_config"])
+    showing.table("tuning", space.spec.name, measured_rows(space), str(done["report"]["reason"]))
+    return {**done, "versions": versions}
+
+
+@flow(name="release", log_prints=True, validate_parameters=True, **RESULT)
+def release(settings: TrafficSettings) -> dict[str, Any]:
+    """Publish what the workspace holds, gate it, and deploy it if it passes; the champion itself is not gated again."""
+    space = workspace_of(settings)
+    with at_work(space.spec.name):
+        settings = on_taken(settings, space)
+        number = publish_task(settings)
+        if number == champion_task(settings):
+            print(f"release {number} is the champion already: its bundle is all that it may lack")
+            return {"release": number, "passed": True, "checks": [], "bundle": deploy_champion_task(settings)}
+        gated = earlier_verdict_task(settings, number) or gate_task(settings, number)
+        bundle = deploy_task(settings, number) if gated["passed"] else None
+    verdict = "passed" if gated["passed"] else "failed: the champion stays"
+    showing.table("gate", space.spec.name, gated["checks"], f"Release {number}: the gate {verdict}.")
+    link_task(settings, number)
+    return {"release": number, "passed": gated["passed"], "checks": gated["checks"], "bundle": bundle}
+
+
+def workspace_of(settings: PipelineSettings) -> Workspace:
+    """The workspace of a pair, without loading its models."""
+    return Workspace(settings.pair, settings.dtype, announce)
+
+
+def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -> dict[str, Any] | None:
+    """What the gate said of a release beside the champion of today; None where it has to be asked.
+
+    A refused candidate that nothing has changed is not measured again each week, until it passes by luck; one that could not be measured
+    at that moment is. One that was champion and is not any more stays where it is: a person took it back, or moved the alias, or another
+    release was better.
+    """
+    from registry.releases import CHAMPION_SINCE, find_release, gate_record, objection, withdrawal
+    from registry.store import Store
+
+    release = find_release(Store(), space.spec.name, settings.device, number)
+    record = gate_record(release)
+    why = withdrawal(release)
+    if why is None and release.published.tags.get(CHAMPION_SINCE):
+        why = f"it was champion before; `draftwell promote --pair {space.spec.name} --release {number}` if it shall be again"
+    if why is not None:
+        print(f"release {number} is neither judged nor promoted: {why}")
+        return {"passed": False, "checks": [check.model_dump() for check in record.checks] if record else []}
+    same = record is not None and record.baseline_version == champion_number(space, settings.device)
+    if record is None or not same or (record.passed and objection(release, record)):
+        return None
+    if record.undecided:
+        why = ", ".join(check.name for check in record.checks if not check.passed)
+        print(f"release {number} is measured again: {why} failed on {record.created} for what the machine lacked")
+        return None
+    print(f"release {number} was judged beside this champion already: the verdict of {record.created} stands")
+    return {"passed": record.passed, "checks": [check.model_dump() for check in record.checks]}
+
+
+def measured_rows(space: Workspace) -> list[dict[str, Any]]:
+    """What the tuning measured, in the words of its report."""
+    import json
+
+    from components.tune.report.tables import measured
+
+    report = json.loads((space.reports / "tuning.json").read_text(encoding="utf-8"))
+    section = measured({**report, "choice": {key: report[key] for key in ("strategy", "parameters")}})
+    return [dict(zip(section.columns, row, strict=True)) for row in section.rows]
+
+
+def scalars(report: dict[str, Any]) -> dict[str, Any]:
+    """The numbers and words of a report, without its curves."""
+    return {name: value for name, value in report.items() if isinstance(value, int | float | str)}
+
+
+def words(versions: dict[str, int]) -> str:
+    """Kinds with their versions, for a person."""
+    return ", ".join(f"{kind} version {number}" for kind, number in versions.items())

@@ -1,0 +1,334 @@
+"""The gate as a station: measure a release against autoregressive decoding and the champion, and record the verdict."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.steps.publish import Station, champion_number, champion_of, now
+from flows.workspace import Workspace
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from components.bench.runner import Config, StrategyContender
+    from components.gate.gate import Check, GateVerdict
+    from components.prompts.prompt import Prompt
+    from registry.releases import ReleaseVersion
+    from registry.store import Store
+    from serving.artifacts.base import Artifact
+    from serving.runtime.pair import LoadedPair
+    from serving.runtime.strategies import Kit
+
+IDENTITY_PROMPTS, IDENTITY_TOKENS = 8, 64
+"""Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a hundred."""
+RUNS_IN_DOUBT = 3
+BASELINE_PROMPTS, BASELINE_TOKENS = 6, 32
+SHOWN = ("vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide")
+"""What is measured beside a release for a table; `make demo` waits for it, so other strategies are left to `draftwell bench`."""
+COMPARED = ("tokens_per_second", "speedup", "speedup_low", "acceptance_rate", "mat", "cost_ratio", "ttft_ms", "tpot_ms", "tpot_p95_ms")
+"""Figures of the candidate's bench that MLflow compares releases by."""
+COUNTED = ("autoregressive", *SHOWN)
+"""Strategies whose deterministic counts are recorded as a pair's baseline."""
+
+
+def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dict[str, Artifact]:
+    """kind → artifact of everything that a release pins, except the draft, which the loaded pair has.
+
+    The pair's fingerprint covers the draft's weights, so a release with another draft is refused with its artifacts.
+    """
+    from serving.bundle.bundle import artifact_classes
+
+    found: dict[str, Artifact] = {}
+    classes = artifact_classes()
+    with tempfile.TemporaryDirectory() as place:
+        for kind, version in release.pins.items():
+            if kind != "distilled_draft":
+                folder = store.download(store.resolve(kind, release.pair, version), Path(place) / kind)
+                found[kind] = classes[kind].load(folder, fingerprint=fingerprint)
+    return found
+
+
+def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | int = "candidate", device: str = "cpu", max_tokens: int = 64,
+                 all_strategies: bool = False, dry_run: bool = False, unmeasured: str | None = None,
+                 beside: Sequence[GateVerdict] = ()) -> dict[str, Any]:
+    """Measure a release, judge it and keep the verdict with it.
+
+    Candidate and champion are measured in one run, prompt by prompt in turn, beside autoregressive decoding; where that is no clear
+    pass, once more in several runs, and only these count. The champion itself can be judged again; its record stays.
+
+    Args:
+        all_strategies: measure the strategies in `SHOWN` beside it, for a table.
+        dry_run: keep nothing in the registry, and move no alias.
+        unmeasured: why a person lets pass what cannot be held against the champion or the traces here; kept with the verdict.
+            Without, that fails the gate.
+        beside: verdicts of other parts of the gate, such as the checkout's counts: kept in the release's record with this one, so
+            that what failed there is not promoted.
+    Returns:
+        of this part alone: `report` (of the bench), `passed`, `checks`, `release` (its number), `verdict`.
+    """
+    from components.gate.gate import GateVerdict
+    from registry.gates import load_gates
+    from registry.releases import find_release
+    from registry.store import Store
+    from serving.runtime.strategies import Kit
+
+    store, thresholds = Store(), load_gates().model_dump()
+    release = find_release(store, station.workspace.spec.name, device, alias)
+    if release.fingerprint != station.pair.fingerprint:
+        raise DraftwellError(f"{release.name} was made for models with fingerprint {release.fingerprint[:12]}, the loaded ones have "
+                             f"{station.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again")
+    mine = artifacts_of(store, release, release.fingerprint)
+    config: Any = mine["decoding_config"]
+    kit = Kit(mine, station.pair.special_tokens)
+    rival = find_rival(station, store, release)
+    judging = Judging(config.strategy, config.parameters, thresholds)
+    report, verdict = measured(station, prompts, judging, kit, rival, max_tokens=max_tokens, all_strategies=all_strategies)
+    if thresholds["lossless_identical"]:
+        verdict += GateVerdict(identity_check(station, config.strategy, config.parameters, kit, prompts[:IDENTITY_PROMPTS]))
+    if rival.unmeasured:
+        verdict += missing("champion measured", rival.unmeasured, unmeasured)
+    verdict += prediction_check(station, mine, rival.comparable, thresholds, unmeasured)
+    verdict += footprint_check(station, store, release, thresholds)
+    written = station.report("bench", report)
+    if not dry_run and serves(station, release):
+        station.workspace.say(f"{release.name} is the champion: its record, with which it became so, stays as it is")
+    elif not dry_run:
+        keep_verdict(store, release, sum(beside, start=verdict), rival.release, report, judging.entry(report["strategies"]), written)
+    return {"report": report, "verdict": verdict, "passed": verdict.passed, "release": release.version,
+            "checks": [vars(c) for c in verdict.checks]}
+
+
+def measured(station: Station, prompts: Sequence[Prompt], judging: Judging, kit: Kit, rival: Rival, *, max_tokens: int,
+             all_strategies: bool) -> tuple[dict[str, Any], GateVerdict]:
+    """The bench of a candidate, and the verdict on it; what left doubt is measured again, and lies in the report as `in_doubt`."""
+    from components.bench.bench import bench
+
+    plain: Config = ("autoregressive", {})
+    candidate: Config = (judging.strategy, judging.parameters)
+    contest = [plain] if candidate == plain else [plain, candidate]
+    beside: list[Config] = [(name, {}) for name in SHOWN if (name, {}) not in contest] if all_strategies else []
+    report = bench(station.pair, [plain, *beside, *contest[1:]], prompts, kit, max_tokens=max_tokens, extra=rival.contenders,
+                   progress=station.bar)
+    verdict = judging.of(report)
+    if not judging.doubts(report, verdict):
+        return report, verdict
+    station.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
+    longer = bench(station.pair, contest, prompts, kit, max_tokens=max_tokens, runs=RUNS_IN_DOUBT, extra=rival.contenders,
+                   cost_ratios=False, progress=station.bar)
+    return {**report, "in_doubt": longer["strategies"]}, judging.of(longer)
+
+
+def serves(station: Station, release: ReleaseVersion) -> bool:
+    """Whether a release is the champion, and its record stands: a slow minute of the machine must not take that from what serves."""
+    from registry.releases import gate_record, objection
+
+    return champion_number(station.workspace, release.device) == release.version and objection(release, gate_record(release)) is None
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The champion that a candidate is measured beside, if there is one.
+
+    Args:
+        release: None where there is none besides the candidate.
+        contenders: the champion with its own artifacts, or nobody.
+        comparable: its artifacts, where they are for the very models of the candidate.
+        unmeasured: why a champion is not measured, or None.
+    """
+
+    release: ReleaseVersion | None = None
+    contenders: tuple[StrategyContender, ...] = ()
+    comparable: dict[str, Artifact] = field(default_factory=dict)
+    unmeasured: str | None = None
+
+
+def find_rival(station: Station, store: Store, release: ReleaseVersion) -> Rival:
+    """The pair's champion, ready to decode."""
+    from components.bench.runner import StrategyContender
+    from serving.runtime.strategies import Kit
+
+    champion = champion_of(station.workspace, release.device)
+    if champion is None or champion.version == release.version:
+        return Rival()
+    pair = pair_of(station, store, champion)
+    if pair is None:
+        return Rival(champion, unmeasured=f"{champion.name}, the champion, has other weights or another dtype than the models here, or "
+                                          "there is no memory for both: not measured")
+    theirs = artifacts_of(store, champion, champion.fingerprint)
+    chosen: Any = theirs["decoding_config"]
+    contender = StrategyContender(pair, Kit(theirs, pair.special_tokens), (chosen.strategy, chosen.parameters), "champion")
+    return Rival(champion, (contender,), theirs if pair is station.pair else {})
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Reads a candidate's row, and the champion's, out of a bench and judges them."""
+
+    strategy: str
+    parameters: dict[str, Any]
+    thresholds: dict[str, Any]
+
+    def entry(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """The candidate's row."""
+        return next(e for e in entries.values() if e["strategy"] == self.strategy and e["parameters"] == self.parameters)
+
+    def of(self, report: dict[str, Any]) -> GateVerdict:
+        """The verdict; acceptance is held against a champion that decodes just so, as another draft length accepts another share."""
+        from components.gate.gate import judge
+
+        entries = report["strategies"]
+        entry, rival = self.entry(entries), entries.get("champion")
+        same = rival if rival is not None and (rival["strategy"], rival["parameters"]) == (self.strategy, self.parameters) else None
+        thresholds = dict(self.thresholds)
+        if entry["dtype"] == "float32":
+            thresholds["lossless_identical"] = False  # `identity_check` judges it, on longer texts
+        return judge(entry, rival, same, thresholds, reference=entries["autoregressive"])
+
+    def doubts(self, report: dict[str, Any], verdict: GateVerdict) -> bool:
+        """Whether the candidate's row, beside the champion's where there is one, is no clear pass."""
+        from components.gate.gate import leaves_doubt
+
+        entries = report["strategies"]
+        return leaves_doubt(verdict, self.entry(entries), entries.get("champion"), self.thresholds)
+
+
+def pair_of(station: Station, store: Store, champion: ReleaseVersion) -> LoadedPair | None:
+    """The models that a champion runs on: those that are loaded, or the same target with the distilled draft that it pins.
+
+    Returns:
+        None where they cannot be had here: another target or dtype, a draft that is not in the registry, or no memory for both.
+    """
+    from components.gate.footprint import room_for_another
+    from serving.artifacts.pair_files import fingerprint
+    from serving.runtime.pair import load_pair
+    from serving.runtime.strategies import STRATEGIES
+
+    pair, space = station.pair, station.workspace
+    if champion.fingerprint == pair.fingerprint:
+        return pair
+    version = champion.pins.get("distilled_draft")
+    if version is None or not pair.device.startswith("cpu") or not room_for_another(space.files()):
+        return None
+    with tempfile.TemporaryDirectory() as place:
+        draft = store.download(store.resolve("distilled_draft", champion.pair, version), Path(place) / "draft")
+        files = replace(space.files(), draft=draft)
+        if fingerprint(files, pair.dtype) != champion.fingerprint:
+            return None
+        onnx = any(strategy.prefers_onnx for strategy in STRATEGIES.values())
+        return load_pair(files, dtype=pair.dtype, chat=space.spec.chat, onnx_draft=onnx)
+
+
+def missing(name: str, why: str, reason: str | None) -> GateVerdict:
+    """What could not be measured fails, or is noted with the reason for which a person lets it pass."""
+    from components.gate.gate import Check, GateVerdict
+
+    if reason:
+        return GateVerdict((), (f"{why}; let pass: {reason}",))
+    return GateVerdict((Check(name, 0, 1, False, f"{why}; `draftwell gate --unmeasured REASON` lets it pass", transient=True),))
+
+
+def prediction_check(station: Station, mine: dict[str, Artifact], theirs: dict[str, Artifact], thresholds: dict[str, Any],
+                     unmeasured: str | None = None) -> GateVerdict:
+    """How well table and verifier foretell the workspace's traces, beside the champion's; nothing for a release without both."""
+    from components.gate.gate import GateVerdict, judge_predictions
+    from components.gate.predictive_loss import predictions
+    from flows.steps.publish import open_trace
+
+    judged = [kind for kind in ("acceptance_table", "verifier") if kind in mine]
+    if not judged:
+        return GateVerdict(())
+    try:
+        found, notes = predictions(mine, theirs, open_trace(station))
+    except DraftwellError as error:
+        station.workspace.say(str(error))  # it names a folder, which nobody needs to read in the registry
+        return missing("predictions measured", f"{' and '.join(judged)} not judged: the workspace's traces cannot be used", unmeasured)
+    return judge_predictions(found, thresholds) + GateVerdict((), tuple(notes))
+
+
+def footprint_check(station: Station, store: Store, release: ReleaseVersion, thresholds: dict[str, Any]) -> GateVerdict:
+    """Build the release's bundle in a temporary folder; its size, and how fast a new process starts from it."""
+    from components.gate.footprint import footprint
+    from components.gate.gate import judge_footprint
+    from registry.bundles.build import build_bundle, bundle_bytes
+
+    space = station.workspace
+    with tempfile.TemporaryDirectory() as place:
+        bundle = build_bundle(store, space.spec, space.files(), alias=str(release.version), device=release.device, out=Path(place),
+                              ungated_reason="built to be judged")
+        found = footprint(bundle, bundle_bytes(bundle), space.files(), release.device, limit=2 * thresholds["max_startup_seconds"])
+    return judge_footprint(found, thresholds)
+
+
+def keep_verdict(store: Store, release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None, report: dict[str, Any],
+                 entry: dict[str, Any], written: Path) -> None:
+    """Keep the verdict with its release: the record, words, figures to compare, the bench (`written`: its file) and its plots."""
+    from components.gate.verdict_report import bench_plots, verdict_markdown
+    from registry.releases import record_gate
+
+    figures = {name: float(entry[name]) for name in COMPARED if isinstance(entry.get(name), int | float)}
+    with tempfile.TemporaryDirectory() as place:
+        files = [written, *bench_plots(report, Path(place))]
+        record_gate(store, record_of(release, verdict, champion), words=verdict_markdown(verdict), figures=figures, files=files)
+
+
+def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None) -> Any:
+    """The verdict in the registry's words."""
+    from registry.gates import GateCheck, GateRecord
+
+    checks = tuple(GateCheck(name=c.name, value=c.value, threshold=c.threshold, passed=c.passed, transient=c.transient)
+                   for c in verdict.checks)
+    return GateRecord(pair=release.pair, device=release.device, release_version=release.version, pins=release.pins, passed=verdict.passed,
+                      checks=checks, baseline_version=champion.version if champion else None, created=now())
+
+
+def identity_check(station: Station, strategy: str, parameters: dict[str, Any], kit: Any, prompts: Sequence[Prompt]) -> tuple[Check, ...]:
+    """Whether a choice that claims to be lossless gives autoregressive's tokens in float32; nothing for a lossy one."""
+    from components.gate.gate import judge
+    from components.gate.losslessness import identity_entry
+    from serving.runtime.strategies import find_strategy
+
+    if not find_strategy(strategy).lossless or strategy == "autoregressive":
+        return ()
+    exact = float32_pair(station.workspace) if station.pair.dtype != "float32" else station.pair
+    entry = identity_entry(exact, kit, (strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    return judge(entry, None, None, {"lossless_identical": True}).checks
+
+
+def float32_pair(workspace: Workspace) -> LoadedPair:
+    """The same pair in float32."""
+    return workspace.in_dtype("float32").load()
+
+
+def baseline_report(pair_name: str, say: Any, bar: Any = None) -> dict[str, Any]:
+    """Deterministic counts of the strategies in `COUNTED` on the shipped prompts, in float32."""
+    return counted(pair_name, say, bar)[0]
+
+
+def counted(pair_name: str, say: Any, bar: Any) -> tuple[dict[str, Any], GateVerdict]:
+    """The counts, and whether what claims to be lossless wrote the target's own tokens."""
+    from components.gate.baseline_counts import deterministic_report
+    from components.gate.losslessness import judge_texts
+    from components.prompts.prompt import demo_prompts
+
+    pair, prompts = Workspace(pair_name, "float32", say).load(), demo_prompts(BASELINE_PROMPTS)
+    texts: dict[str, list[list[int]]] = {}
+    report = deterministic_report(pair, [(name, {}) for name in COUNTED], prompts, BASELINE_TOKENS, progress=bar, texts=texts)
+    return report, judge_texts(pair, prompts, texts, BASELINE_TOKENS)
+
+
+def judge_baseline(pair_name: str, say: Any, bar: Any = None) -> GateVerdict:
+    """Compare this checkout's deterministic counts with the recorded ones, and lossless texts with the target's own choices."""
+    from components.gate.gate import compare_with_baseline
+    from registry.gates import load_baseline, load_gates
+    from registry.pairs import find_pair
+
+    name, gates = find_pair(pair_name).name, load_gates()
+    recorded = load_baseline(name)
+    if recorded is None:
+        raise DraftwellError(f"pair {name} has no recorded baseline: record one with `draftwell gate --pair {name} --record`")
+    report, identity = counted(pair_name, say, bar)
+    verdict = compare_with_baseline(report, recorded.model_dump(), gates.model_dump())
+    return verdict + identity if gates.lossless_identical else verdict

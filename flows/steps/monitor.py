@@ -1,0 +1,218 @@
+"""The station that watches: served traffic against the traces that the champion was calibrated on, or against what its strategy wrote on
+the same prompts where that is lossy (`references`).
+
+No model is loaded. The champion's artifacts come from the registry.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+import registry
+from flows.failures import will_pass
+from flows.settings import TrafficSettings
+from flows.steps.reference_traces import Served, find_reference, keep_reference, served
+from flows.workspace import Workspace
+from serving.artifacts.base import write_atomically
+from serving.artifacts.pair_files import draftwell_home
+from serving.recording.trace import LOSSY
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from components.drift.schema import DriftLimits, DriftReport
+
+
+class DriftSettings(TrafficSettings):
+    """What monitoring and recalibration work on; those of the pipeline say how much recalibration may do."""
+
+    reference: Path | None = Field(None, description="traces to compare with; None finds those that the champion was calibrated on")
+    drift: str | None = Field(None, description="digest of the report that a recalibration answers; None takes the one announced last")
+    out: Path = Field(Path("dist"), description="folder of bundles")
+    collect_prompts: int = Field(24, ge=1, description="prompts to collect traces on: also what later traffic is compared with")
+
+
+def load_limits(path: Path | None = None) -> DriftLimits:
+    """What counts as drift, from the project's `registry/drift.yaml` or another file.
+
+    >>> load_limits().false_alarm_rate
+    0.001
+    """
+    from components.drift.schema import DriftLimits
+    from registry.strict import read_yaml
+
+    return read_yaml(path or Path(registry.__file__).parent / "drift.yaml", DriftLimits)
+
+
+def spool_of(space: Workspace, named: Path | None) -> Path:
+    """Where served traffic is."""
+    return named if named is not None else draftwell_home() / "spool" / space.spec.name
+
+
+def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path | None = None,
+          limits: DriftLimits | None = None, now: datetime | None = None) -> tuple[DriftReport, Served]:
+    """Hold the newest traffic against the champion's calibration traces.
+
+    Args:
+        spool: folder of traces that a server writes.
+        reference: folder of traces; None finds the champion's own (`references.find_reference`).
+        limits: None takes those of the registry.
+        now: that the age of the traffic is told from; None takes the clock.
+    Raises:
+        DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of another pair.
+    """
+    from components.drift.drift import compare
+    from components.drift.traffic import COLUMNS, HIDDEN, read_spool, read_traffic
+
+    limits = limits or load_limits()
+    champion = served(space, device)
+    traces = find_reference(space, champion, reference)
+    verifier: Any = champion.artifacts.get("verifier")
+    hidden = verifier is not None and bool({"before", "after"} & set(verifier.features))
+    header, digest = traces.header, traces.digest()
+    since = promoted(champion) if champion.lossy is not None else None  # lossy texts before that may be another strategy's
+    found = read_spool(spool, champion.fingerprint, window=limits.window, hidden=hidden, temperature=header.temperature, since=since)
+    rows = traces.read([*COLUMNS, *(HIDDEN if hidden else ())])
+    feedback, kinds, doubts = comparable(champion, rows, found.rows, reference)
+    max_tokens = min(header.max_tokens, max((one.max_tokens for one in found.headers), default=header.max_tokens))
+    settings: dict[str, Any] = {"kinds": kinds, "temperature": header.temperature, "max_tokens": max_tokens, "depth": header.rollout}
+    then, today = (read_traffic(table, **settings) for table in (rows, feedback))
+    notes = list(found.notes)
+    if today.others:
+        notes.append(f"{today.others} positions of the feedback left out: behind the first {max_tokens} tokens of a text")
+    few = not doubts and len(today.names) < limits.min_prompts
+    doubts += out_of_date(champion, found.newest, limits, now or datetime.now(UTC))
+    if found.others and few:
+        doubts.append(f"the feedback has {len(today.names)} different prompts at the reference's temperature {header.temperature:g} "
+                      f"({limits.min_prompts} are needed) and {found.others} at others, which cannot be compared: wait for more, or "
+                      "calibrate on traces collected at the temperature that is served")
+    for told, more in zip((notes, doubts), left_out(champion, feedback, kinds, len(today.names)), strict=True):
+        told += more
+    origin = champion.trace_digest if reference is None else digest  # a lossy strategy's reference is on those traces' prompts
+    if origin != champion.trace_digest:
+        notes.append(f"{champion.name} was not calibrated on this reference")
+    tables: dict[str, Any] = {kind: champion.artifacts.get(name) for kind, name in
+                              (("table", "acceptance_table"), ("verifier", "verifier"), ("memory", "correction_memory"))}
+    report = compare(then, today, limits, pair=space.spec.name, fingerprint=champion.fingerprint, kinds=kinds,
+                     digests=(digest, found.digest), baseline=champion.name, notes=notes, doubts=doubts,
+                     untouched=untouched(verifier, origin, rows), **tables)
+    if digest == champion.trace_digest:
+        keep_reference(space, traces, digest)
+    return report, champion
+
+
+def comparable(champion: Served, reference: pa.Table, feedback: pa.Table,
+               named: Path | None) -> tuple[pa.Table, tuple[str, ...], list[str]]:
+    """The feedback that can be compared, the kinds of texts that are, and why there is none: texts of a lossy champion's own strategy are
+    held against such texts only, unless a person names a reference."""
+    from components.drift.traffic import shared_kinds
+
+    if named is not None or champion.lossy is None:
+        return feedback, shared_kinds(reference, feedback), []
+    if LOSSY in reference.column("kind").unique().to_pylist():
+        return feedback, (LOSSY,), []
+    return feedback.slice(0, 0), ("target",), [
+        f"there is no reference yet of what {champion.lossy.strategy}, which is lossy, serves as {champion.name}: publishing it again "
+        "collects it (the next weekly release, or a recalibration)"]
+
+
+def left_out(champion: Served, feedback: pa.Table, kinds: tuple[str, ...], compared: int) -> tuple[list[str], list[str]]:
+    """What is left out of the feedback because a strategy of the other sort, lossy or lossless, wrote it: notes and, where that is most of
+    it, doubts."""
+    from components.drift.traffic import prompts_of_the_other_sort
+
+    count, by = prompts_of_the_other_sort(feedback, kinds), f"a {'lossless' if LOSSY in kinds else 'lossy'} strategy"
+    if not count:
+        return [], []
+    own = champion.lossy is None or LOSSY in kinds
+    mend = f"wait for more of what {champion.name} serves" if own else "leave --reference out, or name one of such texts"
+    why = f"{count} of the newest prompts were answered by {by}: its texts are others than those of the reference; {mend}"
+    return [f"{count} prompts of the feedback left out: answered by {by}"], [why] if count > compared else []
+
+
+def out_of_date(champion: Served, newest: datetime | None, limits: DriftLimits, now: datetime) -> list[str]:
+    """Why the newest traffic tells nothing of what is served now, in words: a spool that does not grow any more looks steady for ever."""
+    if newest is None:
+        return []
+    since = promoted(champion)
+    if since is not None and newest < since:
+        found = f"before {champion.name} became champion"
+    elif now - newest > timedelta(hours=limits.stale_after_hours):
+        found = f"more than {limits.stale_after_hours:g} hours ago"
+    else:
+        return []
+    return [f"the newest traffic to compare was recorded on {newest:%Y-%m-%d at %H:%M} UTC, {found}: wait for more, and see that the "
+            "server records it (--feedback-dir)"]
+
+
+def promoted(champion: Served) -> datetime | None:
+    """When the champion was promoted; None where there is none, or one that was named by hand and never deployed."""
+    if champion.release is None:
+        return None
+    from registry.releases import CHAMPION_SINCE
+
+    tag = champion.release.published.tags.get(CHAMPION_SINCE)
+    return datetime.fromisoformat(tag) if tag else None
+
+
+def watched_temperature(space: Workspace, device: str, reference: Path | None) -> float | None:
+    """The temperature of the traffic that `check` looks at; None where there is nothing to compare it with.
+
+    Raises:
+        DraftwellError: the registry does not answer.
+    """
+    try:
+        return find_reference(space, served(space, device), reference).header.temperature
+    except DraftwellError as error:
+        if will_pass(error):
+            raise
+        return None
+
+
+def untouched(verifier: Any, digest: str | None, rows: pa.Table) -> list[str]:
+    """Prompts of the reference that the verifier has not learnt from: its test prompts, all where it was made of other traces, none
+    where it was tested on another trace and learnt from all of this one.
+
+    Args:
+        digest: of the traces whose prompts these are.
+    """
+    from components.drift.prompts import untouched_prompts
+    from components.train.examples import LEAST_PROMPTS, first_of_the_same
+
+    alike = first_of_the_same(rows)
+    different = sorted({alike.get(name, name) for name in rows.column("prompt_id").to_pylist()})
+    if verifier is None or len(different) < LEAST_PROMPTS or verifier.provenance.trace_digest != digest:
+        return different
+    made = verifier.provenance.parameters
+    return [] if made.get("test_trace") else untouched_prompts(different, int(made.get("seed") or 0))
+
+
+def write_report(report: DriftReport, folder: Path) -> list[Path]:
+    """`drift.json`, `drift.md` and the plots in a folder; returns all of them."""
+    import json
+
+    from components.drift.report import drift_json, drift_markdown, drift_plots
+
+    data, words = folder / "drift.json", folder / "drift.md"
+    write_atomically(data, (json.dumps(drift_json(report), indent=2, allow_nan=False) + "\n").encode())
+    write_atomically(words, drift_markdown(report).encode())
+    return [data, words, *drift_plots(report, folder)]
+
+
+def note_in_registry(champion: Served, report: DriftReport) -> None:
+    """Keep the report with the champion's run in MLflow, and name it in a tag of that version."""
+    from components.drift.report import drift_markdown
+    from registry.store import Store
+
+    if champion.release is None:
+        return
+    store = Store()
+    name = f"drift/{report.digest[:12]}"
+    store.log_text(champion.release.published, report.model_dump_json(indent=2), f"{name}.json")
+    store.log_text(champion.release.published, drift_markdown(report), f"{name}.md")
+    store.set_tag(champion.release.published, "drift", report.digest[:12])

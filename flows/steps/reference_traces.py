@@ -1,0 +1,205 @@
+"""What served traffic is compared with, and where it is kept beyond the workspace's next collection.
+
+A champion's calibration traces are found by the digest that its artifacts name: among the workspace's own, those of recalibrations, or
+those that an earlier check kept as hard links. They hold no texts like those that a lossy strategy serves, so what such a release would
+serve on the same prompts is collected when it is published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.steps.publish import Station, champion_of
+from flows.workspace import Workspace
+from serving.recording.trace import LOSSY, TraceError, TraceSet
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from registry.releases import ReleaseVersion
+    from serving.artifacts.base import Artifact
+    from serving.artifacts.decoding_config import DecodingConfig
+
+WATCHED = ("acceptance_table", "verifier", "correction_memory")
+RECALIBRATIONS = "recalibrations"
+SLOTS = 4
+"""Texts of a lossy strategy that are written at once: as many as every pair is loaded for that a release is published with."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What traffic is served with.
+
+    Args:
+        name: of the release, or of what stands in its place.
+        fingerprint: of the pair that it was made for.
+        artifacts: kind → artifact.
+        release: the champion, None without one.
+    """
+
+    name: str
+    fingerprint: str
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    release: ReleaseVersion | None = None
+
+    @property
+    def trace_digest(self) -> str | None:
+        """Digest of the traces it was calibrated on."""
+        made = [self.artifacts[kind].provenance.trace_digest for kind in (*WATCHED, "decoding_config") if kind in self.artifacts]
+        return next((digest for digest in made if digest), None)
+
+    @property
+    def lossy(self) -> DecodingConfig | None:
+        """Its config where its strategy is lossy: a server records what that writes as texts of a kind of their own (`trace.LOSSY`)."""
+        from serving.runtime.strategies import find_strategy
+
+        config: Any = self.artifacts.get("decoding_config")
+        return config if config is not None and not find_strategy(config.strategy).lossless else None
+
+
+def served(space: Workspace, device: str) -> Served:
+    """The champion with its artifacts, or what is calibrated in the workspace where there is no champion yet."""
+    from serving.bundle.bundle import artifact_classes
+
+    if (release := champion_of(space, device)) is not None:
+        return of_release(release)
+    classes = artifact_classes()
+    folders = {kind: space.artifacts / kind for kind in WATCHED if (space.artifacts / kind).is_dir()}
+    found = {kind: classes[kind].load(folder) for kind, folder in folders.items()}
+    if not found:
+        raise DraftwellError(f"pair {space.spec.name} has neither a champion on {device} nor calibrated artifacts in {space.dtype}: run "
+                             "`draftwell demo`, or collect, train and calibrate first")
+    return Served(f"the workspace of {space.spec.name} (no champion yet)", next(iter(found.values())).provenance.fingerprint, found)
+
+
+def of_release(release: ReleaseVersion) -> Served:
+    """What a release pins, from the registry."""
+    from flows.steps.gate import artifacts_of
+    from registry.store import Store
+
+    return Served(release.name, release.fingerprint, artifacts_of(Store(), release, release.fingerprint), release)
+
+
+def find_reference(space: Workspace, champion: Served, named: Path | None) -> TraceSet:
+    """The traces that served traffic is compared with: those that were named, what a lossy champion's own strategy wrote, where that was
+    collected, else those that the champion was calibrated on."""
+    if named is not None:
+        return TraceSet(named, fingerprint=champion.fingerprint)
+    if champion.lossy is not None and is_whole(folder := served_reference(space, champion)):
+        return TraceSet(folder, fingerprint=champion.fingerprint)
+    return calibration_traces(space, champion)
+
+
+def calibration_traces(space: Workspace, champion: Served) -> TraceSet:
+    """The traces that the champion was calibrated on."""
+    wanted = champion.trace_digest
+    if wanted is None:
+        raise DraftwellError(f"{champion.name} does not say what it was calibrated on: name its traces with --reference, or calibrate anew")
+    for folder in (kept_reference(space, wanted), space.traces, *sorted((space.root / RECALIBRATIONS).glob("*/traces"))):
+        traces = TraceSet(folder, fingerprint=champion.fingerprint)
+        try:
+            if traces.shards and traces.digest() == wanted:
+                return traces
+        except TraceError:
+            continue  # of another dtype, or broken: not what is looked for
+    raise DraftwellError(f"the traces that {champion.name} was calibrated on (digest {wanted[:12]}) are not in {space.root}: name them "
+                         "with --reference, or recalibrate")
+
+
+def kept_reference(space: Workspace, digest: str) -> Path:
+    """Where a reference is kept beyond the workspace's next collection."""
+    return space.root / "drift" / "references" / digest[:16]
+
+
+def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
+    """Keep a reference by hard links, which take no room; where there are none the traces are copied. The folder appears whole."""
+    folder = kept_reference(space, digest)
+    if folder.is_dir():
+        return
+    place = folder.with_name(f".{folder.name}.{os.getpid()}")
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        for shard in traces.shards:
+            try:
+                os.link(shard, place / shard.name)
+            except OSError:
+                shutil.copyfile(shard, place / shard.name)
+        if not folder.is_dir():
+            os.replace(place, folder)
+    except OSError as error:
+        space.say(f"the reference could not be kept ({error.strerror}): a new collection would replace it")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def served_reference(space: Workspace, champion: Served) -> Path:
+    """Where that is kept which a lossy champion's strategy wrote on the prompts that it was calibrated on: named by all that it rests on,
+    so that another release with the same config, artifacts and traces finds it too."""
+    from serving.runtime.strategies import find_strategy
+
+    config = champion.lossy
+    assert config is not None
+    kinds = [kind for kind in find_strategy(config.strategy).artifacts if kind in champion.artifacts]
+    made_of = [champion.fingerprint, champion.trace_digest, config.strategy, config.parameters,
+               {kind: champion.artifacts[kind].digest for kind in kinds}]
+    name = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+    return space.root / "drift" / "references" / f"served-{name}"
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a collection was begun in a folder, ended, and can be read."""
+    from components.collect.collect import is_complete, read_plan
+
+    if read_plan(folder) is None or not is_complete(folder):
+        return False
+    try:
+        return bool(TraceSet(folder).digest())
+    except TraceError:
+        return False
+
+
+def keep_served(station: Station, release: ReleaseVersion, config: DecodingConfig) -> None:
+    """Collect what a release would serve where its config is lossy: once, and in the pair's own workspace, whichever the station works in.
+
+    A collection that was cut short goes on. One that fails stops no release: monitoring then says that the reference is missing.
+    """
+    from serving.runtime.strategies import find_strategy
+
+    if find_strategy(config.strategy).lossless:
+        return
+    own = Workspace(station.workspace.name, station.workspace.dtype, station.workspace.say)
+    try:
+        collect_served(station, own, of_release(release))
+    except (DraftwellError, OSError) as error:
+        own.say(f"what {config.strategy} serves will not be watched until it is published again: {error}")
+
+
+def collect_served(station: Station, space: Workspace, champion: Served) -> None:
+    """Collect what a lossy release would serve on the prompts that it was calibrated on, and keep the traces with these.
+
+    Raises:
+        DraftwellError: these traces are gone, or another collection is writing to the folder.
+    """
+    from components.collect.collect import collect, forget, is_complete, read_plan
+    from components.drift.prompts import prompts_of_trace
+    from serving.runtime.strategies import Kit, build_strategy
+
+    config, pair = champion.lossy, station.pair
+    assert config is not None
+    traces = calibration_traces(space, champion)
+    keep_reference(space, traces, traces.digest())
+    folder = served_reference(space, champion)
+    if is_whole(folder):
+        return
+    if is_complete(folder) and read_plan(folder) is not None:  # ended, and yet it cannot be read: a disk's fault, which no run would mend
+        forget(folder)
+    space.say(f"collecting what {config.strategy} serves, for monitoring")
+    strategy, header = build_strategy(config.strategy, dict(config.parameters), Kit(champion.artifacts, pair.special_tokens)), traces.header
+    collect(pair, prompts_of_trace(traces), folder, fresh=True, max_tokens=header.max_tokens, temperature=header.temperature,
+            top_k=header.top_k, top_p=header.top_p, turns=0, rollout=1, prefix_kinds=(LOSSY,), strategy=strategy, batch=SLOTS,
+            progress=station.bar)

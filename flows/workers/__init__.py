@@ -1,0 +1,1 @@
+"""Spreading a step over workers: threads of this process or a Ray cluster."""

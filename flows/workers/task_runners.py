@@ -1,0 +1,252 @@
+"""Spreading a station out: its parts as Prefect tasks, on threads of this process or on a Ray cluster.
+
+Collection is spread by shard, the replays of tuning by strategy. The result is that of a run without workers: the same trace, row
+by row, and the same trials. What is *measured* is never spread: tuning's rungs, gates and benches are timings, and a timing taken
+on another machine, or beside other work on this one, would let the wrong config win. They stay here, one at a time.
+
+Workers read and write files: on a cluster every machine needs the same version of Draftwell, the same kind of processor, and
+`$DRAFTWELL_HOME` on a file system that all share, under the same path.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.failures import is_full, worth_retrying
+from flows.workers import worker_jobs as parts
+from serving.runtime.types import DraftwellError
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.task_runners import TaskRunner
+
+    from components.collect.collect import Spread as ShardSpread
+    from components.prompts.prompt import Prompt
+    from components.tune.search.search import Search, Trial
+    from components.tune.tune import Spread as ReplaySpread
+    from flows.steps.publish import Station
+
+Call = dict[str, Any]
+"""What says which part of a job is meant, as JSON."""
+
+RUNNERS = ("threads", "ray")
+LIVES = 3
+"""How often Ray begins a part again whose worker died."""
+
+
+@dataclass(frozen=True)
+class Fan:
+    """How a station is spread out.
+
+    Args:
+        runner: one of `RUNNERS`.
+        workers: parts at once.
+        threads: that each worker's torch computes with.
+        device: cpu or cuda, of the models.
+    """
+
+    runner: str
+    workers: int
+    threads: int
+    device: str = "cpu"
+
+
+def fan_of(runner: str, workers: int, *, threads: int | None = None, device: str = "cpu") -> Fan | None:
+    """How a station is to be spread out; None where one worker in this process does it all.
+
+    Args:
+        threads: of all workers together, which share them; None takes what torch computes with here.
+    Raises:
+        DraftwellError: an unknown runner, Ray where it is not installed, or several threads for one GPU.
+    """
+    if runner not in RUNNERS:
+        raise DraftwellError(f"unknown runner {runner!r}: choose {' or '.join(RUNNERS)}")
+    if runner == "threads" and workers == 1:
+        return None
+    if runner == "threads" and device != "cpu":
+        raise DraftwellError("several workers on threads would wait for one GPU: use --workers 1, or --runner ray with a GPU for each")
+    if runner == "ray":
+        need_ray()
+    import torch
+
+    return Fan(runner, workers, max(1, (threads or torch.get_num_threads()) // workers), device)
+
+
+def need_ray() -> None:
+    """Refuse to go on without Ray."""
+    try:
+        import prefect_ray  # noqa: F401
+    except ImportError as error:
+        raise DraftwellError("--runner ray needs the package prefect-ray: pip install -c constraints.txt 'draftwell[ray]'") from error
+
+
+def spread_shards(fan: Fan, station: Station, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any]) -> ShardSpread:
+    """What has the shards of a collection written by workers.
+
+    Args:
+        traces: folder of the trace.
+        settings: of `components.collect.collect.work_of`.
+    """
+
+    def spread(missing: Sequence[int], found: Callable[[int], None]) -> None:
+        with job_folder(station) as job:
+            parts.describe_collection(job, station, prompts, traces, settings, fan.threads)
+            here = fan.runner == "threads"
+            with parts.loaded(job, station.pair, min(fan.workers, len(missing))) if here else nullcontext():
+                run(fan, "write a shard", job, [{"index": index} for index in missing], lambda call, _: found(call["index"]))
+
+    return spread
+
+
+def spread_replays(fan: Fan, station: Station, traces: Path) -> ReplaySpread:
+    """What has the replays of a tuning made by workers, a strategy each; `traces` is the trace's folder."""
+
+    def spread(search: Search, shares: Mapping[str, int]) -> list[Trial]:
+        from components.tune.search.search import Trial
+
+        trials: list[Trial] = []
+        with job_folder(station) as job:
+            parts.describe_search(job, search, traces, station.pair.fingerprint, fan.threads)
+            run(fan, "replay a strategy", job, [{"name": name, "share": share} for name, share in shares.items()],
+                lambda _, made: trials.extend(Trial(**trial) for trial in made))
+        return trials
+
+    return spread
+
+
+@contextmanager
+def job_folder(station: Station) -> Iterator[Path]:
+    """A folder in the pair's workspace that goes when the job is done."""
+    station.workspace.root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=station.workspace.root, prefix=".job-") as place:
+        yield Path(place)
+
+
+def run(fan: Fan, what: str, job: Path, calls: Sequence[Call], done: Callable[[Call, Any], None]) -> None:
+    """Run one of `WORK` once for each call, as tasks of a Prefect flow.
+
+    A part that fails does not stop the others, so that a second run has less to do.
+
+    Args:
+        done: called here with each part's call and result, in the order of `calls`.
+    Raises:
+        DraftwellError: what the parts that failed raised, or what became of them.
+    """
+    from prefect import Flow
+
+    from components.report.threads import using_threads
+
+    flow = Flow(spread_out, name=f"{what} on {fan.runner}", task_runner=runner_of(fan), result_serializer="json", validate_parameters=False)
+    token = _now.set((fan, done))
+    try:
+        with using_threads(fan.threads if fan.runner == "threads" else None), reaching_prefect():
+            flow(what, str(job), list(calls))
+    finally:
+        _now.reset(token)
+
+
+_now: ContextVar[tuple[Fan, Callable[[Call, Any], None]]] = ContextVar("the fan, and who is told of each part")
+
+
+def spread_out(what: str, job: str, calls: list[Call]) -> None:
+    """The flow. Prefect sends it to Ray's workers by value, with all that it names: a name and nothing else."""
+    _hand_out(what, job, calls)
+
+
+def _hand_out(what: str, job: str, calls: list[Call]) -> None:
+    fan, done = _now.get()
+    task, failures = as_task(what), list[Exception]()
+    with ray_options(fan) if fan.runner == "ray" else nullcontext():
+        futures = [task.submit(job, **call) for call in calls]
+    for call, future in zip(calls, futures, strict=True):
+        try:
+            done(call, future.result())
+        except Exception as error:
+            failures.append(error)
+    if full := [error for error in failures if is_full(error)]:
+        raise full[0]  # whoever asked says where and what to do (`failures.telling_of_a_full_disk`)
+    if failures:
+        raise failure_of(failures, len(calls)) from failures[0]
+
+
+def failure_of(failures: Sequence[Exception], count: int) -> DraftwellError:
+    """What to tell of parts that failed, out of so many."""
+    first = failures[0]
+    reason = str(first).strip().splitlines()[0] if str(first).strip() else type(first).__name__
+    if isinstance(first, DraftwellError) and count == len(failures):
+        return DraftwellError(reason)  # not its own class: a worker's `ForeignTrace` is no reason to begin a trace anew
+    return DraftwellError(f"{len(failures)} of {count} parts failed, the first with: {reason}; run the same command again, it goes on with "
+                          "what is missing")
+
+
+def _write_shard(job: str, index: int) -> str:
+    return parts.write_shard(Path(job), index)
+
+
+def _replay_strategy(job: str, name: str, share: int) -> list[dict[str, Any]]:
+    return parts.replay_strategy(Path(job), name, share)
+
+
+WORK: dict[str, Callable[..., Any]] = {"write a shard": _write_shard, "replay a strategy": _replay_strategy}
+"""Name of a task → what it does. Functions of this module, which workers import rather than receive."""
+
+
+def as_task(what: str) -> Task[..., Any]:
+    """A task that runs each time; what may be well then (`failures.worth_retrying`) is tried once more."""
+    from prefect import Task
+    from prefect.cache_policies import NO_CACHE
+
+    return Task(WORK[what], name=what, retries=1, retry_delay_seconds=1, retry_condition_fn=worth_retrying, cache_policy=NO_CACHE,
+                result_serializer="json")
+
+
+def runner_of(fan: Fan) -> TaskRunner[Any]:
+    """Prefect's task runner: threads, the Ray cluster of `$RAY_ADDRESS`, or one on this machine for as long as the flow runs."""
+    if fan.runner == "threads":
+        from prefect.task_runners import ThreadPoolTaskRunner
+
+        return ThreadPoolTaskRunner(max_workers=fan.workers)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no tool of the house reports home
+    from prefect_ray import RayTaskRunner
+
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        return RayTaskRunner(address=address)
+    return RayTaskRunner(init_kwargs={"num_cpus": fan.workers * fan.threads, "include_dashboard": False, "log_to_driver": False})
+
+
+def ray_options(fan: Fan) -> AbstractContextManager[Any]:
+    """What a part takes of a machine, and how often it is begun again if its worker dies."""
+    from prefect_ray.context import remote_options
+
+    options: dict[str, Any] = {"num_cpus": fan.threads, "max_retries": LIVES}
+    if fan.device != "cpu":
+        options["num_gpus"] = 1
+    context: AbstractContextManager[Any] = remote_options(**options)
+    return context
+
+
+@contextmanager
+def reaching_prefect() -> Iterator[None]:
+    """Turn a Prefect server that does not answer, or turns us away, into one line that names it."""
+    import httpx
+
+    try:
+        yield
+    except (RuntimeError, httpx.HTTPError) as error:
+        if isinstance(error, RuntimeError) and "Failed to reach API" not in str(error):
+            raise
+        from prefect.settings import PREFECT_API_URL
+
+        from registry.access import hidden
+
+        place = hidden(PREFECT_API_URL.value() or "this machine's own address")
+        raise DraftwellError(f"Prefect's server at {place} does not answer: start it, check PREFECT_API_URL and PREFECT_API_AUTH_STRING, "
+                             "or unset PREFECT_API_URL to run without a server of your own") from error

@@ -1,0 +1,1 @@
+"""Building a bundle from a release: `make deploy`."""

@@ -1,0 +1,262 @@
+"""Building a bundle from a release: `make deploy`.
+
+Data files and the runtime's own wheel, every digest checked on the way. The folder is built beside its place and renamed, then the
+link `current` is moved: a server that watches it sees the old bundle or the new one, and a bundle that stands is never changed or
+removed. Two builds of one release with one runtime are byte-identical: nothing in them tells time, machine or user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from registry.bundles.requirements import locked
+from registry.bundles.text import dockerfile, readme, requirements_name, serve_script
+from registry.bundles.wheel import runtime_wheel
+from registry.pairs.catalogue import PairSpec
+from registry.pairs.fetching import link
+from registry.pairs.records import model_records
+from registry.releases import ReleaseVersion, adopt, find_release, gate_record, is_champion, objection, withdrawal
+from registry.store import Published, Store
+from serving.artifacts.base import read_manifest, sha256_file
+from serving.artifacts.pair_files import DTYPES, PairFiles, combine_fingerprint, is_artifact, models_root, tokenizer_digest
+from serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
+from serving.runtime.types import DraftwellError
+
+UNFINISHED = ".build."
+"""How names of folders begin that are still being built, or that a killed deployment left."""
+MODEL_FILES = (".json", ".safetensors", ".model", ".txt", ".jinja")
+
+
+def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: str = "champion", device: str = "cpu",
+                 out: Path = Path("dist"), ungated_reason: str | None = None, with_weights: bool = False) -> Path:
+    """Build `out/<pair>/<version>-<device>/` from a release and let `out/<pair>/current` lead to it.
+
+    Where another bundle of that release stands already (built with another runtime, say), the new one stands beside it as
+    `<version>-<device>.2`, and so on: a server may still be reading the old one. The same bundle is not written twice.
+
+    Whoever named the champion, a command or a hand in MLflow's UI, is asked for the same gate record. What a hand named and the
+    gate lets pass is a champion like any other from then on.
+
+    Args:
+        files: the pair's models on this machine; they must be those of the release.
+        alias: alias (or number) of the release.
+        ungated_reason: deploy although no passed gate record stands; the manifest keeps the reason.
+        with_weights: copy the models into the bundle.
+    Raises:
+        DraftwellError: the release is missing or ungated, or the models are others; nothing was changed. Or it was rolled back, or
+            another became champion in its place, while it was built: the bundle stands, `current` stays where that led it.
+    """
+    release = find_release(store, pair_spec.name, device, alias)
+    crowned = alias == "champion" or is_champion(store, release)
+    ungated = objection(release, gate_record(release))
+    taken_back = withdrawal(release)
+    if (why := ungated or taken_back) and not ungated_reason:
+        mend = f"gate --pair {pair_spec.name}" if ungated else f"promote --pair {pair_spec.name} --release {release.version} --reason …"
+        raise DraftwellError(f"{release.name} is not deployed, {why}: run `draftwell {mend}`, or say why not with --ungated REASON")
+    home = out / pair_spec.name
+    home.mkdir(parents=True, exist_ok=True)
+    with _alone(home):
+        place = Path(tempfile.mkdtemp(dir=home, prefix=UNFINISHED))
+        try:
+            pinned = _download_pins(store, release, place)
+            manifest = _fill(place, release, pinned, pair_spec, files, ungated_reason if why else None, with_weights)
+            (place / MANIFEST).write_text(manifest.to_json())
+            _set_rights(place)
+            open_bundle(place).files(models_root())
+            final = _settle(place, home, release)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        _link(store, release, final, crowned=crowned)
+    if alias == "champion":
+        with contextlib.suppress(DraftwellError):  # the bundle stands; a registry that only lets us read keeps its aliases
+            adopt(store, release)
+    return final
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """One deployment of a pair at a time, others wait; what a killed one left is removed."""
+    with _locked(home):
+        for left in home.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time; no file is left for it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # the system lets go of it with the process, however that ends
+        yield
+    finally:
+        os.close(handle)
+
+
+def bundle_bytes(bundle: Path) -> int:
+    """Size of a bundle's files, those of its manifest included."""
+    return sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
+
+
+def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
+    """Let `current` lead to the champion's newest bundle that was built earlier; None where there is none, or only damaged ones.
+
+    It waits for no build, so that a rollback takes seconds.
+
+    Raises:
+        DraftwellError: the release is not the champion any more, or was rolled back; `current` stays.
+    """
+    for bundle in reversed(list(_standing(out / release.pair, release))):
+        if _is_whole(bundle, release):
+            _link(store, release, bundle, crowned=True)
+            return bundle
+    return None
+
+
+def _is_whole(bundle: Path, release: ReleaseVersion) -> bool:
+    """Whether a bundle is undamaged and of this very release."""
+    try:
+        return open_bundle(bundle).manifest.release_digest == release.published.digest
+    except DraftwellError:
+        return False
+
+
+def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool) -> None:
+    """Let `current` lead to a release's bundle, unless the release was taken back since it was looked up.
+
+    A build takes minutes, and whoever rolls back meanwhile has the last word. A rollback changes the registry first and links then. So
+    with the lock, which is held for the question and the link alone, it is seen here, or it links after this.
+
+    Args:
+        crowned: whether the release was the champion when it was looked up.
+    Raises:
+        DraftwellError: it was rolled back, or is not the champion any more; `current` stays.
+    """
+    with _locked(bundle.parent.parent):
+        now = replace(release, published=store.resolve("release", f"{release.pair}.{release.device}", release.version))
+        why = withdrawal(now)
+        if why == withdrawal(release):
+            why = "it is not the champion any more" if crowned and not is_champion(store, release) else None
+        if why:
+            raise DraftwellError(f"{bundle} stands, but `current` is not moved to {release.name}, {why}: run "
+                                 f"`draftwell deploy --pair {release.pair}` where the champion of today has no bundle")
+        link_current(bundle.parent, bundle)
+
+
+def _places(home: Path, release: ReleaseVersion) -> Iterator[Path]:
+    """Where bundles of a release stand, the first, the second, and so on without end."""
+    first = home / f"{release.version}-{release.device}"
+    yield first
+    yield from (first.with_name(f"{first.name}.{number}") for number in count(2))
+
+
+def _standing(home: Path, release: ReleaseVersion) -> Iterator[Path]:
+    """The places that are taken, the oldest first."""
+    for place in _places(home, release):
+        if not place.exists():
+            return
+        yield place
+
+
+def _download_pins(store: Store, release: ReleaseVersion, place: Path) -> dict[str, Published]:
+    pinned = {kind: store.resolve(kind, release.pair, version) for kind, version in release.pins.items()}
+    for kind, published in pinned.items():
+        if published.digest != release.contents.pins[kind].digest:
+            raise DraftwellError(f"{published.name} version {published.version} is not what {release.name} pins "
+                                 "(digest differs): create the release again")
+        store.download(published, place / "artifacts" / kind)
+    return pinned
+
+
+def _fill(place: Path, release: ReleaseVersion, pinned: dict[str, Published], spec: PairSpec, files: PairFiles,
+          ungated_reason: str | None, with_weights: bool) -> Manifest:
+    """Write everything but the manifest, and return that."""
+    if "distilled_draft" in pinned:
+        files = replace(files, draft=place / "artifacts" / "distilled_draft")
+    records = model_records(spec, files)
+    origins: dict[str, str] = {}
+    dtype = _dtype(release, files, records)
+    for role, folder in files.roles().items():
+        if is_artifact(folder) and role == "draft" and "distilled_draft" in pinned:
+            continue
+        if with_weights or is_artifact(folder):
+            _copy_model(folder, place / "models" / role)
+            if not is_artifact(folder):  # an artifact tells its own origin
+                origins[role] = records[role].source
+            records[role] = records[role].model_copy(update={"source": "bundled", "folder": f"models/{role}"})
+        elif not (kept := models_root() / records[role].folder).exists():
+            link(kept, folder)
+    profile, wheel = place / "artifacts" / "hardware_profile", runtime_wheel()
+    manifest = Manifest(
+        pair=spec.name, device=release.device, dtype=dtype, chat=spec.chat, fingerprint=release.fingerprint,
+        device_class=read_manifest(profile)["provenance"]["device_class"] if profile.is_dir() else None,
+        release_version=release.version, release_digest=release.published.digest,
+        gated=ungated_reason is None, ungated_reason=ungated_reason, versions=release.pins, runtime=wheel.version,
+        models=dict(records), origins=origins,
+        runs={"release": release.published.run_id, **{kind: p.run_id for kind, p in pinned.items()}}, files={})
+    (place / wheel.name).write_bytes(wheel.data)
+    (place / requirements_name(release.device)).write_text(locked(release.device))
+    for name, text in (("README.md", readme), ("serve.sh", serve_script), ("Dockerfile", dockerfile)):
+        (place / name).write_text(text(manifest, wheel.name))
+    listed = {path.relative_to(place).as_posix(): FileRecord(sha256=sha256_file(path), size=path.stat().st_size)
+              for path in sorted(place.rglob("*")) if path.is_file()}
+    manifest = manifest.model_copy(update={"files": listed})
+    return manifest.model_copy(update={"digest": manifest.computed_digest()})
+
+
+def _dtype(release: ReleaseVersion, files: PairFiles, records: dict[str, ModelRecord]) -> str:
+    """The dtype under which these models have the release's fingerprint."""
+    weights = {role: records[role].weights_sha256 for role in files.roles()}
+    tokenizer = tokenizer_digest(files.target)
+    for dtype in DTYPES:
+        if combine_fingerprint(weights, tokenizer, dtype) == release.fingerprint:
+            return dtype
+    raise DraftwellError(f"{release.name} was made for other models (fingerprint {release.fingerprint[:12]}) than those "
+                         f"of pair {release.pair} here: fetch the weights it names, or calibrate and release it again")
+
+
+def _copy_model(folder: Path, into: Path) -> None:
+    into.mkdir(parents=True)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in MODEL_FILES and not path.name.startswith("."):
+            shutil.copyfile(path, into / path.name)
+
+
+def _set_rights(place: Path) -> None:
+    """The same rights whatever the user's umask: all may read, and `serve.sh` may run."""
+    place.chmod(0o755)
+    for path in place.rglob("*"):
+        path.chmod(0o755 if path.is_dir() or path.name == "serve.sh" else 0o644)
+
+
+def _settle(place: Path, home: Path, release: ReleaseVersion) -> Path:
+    """Rename the built folder to the first place that is free, unless the same bundle stands whole at one before; returns which."""
+    made = (place / MANIFEST).read_bytes()
+    for final in _places(home, release):
+        try:
+            os.rename(place, final)
+            return final
+        except OSError:
+            if not final.exists():
+                raise
+        with contextlib.suppress(DraftwellError, OSError):
+            if (final / MANIFEST).read_bytes() == made:
+                open_bundle(final)
+                return final
+    raise AssertionError("places do not end")
+
+
+def link_current(home: Path, bundle: Path) -> None:
+    """Let `home/current` lead to a bundle beside it, atomically."""
+    new = home / f".current.{os.getpid()}"
+    new.unlink(missing_ok=True)
+    new.symlink_to(bundle.name, target_is_directory=True)
+    os.replace(new, home / "current")
