@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parent.parent
+from tests.support.paths import REPO
+
 STUB = """
 import sys
 out = sys.argv[sys.argv.index("--output") + 1]

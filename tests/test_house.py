@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-REPO = Path(__file__).resolve().parent.parent
+from tests.support.paths import REPO
+
 PROMPTS = REPO / "components" / "data" / "demo_prompts.jsonl"
 TASKS = ["setup", "demo", "test", "test-all", "lint", "audit", "bench", "bench-gpu", "gate", "deploy", "serve", "ui", "prefect-server",
          "worker", "schedule", "clean"]

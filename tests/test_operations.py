@@ -19,10 +19,10 @@ import yaml
 
 from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
-from tests import servers
-from tests.registry.making import publish, table
+from tests.support.loop.publishing import publish, table
+from tests.support.paths import REPO
+from tests.support.server import processes as servers
 
-REPO = Path(__file__).resolve().parent.parent
 PAGE = (REPO / "docs" / "operations.md").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load((REPO / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
 EXAMPLE = (REPO / "deploy" / "env.example").read_text(encoding="utf-8")

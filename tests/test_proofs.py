@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
+from tests.support.paths import REPO
+
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 

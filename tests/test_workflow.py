@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-REPO = Path(__file__).resolve().parent.parent
+from tests.support.paths import REPO
+
 WORKFLOW = REPO / ".github" / "workflows" / "gate.yml"
 
 

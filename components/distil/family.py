@@ -2,7 +2,7 @@
 
 Where a model keeps its layers is found by structure, not by name: the one `ModuleList` with as many modules as the
 configuration has layers. Everything else (embeddings, positions, final norm, head) is copied as it is. Tried with Llama,
-Qwen2, Qwen3, Gemma, Gemma2, Gemma3 (text), GPT-NeoX and GPT-2 (tests/components/test_distillation_families.py).
+Qwen2, Qwen3, Gemma, Gemma2, Gemma3 (text), GPT-NeoX and GPT-2 (tests/components/distil/test_families.py).
 """
 
 from __future__ import annotations

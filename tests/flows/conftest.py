@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.tiny_files import write_pair, write_prompts
+from tests.support.loop.tiny_files import write_pair, write_prompts
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 from registry.pairs import PairSpec, fetch
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles
-from tests.registry.making import model_folder
+from tests.support.loop.publishing import model_folder
 
 
 @pytest.fixture

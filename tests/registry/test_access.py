@@ -14,8 +14,8 @@ from registry.access import check_address, hidden, refusal
 from registry.connection import connect
 from registry.store import Store
 from serving.runtime.types import DraftwellError
-from tests.registry.making import publish, table
-from tests.servers import mlflow_server
+from tests.support.loop.publishing import publish, table
+from tests.support.server.processes import mlflow_server
 
 ADMIN, PASSWORD = "keeper", "a-password-of-the-test"
 HERE = Path(__file__).resolve()

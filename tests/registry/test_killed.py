@@ -11,8 +11,8 @@ from registry.pairs import fetch
 from registry.releases import find_release, gate_record, objection, promote
 from registry.store import Store
 from serving.artifacts.base import digest_of
-from tests.registry.killed import pair_in
-from tests.registry.making import release, verdict
+from tests.registry.killed_publisher import pair_in
+from tests.support.loop.publishing import release, verdict
 
 PROCESSES = 600
 """Seconds that the processes may take together on a busy machine."""
@@ -26,8 +26,8 @@ def place(empty_database: Path, tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *words: object) -> list[list[int]]:
-    """Run `tests.registry.killed`; the numbers of every line that it prints."""
-    command = [sys.executable, "-m", "tests.registry.killed", str(folder), *map(str, words)]
+    """Run `tests.registry.killed_publisher`; the numbers of every line that it prints."""
+    command = [sys.executable, "-m", "tests.registry.killed_publisher", str(folder), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESSES, check=False)
     assert done.returncode == 0, done.stderr
     return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
@@ -75,8 +75,8 @@ def test_wherever_it_is_killed_the_champion_is_whole(place: Path) -> None:
 
 def calls_of_a_whole_run(folder: Path) -> int:
     """How many calls of MLflow's client a whole publish and promotion of a second release take."""
-    code = ("import sys; from pathlib import Path; from tests.registry.killed import ship; folder = Path(sys.argv[1]); folder.mkdir(); "
-            "ship(folder, folder / 'mlflow.db', 1); print(ship(folder, folder / 'mlflow.db', 2))")
+    code = ("import sys; from pathlib import Path; from tests.registry.killed_publisher import ship; "
+            "folder = Path(sys.argv[1]); folder.mkdir(); ship(folder, folder / 'mlflow.db', 1); print(ship(folder, folder / 'mlflow.db', 2))")
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=PROCESSES, check=True)
     return int(done.stdout)
 

@@ -15,7 +15,7 @@ from registry.releases import create_release, record_gate
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles, fingerprint
 from serving.bundle.bundle import artifact_classes
-from tests.registry.making import every_kind, publish, verdict
+from tests.support.loop.publishing import every_kind, publish, verdict
 
 ENDINGS = {".json", ".safetensors", ".onnx", ".arrow", ".md", ".png", ".html", ""}
 """What a published file may be called; MLmodel has no ending."""

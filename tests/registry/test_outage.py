@@ -18,7 +18,7 @@ from registry.releases import find_release, promote, rollback
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles
 from serving.runtime.types import DraftwellError
-from tests.registry.making import release, verdict
+from tests.support.loop.publishing import release, verdict
 
 pytestmark = pytest.mark.slow
 AWAY = 60

@@ -23,7 +23,7 @@ from registry.releases import (
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles, fingerprint
 from serving.runtime.types import DraftwellError
-from tests.registry.making import config, distilled, publish, release, table, verdict
+from tests.support.loop.publishing import config, distilled, publish, release, table, verdict
 
 
 def test_a_release_pins_versions_and_names_weights(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:

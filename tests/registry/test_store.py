@@ -16,7 +16,7 @@ from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import digest_of
 from serving.runtime.types import DraftwellError
-from tests.registry.making import config, distilled, head, memory, profile, publish, table, verifier
+from tests.support.loop.publishing import config, distilled, head, memory, profile, publish, table, verifier
 
 MARK = "f" * 64
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from components.prompts.prompt import demo_prompts
-from tests.soak.serving import Served, default_bundle, served_bundle
+from tests.support.server.soak import Served, default_bundle, served_bundle
 
 pytestmark = pytest.mark.soak
 

@@ -4,7 +4,7 @@ The adapter of `transformers_model` runs the library's own module; at one token 
 calls rather than arithmetic, and every matrix product first brings its weights into the layout of the processor's matrix
 unit. Here queries, keys and values are one product, gate and up another; rotary tables and attention masks are made once a
 forward, not once a layer; and on CPUs bfloat16 weights are kept in oneDNN's own layout. Slots, packing of ragged rows and
-heads are inherited. Parity with transformers: tests/serving/test_lean_llama.py.
+heads are inherited. Parity with transformers: tests/serving/runtime/models/test_lean_llama.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Their attention does not go through `AttentionInterface`, so nothing can pack rows for them. A slot is a `DynamicCache`; rows of a
 batch run one after another, so eight requests cost eight forwards. Rollback crops the cache. Positions (learned, rotary or ALiBi) are
 what the module counts from the length of its cache, which is the slot's. Only architectures whose incremental forwards tests have
-compared with one forward over the whole text are taken (tests/serving/test_unbatched_model.py).
+compared with one forward over the whole text are taken (tests/serving/runtime/models/test_unbatched_model.py).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ a bucket can be captured and replayed. What differs from forward to forward (slo
 copied once; which positions a token sees is a boolean mask made from it on the device. Padding writes to a scratch slot.
 Nothing here reads from the device: who reads a distribution waits for it, and times are events (`Marks`).
 
-Everything but capture and replay runs on CPUs too, where the parity tests run it: tests/serving/test_static_llama.py.
+Everything but capture and replay runs on CPUs too, where the parity tests run it: tests/serving/runtime/models/cuda/test_static_llama.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,244 @@
+"""The bench: definitions of METHODS on real counters, the protocol, identity, peers."""
+
+import json
+
+import pytest
+import torch
+
+from components.bench.bench import bench, config_quality, gamma_of
+from components.bench.runner import Generation, Measurement, StrategyContender, labels_of, measure, rotated
+from components.bench.target_agreement import argmax_matches, difference, first_difference, near_tie_gap
+from components.prompts.prompt import Prompt
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.pair import over_slots
+from serving.runtime.stats import Stats
+from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.types import DraftwellError
+from tests.serving.runtime.models.test_unbatched_model import module_of
+from tests.support.models.kits import ORIGIN, table_kit
+from tests.support.models.tiny import llama_pair, pair_of, table_pair
+
+PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two"])]
+FIGURES = {"tokens_per_second", "speedup", "target_calls", "cost_ratio", "acceptance_rate", "draft_efficiency", "mat",
+           "accepted_per_call", "mean_acceptance_length", "ttft_ms", "tpot_ms", "identical_outputs", "near_ties",
+           "overhead_fraction"}
+
+
+@pytest.fixture(scope="module")
+def report() -> dict:
+    configs = [("vanilla_sd", {"num_speculative_tokens": 2}), ("vanilla_sd", {"num_speculative_tokens": 6}), ("prompt_lookup", {})]
+    return bench(llama_pair(slots=1), configs, PROMPTS, Kit(), max_tokens=24, runs=2, peers=["transformers"], threads=1)
+
+
+def test_a_report_has_every_figure_and_is_json(report):
+    assert set(report) >= {"pair", "machine", "prompts", "strategies", "peers"}
+    for entry in report["strategies"].values():
+        assert set(entry) >= FIGURES
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert report["prompts"] == len(PROMPTS)
+    assert report["machine"]["threads"] == 1
+
+
+def test_autoregressive_is_measured_without_being_asked_for_and_is_its_own_measure(report):
+    plain = report["strategies"]["autoregressive"]
+    assert (plain["speedup"], plain["speedup_low"], plain["speedup_high"]) == (1.0, 1.0, 1.0)
+    assert plain["acceptance_rate"] is None
+    assert plain["mat"] is None
+    assert plain["target_calls"] == plain["emitted"] - len(PROMPTS)  # the prefill gives a token and is no call
+
+
+def test_speedup_is_of_totals_and_not_a_mean_of_ratios(report):
+    rows = {name: entry["per_prompt"] for name, entry in report["strategies"].items()}
+
+    def pace(name):
+        return sum(row["seconds"] for row in rows[name]) / sum(row["tokens"] for row in rows[name])
+
+    entry = report["strategies"]["prompt_lookup"]
+    assert entry["speedup"] == pytest.approx(pace("autoregressive") / pace("prompt_lookup"))
+    assert entry["speedup_low"] <= entry["speedup"] <= entry["speedup_high"]
+    assert entry["tokens_per_second"] == pytest.approx(1 / pace("prompt_lookup"))
+
+
+def test_cost_ratio_is_against_the_fastest_vanilla_sd(report):
+    entries = report["strategies"]
+    vanillas = [entry for name, entry in entries.items() if name.startswith("vanilla_sd")]
+    assert len(vanillas) == 2
+    fastest = max(vanillas, key=lambda entry: entry["tokens_per_second"])
+    assert fastest["cost_ratio"] == 1.0
+    for entry in entries.values():
+        per_token = entry["target_calls"] / entry["emitted"]
+        assert entry["cost_ratio"] == pytest.approx(per_token / (fastest["target_calls"] / fastest["emitted"]))
+
+
+def test_a_run_without_vanilla_sd_measures_it_for_the_cost_ratio():
+    report = bench(table_pair(), [("prompt_lookup", {})], PROMPTS[:1], Kit(), max_tokens=4)
+    assert list(report["strategies"]) == ["autoregressive", "prompt_lookup"]
+    assert report["cost_reference"]["cost_ratio"] == 1
+    assert all(entry["cost_ratio"] is not None for entry in report["strategies"].values())
+
+
+def test_without_the_reference_there_is_no_cost_ratio():
+    report = bench(table_pair(), [("prompt_lookup", {})], PROMPTS[:1], Kit(), max_tokens=4, cost_ratios=False)
+    assert all(entry["cost_ratio"] is None for entry in report["strategies"].values())
+
+
+def test_lossless_strategies_and_transformers_give_the_same_tokens(report):
+    peers = report["peers"]["transformers"]
+    assert set(peers) == {"autoregressive", "assisted", "prompt_lookup", "notes"}
+    entries = [*report["strategies"].values(), *(peers[name] for name in ("autoregressive", "assisted", "prompt_lookup"))]
+    for entry in entries:
+        assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
+        assert entry["tokens_per_second"] > 0
+        assert entry["ttft_ms"] > 0
+        assert entry["tpot_ms"] > 0
+    assert any("constant" in note for note in peers["notes"])
+
+
+def test_peers_leave_the_modules_attending_over_slots(report):
+    pair = llama_pair(slots=1)
+    before = pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output
+    bench(pair, [], PROMPTS[:1], Kit(), max_tokens=4, peers=["transformers"], warmup=False)
+    assert pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output == before
+
+
+def test_peers_of_a_model_with_attention_of_its_own_say_so():
+    target = module_of("gpt_neo")
+    pair = pair_of(over_slots(target), over_slots(target), {"target": target, "draft": target})
+    report = bench(pair, [("vanilla_sd", {})], PROMPTS[:2], Kit(), max_tokens=6, peers=["transformers"], warmup=False)
+    assert "attention: eager, the model's own; cache: transformers' default" in report["peers"]["transformers"]["notes"]
+    assert report["strategies"]["vanilla_sd"]["identical_outputs"] == 2
+
+
+def test_sampled_outputs_are_not_compared():
+    report = bench(table_pair(), [("vanilla_sd", {})], PROMPTS[:2], Kit(), max_tokens=8, temperature=1.0)
+    assert all(entry["identical_outputs"] is None and entry["near_ties"] is None for entry in report["strategies"].values())
+
+
+def test_sampled_runs_repeat_the_same_requests():
+    runs = measure(table_pair(), Kit(), [("vanilla_sd", {})], PROMPTS[:2], max_tokens=12, temperature=1.0, runs=2)["vanilla_sd"].runs
+    assert [run[0].tokens for run in runs] == [run[1].tokens for run in runs]
+    assert runs[0][0].tokens != runs[1][0].tokens
+
+
+def test_the_order_rotates_and_everyone_sees_every_prompt():
+    names = ["a", "b", "c"]
+    orders = [rotated(names, turn) for turn in range(4)]
+    assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
+
+
+def test_the_median_run_counts():
+    m = Measurement(StrategyContender(table_pair(), Kit(), ("autoregressive", {}), "x"), ["p"])
+    for seconds in (5.0, 1.0, 2.0):
+        m.runs[0].append(Generation([1, 2], Stats(emitted=2, wall_seconds=seconds)))
+    assert m.seconds == [2.0]
+    assert m.tokens == [2]
+
+
+def test_contenders_do_not_share_online_state_nor_write_to_the_artifacts():
+    pair, kit = table_pair(), table_kit(vocab=24)
+    kit = Kit(kit.artifacts, deterministic=False)
+    configs = [("spide", {"parallel": False, "tau": 0.5}), ("spide", {"parallel": False, "tau": 0.9})]
+    both = measure(pair, kit, configs, PROMPTS, max_tokens=32)
+    alone = measure(pair, kit, configs[1:], PROMPTS, max_tokens=32)
+    assert list(both.values())[1].stats.draft_calls == next(iter(alone.values())).stats.draft_calls
+    assert sum(kit.artifacts["acceptance_table"].total) == 0
+
+
+def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
+    pair, kit = table_pair(), table_kit(vocab=24)
+    entry = bench(pair, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, kit, max_tokens=24)["strategies"]["csd"]
+    outputs = measure(pair, kit, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, max_tokens=24)["csd"]
+    matches = total = 0
+    for prompt, run in zip(PROMPTS, outputs.typical, strict=True):
+        context = pair.encode_prompt(prompt.prompt)
+        for token in run.tokens:
+            matches += token == int(pair.models["target"].next_logits(context).argmax())
+            total += 1
+            context.append(token)
+    assert entry["target_argmax_share"] == pytest.approx(matches / total)
+    assert entry["target_argmax_share"] < 1
+    assert entry["rescued_share"] > 0
+    assert entry["quality_ratio"] == pytest.approx(matches / total)
+    assert config_quality(pair, kit, ("csd", {"use_memory": False, "tau": 1e-6}), PROMPTS, max_tokens=24) == pytest.approx(matches / total)
+    assert entry["identical_outputs"] < len(PROMPTS)
+
+
+def test_overhead_and_parts_of_the_time_add_up(report):
+    parts = report["strategies"]["prompt_lookup"]["time_share"]
+    assert sum(parts.values()) == pytest.approx(1.0)
+    assert parts["rest"] == report["strategies"]["prompt_lookup"]["overhead_fraction"]
+    assert parts["draft"] == 0.0
+
+
+def test_first_difference():
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 9, 3], [1, 2, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+
+
+def test_a_difference_is_a_near_tie_only_if_both_tokens_are_nearly_the_best():
+    pair = table_pair()
+    table = pair.models["target"].table
+    table[:] = 0.0
+    table[..., 4], table[..., 5], table[..., 6] = 3.0, 3.0 - 5e-4, 1.0
+    assert difference(pair, "p", [7, 8], [4, 4], [4, 4]) is None
+    tie = difference(pair, "p", [7, 8], [4, 5, 4], [4, 4, 4])
+    assert (tie.position, tie.near_tie) == (1, True)
+    assert tie.gap == pytest.approx(5e-4, abs=1e-6)
+    wrong = difference(pair, "p", [7, 8], [4, 6, 4], [4, 4, 4])  # the gap is small, yet 6 is nowhere near
+    assert (wrong.position, wrong.near_tie) == (1, False)
+    assert wrong.gap == tie.gap
+
+
+def test_a_near_tie_in_bfloat16_is_as_wide_as_its_numbers():
+    row = torch.tensor([20.0, 3.0, -1.0])
+    assert near_tie_gap("float32", row) == 1e-3
+    step = float(torch.tensor(20.0, dtype=torch.bfloat16).nextafter(torch.tensor(99.0, dtype=torch.bfloat16))) - 20.0
+    assert near_tie_gap("bfloat16", row) == 4 * step
+
+
+def test_argmax_matches_of_greedy_output_are_all():
+    pair = table_pair()
+    tokens = pair.engine().generate([3, 4], pair.sampling(max_tokens=10), build_strategy("autoregressive")).output
+    assert argmax_matches(pair, [3, 4], tokens) == len(tokens)
+
+
+def test_labels_tell_configs_apart():
+    assert labels_of([("spide", {"tau": 0.5}), ("vanilla_sd", {})]) == ["spide", "vanilla_sd"]
+    assert labels_of([("spide", {"tau": 0.5}), ("spide", {"tau": 0.7})]) == ["spide(tau=0.5)", "spide(tau=0.7)"]
+    with pytest.raises(DraftwellError, match="twice"):
+        labels_of([("spide", {}), ("spide", {})])
+
+
+def test_peers_draft_as_many_tokens_as_vanilla_sd():
+    assert gamma_of([("spide", {}), ("vanilla_sd", {"num_speculative_tokens": "3"})]) == 3
+    assert gamma_of([]) == 5
+
+
+def test_a_champion_is_measured_with_artifacts_of_its_own():
+    pair, kit = table_pair(), table_kit(vocab=24)
+    sure = AcceptanceTable([1000] * 20, [1000] * 20, ORIGIN)
+    theirs = Kit({"acceptance_table": sure, "hardware_profile": HardwareProfile(1.0, {1: 2.0}, 0.0, ORIGIN)}, deterministic=True)
+    champion = StrategyContender(pair, theirs, ("spide", {"parallel": False}), "champion")
+    entries = bench(pair, [("spide", {"parallel": False})], PROMPTS, kit, max_tokens=24, extra=[champion])["strategies"]
+    assert entries["champion"]["strategy"] == "spide"
+    assert entries["champion"]["draft_calls"] > entries["spide"]["draft_calls"]  # it trusts its draft
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"prompts": []}, "no prompts"), ({"runs": 0}, "runs"), ({"peers": ["llamacpp"]}, "llamacpp"),
+    ({"strategies": [("vanila_sd", {})]}, "vanilla_sd"), ({"strategies": [("spide", {})]}, "acceptance_table"),
+    ({"max_tokens": 600}, "prompt p0")])
+def test_mistakes_are_named_in_a_line(arguments, words):
+    defaults = {"strategies": [], "prompts": PROMPTS, "kit": Kit(), "max_tokens": 4}
+    with pytest.raises(DraftwellError, match=words) as error:
+        bench(table_pair(), **(defaults | arguments), warmup=False)
+    assert "\n" not in str(error.value)
+
+
+def test_threads_are_set_for_the_run_only():
+    before = torch.get_num_threads()
+    report = bench(table_pair(), [], PROMPTS[:1], Kit(), max_tokens=2, threads=before + 1)
+    assert report["machine"]["threads"] == before + 1
+    assert torch.get_num_threads() == before

@@ -1,0 +1,28 @@
+"""A device's outputs against the CPU's: equal ones pass, another model's do not, lossy ones are not asked."""
+
+from components.bench.bench import bench
+from components.bench.device_parity import check_against
+from components.bench.runner import measure
+from components.prompts.prompt import Prompt
+from serving.runtime.models.table_model import TableModel
+from serving.runtime.strategies import Kit
+from tests.support.models.kits import table_kit
+from tests.support.models.tiny import pair_of, table_pair
+
+PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab", "hello"])]
+
+
+def test_equal_models_pass():
+    report = bench(table_pair(), [("vanilla_sd", {}), ("csd", {})], PROMPTS, table_kit(vocab=24), max_tokens=12, check=table_pair())
+    checked = report["cpu_check"]
+    assert checked["passed"]
+    assert "csd" not in checked["strategies"]
+    assert {"autoregressive", "vanilla_sd"} <= set(checked["strategies"])
+    assert checked["strategies"]["vanilla_sd"] == {"identical": 2, "near_ties": 0, "differences": []}
+
+
+def test_another_model_does_not():
+    measured = measure(table_pair(), Kit(), [("autoregressive", {})], PROMPTS, max_tokens=12)
+    found = check_against(pair_of(TableModel.random(24, 9, order=1), None), measured, PROMPTS, max_tokens=12)
+    assert not found["passed"]
+    assert found["strategies"]["autoregressive"]["differences"][0]["prompt_id"] == "p0"

@@ -1,0 +1,66 @@
+"""Throughput alone and at once: what is measured, and that outputs do not depend on it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from components.bench.throughput import batch_throughput, drive
+from components.prompts.prompt import Prompt
+from serving.runtime.engine.engine import Engine
+from serving.runtime.strategies import build_strategy
+from serving.runtime.types import DraftwellError, Sampling
+from tests.support.models.kits import table_kit
+from tests.support.models.tiny import VOCAB, table_pair
+
+PROMPTS = [Prompt(f"p{i}", "qa", [text])
+           for i, text in enumerate(["abc", "hello", "xyz", "one", "two", "speculate", "drafts", "tokens", "more"])]
+
+
+def slow_pair(seconds: float = 0.004):
+    """A forward takes as long for eight rows as for one."""
+    pair = table_pair(slots=8)
+    for model in pair.models.values():
+        forward = model.forward
+
+        def slow(rows, forward=forward):
+            time.sleep(seconds)
+            return forward(rows)
+
+        model.forward = slow
+    return pair
+
+
+def test_eight_at_once_are_faster_where_a_batch_costs_what_one_costs():
+    report = batch_throughput(slow_pair(), table_kit(VOCAB), [("autoregressive", {}), ("vanilla_sd", {"num_speculative_tokens": 2})],
+                              PROMPTS, max_tokens=12, runs=1)
+    json.dumps(report)
+    assert set(report["configs"]) == {"autoregressive", "vanilla_sd"}
+    for figures in report["configs"].values():
+        assert figures["ratio"] == pytest.approx(figures["together"] / figures["alone"])
+        assert figures["ratio"] > 2
+        assert figures["identical"] == len(PROMPTS)
+        assert figures["near_ties"] == figures["differences"] == []
+
+
+def test_never_more_than_asked_for_are_in_flight():
+    engine, most = Engine(table_pair(slots=8).models), []
+    step = engine.step
+
+    def watched():
+        most.append(len(engine.jobs))
+        step()
+
+    engine.step = watched
+    requests = [([3, i], Sampling(max_tokens=4 + i)) for i in range(9)]
+    _, outputs = drive(engine, build_strategy("autoregressive"), requests, at_once=3)
+    assert max(most) == 3
+    assert [len(output) for output in outputs] == [4 + i for i in range(9)], "outputs come in the order of the requests"
+
+
+@pytest.mark.parametrize("concurrency", [1, 10])
+def test_what_cannot_be_shown_is_refused(concurrency):
+    with pytest.raises(DraftwellError, match=f"{concurrency} requests at once"):
+        batch_throughput(table_pair(), table_kit(VOCAB), [("autoregressive", {})], PROMPTS, concurrency=concurrency)

@@ -1,0 +1,61 @@
+"""A collector that kills itself: `python -m tests.components.collect.killed_collector FOLDER POINT NUMBER`.
+
+It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a forward of a model, after a file was written but before
+it is safe on disk (fsync), before a finished file gets its name (rename), or just behind that (renamed).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from components.collect import collect as collection
+from components.prompts.prompt import Prompt
+from serving.recording.trace import TraceSet
+from serving.runtime.models.table_model import TableModel
+from tests.support.models.tiny import table_pair
+
+PROMPTS = [Prompt(f"p{i}", "qa", [text, "and then"]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "q"])]
+SHARDS = 3
+FILES = 1 + SHARDS
+"""The plan and every shard are written once."""
+POINTS = ("forward", "fsync", "rename", "renamed")
+
+
+def collect(folder: Path) -> TraceSet:
+    """The same collection, whole or the rest of it."""
+    collection.SHARD_PROMPTS = 2
+    return collection.collect(table_pair(), PROMPTS, folder, max_tokens=6, rollout=3, prefix_kinds=("bare", "draft", "target", "mixed"),
+                              turns=0, batch=4)
+
+
+def deadly(real: Callable[..., Any], number: int, *, behind: bool = False) -> Callable[..., Any]:
+    """The same function, whose `number`-th call is the last thing that this process does."""
+    calls = 0
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number and not behind:
+            os.kill(os.getpid(), signal.SIGKILL)
+        value = real(*args, **kwargs)
+        if calls == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+    return call
+
+
+def main(folder: str, point: str, number: str) -> None:
+    """Set the trap and walk into it."""
+    place, name = {"forward": (TableModel, "forward"), "fsync": (os, "fsync"), "rename": (os, "replace"), "renamed": (os, "replace")}[point]
+    setattr(place, name, deadly(getattr(place, name), int(number), behind=point == "renamed"))
+    collect(Path(folder))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,104 @@
+"""A collection that is killed with SIGKILL, at any moment and again and again, ends with the digest of an unbroken one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from components.collect import collect as collection
+from components.collect.collect import is_complete, read_plan
+from serving.runtime.models.table_model import TableModel
+from tests.components.collect.killed_collector import FILES, POINTS, SHARDS, collect
+from tests.support.paths import REPO
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shard_size() -> Iterator[None]:
+    """`collect` of the child sets it here too; it is put back for other files."""
+    before = collection.SHARD_PROMPTS
+    yield
+    collection.SHARD_PROMPTS = before
+
+
+@pytest.fixture(scope="module")
+def digest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of an unbroken run."""
+    trace = collect(tmp_path_factory.mktemp("whole"))
+    assert len(trace.shards) == SHARDS
+    return trace.digest()
+
+
+def kill(folder: Path, point: str, number: int) -> bool:
+    """Run a child until it dies by its own hand; False where it ended before that."""
+    # A fresh interpreter, not a fork: pyarrow's threads do not survive a fork.
+    done = subprocess.run([sys.executable, "-m", "tests.components.collect.killed_collector", str(folder), point, str(number)], cwd=REPO,
+                          capture_output=True, text=True, check=False)
+    assert done.returncode in (-signal.SIGKILL, 0), done.stderr
+    return done.returncode != 0
+
+
+def check_end(folder: Path, digest: str) -> None:
+    """Whole, the same, and nothing half-written beside it."""
+    assert collect(folder).digest() == digest
+    assert is_complete(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock", "digest.json", "plan.json", *(f"shard-{i:05d}.parquet" for i in range(SHARDS))]
+
+
+def test_killed_while_a_shard_gets_its_name_then_while_a_model_computes(tmp_path: Path, digest: str) -> None:
+    assert kill(tmp_path, "rename", 3)  # the plan, a shard, and half of the next
+    assert [path.name for path in sorted(tmp_path.glob("shard-*"))] == ["shard-00000.parquet"]
+    assert len(list(tmp_path.glob(".shard-00001*"))) == 1
+    assert not is_complete(tmp_path)
+    assert kill(tmp_path, "forward", 20)
+    check_end(tmp_path, digest)
+
+
+def test_killed_before_anything_is_bound(tmp_path: Path, digest: str) -> None:
+    assert kill(tmp_path, "fsync", 1)
+    assert len(list(tmp_path.glob(".plan.json.*"))) == 1
+    assert read_plan(tmp_path) is None
+    check_end(tmp_path, digest)
+
+
+def forwards_of(folder: Path) -> int:
+    """Forwards of an unbroken run."""
+    calls = 0
+    real = TableModel.forward
+
+    def count(self: TableModel, rows: object) -> object:
+        nonlocal calls
+        calls += 1
+        return real(self, rows)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableModel, "forward", count)
+        collect(folder)
+    return calls
+
+
+@pytest.mark.slow
+def test_killed_at_every_kind_of_moment(tmp_path: Path, digest: str) -> None:
+    forwards = forwards_of(tmp_path / "counted")
+    moments = [("forward", number) for number in (1, forwards // 3, forwards // 2, forwards)]
+    moments += [(point, number) for point in POINTS[1:] for number in range(1, FILES + 1)]
+    for point, number in moments:
+        folder = tmp_path / f"{point}-{number}"
+        assert kill(folder, point, number), (point, number)
+        check_end(folder, digest)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(tmp_path: Path, digest: str) -> None:
+    """Each run dies at its second file, so that it gets one further; the last one has nothing left to die of."""
+    deaths = 0
+    while kill(tmp_path, "renamed" if deaths % 2 else "rename", 1 if deaths % 2 else 2):
+        deaths += 1
+        assert deaths < 20, "a killed run makes no progress"
+    assert deaths >= SHARDS
+    check_end(tmp_path, digest)

@@ -1,0 +1,105 @@
+"""Texts under a chat template: many scripts, system messages, later turns, prompts that are too long, and bare ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from components.collect.continuations import WrittenText, cut_messages, template_around, write_texts
+from components.prompts.prompt import Message, Prompt, context_of, ids_of
+from serving.runtime.pair import LoadedPair
+from serving.runtime.types import DraftwellError
+from tests.support.server.served_pair import MAX_CONTEXT, tiny_pair
+
+SCRIPTS = ["今天天气怎么样？", "كيف حالك اليوم؟", "🙂👩‍👩‍👧 ok", "Grüße an die Füße"]
+ROOM = MAX_CONTEXT - 12
+
+
+@pytest.fixture(scope="module")
+def pair() -> LoadedPair:
+    return tiny_pair(4)
+
+
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def write(pair: LoadedPair, prompts: list[Prompt], kinds: tuple[str, ...] = ("target",), *, turns: int = 1) -> list[WrittenText]:
+    sampling = pair.sampling(max_tokens=8)
+    return write_texts(pair, [(prompt, sampling) for prompt in prompts], kinds, room=ROOM, batch=4, turns=turns)
+
+
+def spelt(pair: LoadedPair, ids: list[int]) -> str:
+    return str(pair.tokenizer.decode(ids))
+
+
+def test_every_script_reaches_the_model_as_it_was_written(pair: LoadedPair) -> None:
+    system = {"role": "system", "content": "答えは短く。"}
+    texts = write(pair, [Prompt(f"p{i}", None, [said], messages=(system,)) for i, said in enumerate(SCRIPTS)])
+    for said, text in zip(SCRIPTS, texts, strict=True):
+        assert spelt(pair, text.prompt_tokens) == f"<|start|>system\n答えは短く。<|end|><|start|>user\n{said}<|end|><|start|>assistant"
+        assert text.cut_tokens == 0
+
+
+def test_a_pair_that_is_not_for_chat_reads_plain_text(pair: LoadedPair) -> None:
+    plain = replace(pair, chat=False)
+    text, = write(plain, [Prompt("p", None, ["hello"], messages=(user("before"),))])
+    assert text.prompt_tokens == plain.encode("before\n\nhello")
+    assert plain.encode_prompt("hello") == plain.encode("hello")
+
+
+def test_a_template_that_refuses_a_conversation_is_named_in_one_line(pair: LoadedPair) -> None:
+    with pytest.raises(DraftwellError, match="refuses these messages: a system message must come first") as error:
+        write(pair, [Prompt("p", None, ["hello"], messages=(user("a"), {"role": "system", "content": "b"}))])
+    assert "\n" not in str(error.value)
+
+
+def test_a_cut_in_the_second_of_three_turns_keeps_the_template_and_the_latest_words(pair: LoadedPair) -> None:
+    system = {"role": "system", "content": "be kind"}
+    prompt = Prompt("p", None, ["one", "天" * 100 + "地", "two"], messages=(system,), answers=("yes", "no"))
+    first, second, third = write(pair, [prompt], turns=0)
+    head, tail = "<|start|>system\nbe kind<|end|><|start|>user\n", "<|end|><|start|>assistant"
+    assert spelt(pair, first.prompt_tokens) == f"{head}one{tail}"
+    assert first.cut_tokens == 0
+    said = spelt(pair, second.prompt_tokens)
+    assert said.startswith(f"{head}天")
+    assert said.endswith(f"天地{tail}")
+    assert "one" not in said  # the oldest turn went first
+    whole = pair.encode_messages([system, user("one"), {"role": "assistant", "content": "yes"}, user(prompt.turns[1])])
+    assert ROOM - 3 < len(second.prompt_tokens) <= ROOM  # a character has three bytes, each a token
+    assert second.cut_tokens == len(whole) - len(second.prompt_tokens)
+    assert spelt(pair, third.prompt_tokens) == f"{head}two{tail}"
+    assert third.cut_tokens > 0
+
+
+def test_what_a_template_alone_does_not_leave_room_for_keeps_its_end(pair: LoadedPair) -> None:
+    ids = pair.encode_messages([user("hello")])
+    assert cut_messages(pair, [user("hello")], 4) == (ids[-4:], len(ids) - 4)
+    assert cut_messages(pair, [user("hello")], len(ids)) == (ids, 0)
+
+
+def test_a_completion_is_read_as_it_was_written(pair: LoadedPair) -> None:
+    """Beside a chat in the same batch, cut like plain text, and bare up to its last word."""
+    told, said = Prompt("t", None, ["once upon a time"], raw=True), Prompt("s", None, ["once upon a time"])
+    raw, chat = write(pair, [told, said])
+    assert raw.prompt_tokens == ids_of(pair, told) == pair.encode("once upon a time")
+    assert chat.prompt_tokens == ids_of(pair, said) == pair.encode_prompt("once upon a time")
+    assert context_of(told) != context_of(said) == ["once upon a time"]
+    long, = write(pair, [Prompt("l", None, ["word " * 100 + "end"], raw=True)])
+    assert (len(long.prompt_tokens), spelt(pair, long.prompt_tokens)[-8:]) == (ROOM, "word end")
+    assert long.cut_tokens == len(pair.encode("word " * 100 + "end")) - ROOM
+    whole, framed = write(pair, [told, said], ("bare",))
+    assert spelt(pair, whole.prompt_tokens + whole.tokens) == "once upon a time"
+    assert spelt(pair, framed.prompt_tokens + framed.tokens) == "<|start|>user\nonce upon a time"
+
+
+def test_bare_texts_end_with_the_users_words(pair: LoadedPair) -> None:
+    head, tail = template_around(pair)
+    asked = pair.encode_prompt("hello, how are you there?")
+    assert spelt(pair, asked[:head]) == "<|start|>user\n"
+    assert spelt(pair, asked[-tail:]) == "<|end|><|start|>assistant"
+    long, short = write(pair, [Prompt("a", None, ["hello, how are you there?"]), Prompt("b", None, ["ok"])], ("bare",))
+    assert spelt(pair, long.prompt_tokens + long.tokens) == "<|start|>user\nhello, how are you there?"
+    assert len(long.tokens) == 8
+    assert (spelt(pair, short.prompt_tokens), spelt(pair, short.tokens)) == ("<|start|>user\n", "ok")

@@ -1,0 +1,463 @@
+"""Distillation on tiny models: the lean generator equals transformers, training learns and resumes, the artifact loads."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.distil import training
+from components.distil.artifact import agreement, to_artifact
+from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, read_corpus, write_corpus
+from components.distil.distil import distil
+from components.distil.family import keep_layers
+from components.distil.instructions import detokenise, from_passages, from_rows, invent, user_turn
+from components.distil.lean import LeanLlama, generate_batch
+from components.distil.training import Recipe, grow, head_of, losses, train
+from components.distil.writers import EngineWriter, LeanWriter, writer_of
+from serving.artifacts.base import Provenance, digest_of
+from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.runtime.pair import build_distilled
+from serving.runtime.types import DraftwellError
+from tests.support.models.families import some_prompts, target_pair, tiny_source, tiny_target
+from tests.support.paths import REPO
+
+EOS = 2
+STOPS = frozenset({EOS})
+SHIPPED = REPO / "registry" / "pairs" / "smollm2_135m"
+STEADY = Recipe(layers=(0, 3), head_tokens=48, tokens=4000, batch_tokens=256, warmup_steps=5, peak_rate=5e-3, save_seconds=0.0,
+                measure_steps=3)
+
+
+def quiet(line: str) -> None:
+    """Nothing is said."""
+
+
+@pytest.fixture(scope="module")
+def target():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+                         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=EOS)
+    model = LlamaForCausalLM(config).eval()
+    for p in model.parameters():
+        p.data *= 6.0 if p.ndim == 2 else 1.0  # sharper than a fresh model, so that there is something to learn
+    return model
+
+
+def write(target: Any, folder: Path, count: int = 96) -> list[Path]:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(3, 97) for _ in range(rng.randrange(2, 9))] for _ in range(count)]
+    writer = LeanWriter(target, STOPS, torch.float32)
+    return write_corpus(writer, prompts, folder, donor="d" * 64, new_tokens=24, batch=16, chunk=2, say=quiet)
+
+
+@pytest.fixture(scope="module")
+def shards(target, tmp_path_factory) -> list[Path]:
+    return write(target, tmp_path_factory.mktemp("corpus"))
+
+
+def test_lean_batches_equal_transformers_one_by_one(target):
+    lean = LeanLlama(target.state_dict(), target.config, torch.float32)
+    prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]
+    for prompt, (out, hidden) in zip(prompts, generate_batch(lean, prompts, 20, STOPS), strict=True):
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            expected = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=EOS)[0]
+            states = target.model(expected[None, :-1]).last_hidden_state[0]
+        assert out == expected[len(prompt) :].tolist()
+        assert torch.allclose(hidden, states, atol=1e-4), "the states that training learns from"
+
+
+def test_a_text_ends_at_the_first_of_several_stop_tokens(target):
+    lean = LeanLlama(target.state_dict(), target.config, torch.float32)
+    (whole, _), = generate_batch(lean, [[5, 6, 7]], 20, frozenset())
+    stops = frozenset({whole[4], whole[9]})
+    (out, hidden), = generate_batch(lean, [[5, 6, 7]], 20, stops)
+    end = next(i for i, token in enumerate(whole) if token in stops)
+    assert out == whole[: end + 1]
+    assert len(hidden) == 3 + len(out) - 1
+
+
+def test_both_writers_write_the_same():
+    """The fast path and the engine's slots, in float32: the same tokens, and states that differ by rounding only."""
+    pair, module = target_pair(tiny_target("llama")), tiny_target("llama")
+    fast, general = LeanWriter(module, pair.stop_tokens, torch.float32), EngineWriter(pair, 3)
+    rows = some_prompts(5)
+    for (out, states), (other, theirs) in zip(fast.greedy(rows, 12), general.greedy(rows, 12), strict=True):
+        assert out == other
+        assert torch.allclose(states, theirs, atol=1e-4)
+    assert general.sampled(rows, 12, 0.9, 1) == general.sampled(rows, 12, 0.9, 1) != general.sampled(rows, 12, 0.9, 2)
+
+
+def test_the_fast_writer_is_taken_where_it_fits():
+    assert isinstance(writer_of(target_pair(tiny_target("llama")), 4), LeanWriter)
+    for name in ("qwen2", "gpt2"):
+        assert isinstance(writer_of(target_pair(tiny_target(name)), 4), EngineWriter)
+    untied = copy.deepcopy(tiny_target("llama"))
+    untied.config.tie_word_embeddings = False
+    assert isinstance(writer_of(target_pair(untied), 4), EngineWriter)
+
+
+def test_a_rerun_keeps_finished_shards(target, tmp_path):
+    shards = write(target, tmp_path)
+    before = corpus_digest(read_corpus(shards))
+    first, *rest = shards
+    stamps = {p: p.stat().st_mtime_ns for p in rest}
+    content = first.read_bytes()
+    first.unlink()
+    assert write(target, tmp_path) == shards
+    assert first.read_bytes() == content
+    assert {p: p.stat().st_mtime_ns for p in rest} == stamps
+    assert corpus_digest(read_corpus(shards)) == before
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "zeros", "no lengths", "longer than its lengths"])
+def test_a_damaged_shard_is_named_in_one_line(shards, tmp_path, harm):
+    from safetensors.torch import load_file, save_file
+
+    shard, whole = tmp_path / shards[1].name, shards[1].read_bytes()
+    if harm == "no lengths":
+        save_file({name: tensor for name, tensor in load_file(shards[1]).items() if name != "total"}, shard)
+    elif harm == "longer than its lengths":
+        save_file(load_file(shards[1]) | {"ids": torch.zeros(7, dtype=torch.int32)}, shard)
+    else:
+        shard.write_bytes({"cut": whole[:-9], "empty": b"", "zeros": bytes(len(whole))}[harm])
+    with pytest.raises(DraftwellError, match=f"{shard.name} is damaged: delete it and run the same `draftwell distill` again") as error:
+        read_corpus([shards[0], shard])
+    assert "\n" not in str(error.value)
+
+
+def test_shards_of_other_inputs_are_not_mixed_in(target, tmp_path):
+    """In one folder: other prompts, another target and other lengths get shards of their own."""
+    whole = write(target, tmp_path)
+    fewer = write(target, tmp_path, count=20)
+    assert len(read_corpus(fewer)) == 20
+    writer, prompts = LeanWriter(target, STOPS, torch.float32), [[5, 6], [7]]
+    paths = [write_corpus(writer, prompts, tmp_path, donor=donor, new_tokens=length, say=quiet)[0]
+             for donor, length in (("d" * 64, 4), ("e" * 64, 4), ("d" * 64, 5))]
+    assert len({*whole, *fewer, *paths}) == len(whole) + len(fewer) + 3
+    assert len(read_corpus(write(target, tmp_path))) == 96
+
+
+def test_training_learns(target, shards, tmp_path):
+    recipe = Recipe(layers=(0, 3), head_tokens=64, minutes=0.06, batch_tokens=256, warmup_steps=5, peak_rate=1e-2, measure_steps=20)
+    draft, corpus = keep_layers(target, recipe.layers), read_corpus(shards)
+    head = head_of(corpus, target, 64)
+    before = losses(draft, corpus[:40], head, recipe)[1]
+    told: list[tuple[str, float, int]] = []
+    result = train(draft, corpus, head, recipe, tmp_path, log=lambda *said: told.append(said), say=quiet)
+    after = losses(draft, corpus[:40], head, recipe)[1]
+    assert after["kl"] < before["kl"]
+    assert after["agreement"] > before["agreement"] + 0.2
+    assert len(head.ids) == 64
+    assert not any(p.requires_grad for p in draft.get_input_embeddings().parameters()), "embeddings are the target's and stay frozen"
+    as_it_went = [(step, value) for name, value, step in told if name == "held_out_agreement"]
+    assert [list(point) for point in as_it_went[:-1]] == result["curve"]
+    assert as_it_went[-1] == (result["steps"], result["held_out_agreement"])
+
+
+def test_total_variation_falls(target, shards, tmp_path):
+    recipe = replace(STEADY, loss="tv", tokens=20_000, measure_steps=1000, save_seconds=1e9)
+    draft, corpus = keep_layers(target, recipe.layers), read_corpus(shards)
+    head = head_of(corpus, target, 64)
+    before = losses(draft, corpus[:40], head, recipe)[1]["tv"]
+    train(draft, corpus, head, recipe, tmp_path, say=quiet)
+    after = losses(draft, corpus[:40], head, recipe)[1]["tv"]
+    assert after < 0.9 * before <= 0.9
+
+
+def test_total_variation_is_half_the_sum_of_differences(target, shards):
+    """Weighted by position as the KL is: a prompt's positions count less."""
+    recipe = replace(STEADY, loss="tv", hidden_weight=0.0)
+    draft, group = keep_layers(target, (0, 3)), read_corpus(shards)[:2]
+    head = head_of(group, target, 64)
+    loss, parts = losses(draft, group, head, recipe)
+    total = weights = 0.0
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for s in group:
+            mine = head(draft.model(s.ids[None]).last_hidden_state[0, 1:-1]).softmax(-1)
+            theirs = head(s.hidden[1:]).softmax(-1)
+            for i, row in enumerate((mine - theirs).abs().sum(-1).tolist(), 1):
+                weight = 1.0 if i >= s.prompt - 1 else recipe.prompt_weight
+                total, weights = total + weight * row / 2, weights + weight
+    assert loss.item() == pytest.approx(parts["tv"])
+    assert parts["tv"] == pytest.approx(total / weights, abs=0.01)
+
+
+def after_saves(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Stop training, as a person would, behind the checkpoint with this number."""
+    real, seen = training.save, 0
+
+    def stopping(*arguments: Any) -> None:
+        nonlocal seen
+        real(*arguments)
+        seen += 1
+        if seen == count:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "save", stopping)
+
+
+@pytest.mark.parametrize("stops", [(1,), (8, 5)])
+def test_a_stopped_run_ends_as_an_unbroken_one(target, shards, tmp_path, monkeypatch, stops):
+    """Bit for bit: weights, moments, rate, order of the batches and the place in the pass all go on."""
+    corpus = read_corpus(shards)
+    head = head_of(corpus, target, 48)
+    whole = keep_layers(target, STEADY.layers)
+    expected = train(whole, corpus, head, STEADY, tmp_path / "whole", say=quiet)
+    assert expected["passes"] >= 1, "the stops lie in more than one pass"
+    for count in stops:
+        with monkeypatch.context() as patch:
+            after_saves(patch, count)
+            with pytest.raises(KeyboardInterrupt):
+                train(keep_layers(target, STEADY.layers), corpus, head, STEADY, tmp_path / "broken", say=quiet)
+    draft = keep_layers(target, STEADY.layers)
+    found = train(draft, corpus, head, STEADY, tmp_path / "broken", say=quiet)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, draft.state_dict()[name]), name
+    assert {**found, "minutes": 0} == {**expected, "minutes": 0}
+
+
+def test_a_finished_run_returns_at_once(target, shards, tmp_path, monkeypatch):
+    corpus = read_corpus(shards)
+    head = head_of(corpus, target, 48)
+    first = train(keep_layers(target, STEADY.layers), corpus, head, STEADY, tmp_path, say=quiet)
+    draft = keep_layers(target, STEADY.layers)
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: pytest.fail("nothing is left to learn"))
+    again = train(draft, corpus, head, STEADY, tmp_path, say=quiet)
+    assert again == first
+
+
+@pytest.mark.parametrize(("changed", "word"), [({"layers": (0, 2)}, "layers"), ({"loss": "tv"}, "loss"), ({"head_tokens": 40}, "head"),
+                                               ({}, "target")])
+def test_a_checkpoint_of_another_run_is_refused(target, shards, tmp_path, changed, word):
+    corpus = read_corpus(shards)
+    short = replace(STEADY, tokens=500)
+    train(keep_layers(target, short.layers), corpus, head_of(corpus, target, 48), short, tmp_path, bound={"target": "a"}, say=quiet)
+    before = (tmp_path / training.CHECKPOINT).read_bytes()
+    other = replace(short, **changed)
+    draft, head = keep_layers(target, other.layers), head_of(corpus, target, other.head_tokens)
+    with pytest.raises(DraftwellError, match=f"another {word}: name another --work"):
+        train(draft, corpus, head, other, tmp_path, bound={"target": "a" if changed else "b"}, say=quiet)
+    assert (tmp_path / training.CHECKPOINT).read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint at all, though long enough to be one"])
+def test_a_checkpoint_that_cannot_be_read(target, shards, tmp_path, content):
+    (tmp_path / training.CHECKPOINT).write_bytes(content)
+    corpus = read_corpus(shards)
+    with pytest.raises(DraftwellError, match="remove it to begin again"):
+        train(keep_layers(target, STEADY.layers), corpus, head_of(corpus, target, 48), STEADY, tmp_path, say=quiet)
+
+
+def test_too_little_text(target, shards, tmp_path):
+    corpus = read_corpus(shards)[:1]
+    with pytest.raises(DraftwellError, match="give more prompts"):
+        train(keep_layers(target, STEADY.layers), corpus, head_of(corpus, target, 48), STEADY, tmp_path, say=quiet)
+
+
+def test_distilling_from_prompts_to_an_artifact(tmp_path):
+    """The whole way, with an agreement that an independent count finds too; a second run makes the same draft."""
+    source = tiny_source("qwen2")
+    artifact, report = distil(source, STEADY, tmp_path, name="tiny", data="a test", say=quiet)
+    assert artifact.provenance.parameters["layers"] == "0,3"
+    assert artifact.provenance.metrics["agreement"] == report["agreement"]["agreement"]
+    artifact.save(tmp_path / "saved")
+    module = tiny_target("qwen2")
+    draft = build_distilled(DistilledDraft.load(tmp_path / "saved"), tiny_target("qwen2"))
+    hits = count = 0
+    for _, ids in source.untouched:
+        prompt = torch.tensor([ids])
+        with torch.no_grad():
+            text = module.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False)
+            logits = torch.full((1, text.shape[1], 61), -torch.inf)
+            logits[..., artifact.head_tokens] = draft(text).logits[..., artifact.head_tokens]
+        said, wanted = logits[0].argmax(-1)[len(ids) - 1 : -1], text[0, len(ids) :]
+        hits, count = hits + int((said == wanted).sum()), count + len(wanted)
+    assert report["agreement"]["positions"] == count
+    assert report["agreement"]["agreement"] == pytest.approx(hits / count, abs=1.5 / count)  # a near-tie may fall either way
+    again, _ = distil(source, STEADY, tmp_path, name="tiny", data="a test", say=quiet)
+    again.save(tmp_path / "again")
+    assert digest_of(tmp_path / "again") == digest_of(tmp_path / "saved") == digest_of(tmp_path / "candidate")
+
+
+def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
+    """On a tiny target: a draft, and a qualifier grown out of it, with their provenance."""
+    import json
+
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from components.distil import default_pair
+    from tests.support.server.served_pair import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+                         max_position_embeddings=256, initializer_range=0.3, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
+                         eos_token_id=tokenizer.eos_token_id)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "instructions.json").write_text(json.dumps([f"say the number {n}" for n in range(8)]))
+    monkeypatch.setattr(default_pair, "LAYERS", {"draft": (0, 3), "qualifier": (0, 1, 2, 3)})
+    monkeypatch.setattr(default_pair, "MIDDLE", (1, 2))
+    monkeypatch.setattr(default_pair, "MIDDLE_AT", 1)
+    common = {"target": tmp_path / "target", "data": tmp_path, "work": tmp_path / "work", "minutes": 0.005}
+    default_pair.main(**common, out=tmp_path / "draft")
+    default_pair.main(**common, out=tmp_path / "qualifier", role="qualifier", start=tmp_path / "draft")
+    draft, qualifier = DistilledDraft.load(tmp_path / "draft"), DistilledDraft.load(tmp_path / "qualifier")
+    assert (draft.config["num_hidden_layers"], qualifier.config["num_hidden_layers"]) == (2, 4)
+    assert draft.provenance.parameters["started_from"] == "the target's layers"
+    assert str(draft.provenance.parameters["output_tokens"]) in str(qualifier.provenance.parameters["started_from"])
+    assert qualifier.provenance.parameters["layers"] == "0,1,2,3"
+    assert draft.donor == qualifier.donor
+
+
+def test_no_prompt_that_fits(tmp_path):
+    with pytest.raises(DraftwellError, match="no prompt fits"):
+        distil(replace(tiny_source("qwen2"), prompts=[]), STEADY, tmp_path, name="tiny", data="a test", say=quiet)
+
+
+def test_artifact_round_trip_changes_logits_only_by_rounding(target, shards, tmp_path):
+    draft = keep_layers(target, (0, 3))
+    head = head_of(read_corpus(shards), target, 64)
+    to_artifact(draft, head.ids, "d" * 64, Provenance(pair="tiny", fingerprint="f" * 64)).save(tmp_path / "draft")
+    loaded = build_distilled(DistilledDraft.load(tmp_path / "draft"), target)
+    assert loaded.get_input_embeddings().weight is target.get_input_embeddings().weight, "borrowed, not copied"
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        a, b = draft(ids).logits, loaded(ids).logits
+    assert 0 < float((a - b).abs().max()) < 0.05 * float(a.abs().max())
+
+
+def test_a_draft_on_another_device_copies_what_it_borrows(target, shards, tmp_path):
+    draft = keep_layers(target, (0, 3))
+    head = head_of(read_corpus(shards), target, 64)
+    to_artifact(draft, head.ids, "d" * 64, Provenance(pair="tiny", fingerprint="f" * 64)).save(tmp_path / "draft")
+    loaded = build_distilled(DistilledDraft.load(tmp_path / "draft"), target, "meta")
+    assert {p.device.type for p in loaded.parameters()} == {"meta"}
+    assert {p.device.type for p in target.parameters()} == {"cpu"}
+
+
+def test_rotary_frequencies_are_not_rounded(target, tmp_path):
+    """In bfloat16 they are off by up to .2 %, which at a distance of 500 tokens is up to a radian."""
+    from transformers import AutoModelForCausalLM
+
+    target16 = AutoModelForCausalLM.from_config(target.config, dtype=torch.bfloat16)
+    made = Provenance(pair="tiny", fingerprint="f" * 64)
+    to_artifact(keep_layers(target, (0, 3)), torch.arange(5), "d" * 64, made).save(tmp_path / "draft")
+    loaded = build_distilled(DistilledDraft.load(tmp_path / "draft"), target16)
+    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
+    assert torch.equal(loaded.model.rotary_emb.inv_freq, target16.model.rotary_emb.inv_freq)
+    assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+@pytest.mark.parametrize("role", ["draft", "qualifier"])
+def test_what_is_shipped_loads_as_it_always_did(role):
+    """The files' numbers arrive unchanged in a module that borrows the rest, under the names that were once written out."""
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if not (SHIPPED / role).is_dir():
+        pytest.skip(f"no {role} is shipped")
+    shipped = DistilledDraft.load(SHIPPED / role)
+    raw = load_file(SHIPPED / role / "draft.safetensors")
+    settings = {**shipped.config, "num_hidden_layers": 1}
+    donor = AutoModelForCausalLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    built = build_distilled(shipped, donor)
+    assert lent_names(built) == {"model.embed_tokens.weight", "lm_head.weight"}
+    state = built.state_dict()
+    assert state.keys() - shipped.state.keys() == lent_names(built)
+    for name in shipped.state:
+        stored = raw[name].float() * raw[f"{name}.scale"][:, None] if raw[name].dtype == torch.int8 else raw[name]
+        assert torch.equal(state[name], stored), name
+
+
+def test_agreement_of_a_model_with_itself_is_one(target):
+    from serving.runtime.models.transformers_model import TransformersModel
+    from serving.runtime.pair import LoadedPair
+
+    models = {"target": TransformersModel(copy.deepcopy(target)), "draft": TransformersModel(copy.deepcopy(target))}
+    tokenizer = type("Tokenizer", (), {"eos_token_id": EOS, "all_special_ids": [EOS]})()
+    pair = LoadedPair("tiny", "float32", "cpu", models, {"target": target}, tokenizer, "f" * 64)
+    found = agreement(pair, [("a", [5, 6, 7]), ("b", [8])], max_tokens=12)
+    assert found["agreement"] == 1.0
+    assert found["tasks"] == {"a": 1.0, "b": 1.0}
+    assert found["positions"] <= 24
+
+
+def test_batches_cover_every_conversation_once_within_the_budget():
+    conversations = [Conversation(torch.arange(n), 1, torch.zeros(n - 1, 1)) for n in [3, 50, 7, 20, 9, 31, 12]]
+    groups = list(batches(conversations, 60, random.Random(1)))
+    assert sorted(len(c.ids) for g in groups for c in g) == sorted(len(c.ids) for c in conversations)
+    assert all(len(g) == 1 or max(len(c.ids) for c in g) * len(g) <= 60 for g in groups)
+
+
+def test_head_covers_what_the_target_emits_most():
+    text = Conversation(torch.tensor([9, 9, 9, 4, 4, 5]), 3, torch.zeros(5, 1))
+    assert frequent_tokens([text], 2, 12).tolist() == [4, 5], "prompt tokens only break ties"
+    assert frequent_tokens([text], 3, 12).tolist() == [4, 5, 9]
+
+
+def test_instructions_are_text_without_tokenisation_artefacts():
+    rng = random.Random(0)
+    wiki = " The <unk> of 1 @,@ 000 ships ( in Rome ) was long . It took many years to build and Julius Caesar saw it finished . " * 3
+    made = from_passages([wiki], 30, rng)
+    assert len(made) == 30
+    assert not any("<unk>" in m or " ." in m or "@" in m for m in made)
+    assert detokenise('a " b " ( c ) .') == 'a "b" (c).'
+    assert from_rows({"x": [{"prompt": "p"}]}, {"x": 5}, rng) == ["p"]
+
+
+def test_a_draft_grows_without_a_change_and_every_new_layer_can_learn(target):
+    shallow, ids = keep_layers(target, (0, 3)), torch.randint(3, 97, (2, 12))
+    for parameter in shallow.model.layers.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)  # a trained draft is no longer the target's layers
+    deep = grow(shallow, target, (1, 2), at=1)
+    torch.testing.assert_close(deep(ids).logits, shallow(ids).logits)
+    assert deep.config.num_hidden_layers == 4
+    torch.testing.assert_close(deep.model.layers[3].mlp.up_proj.weight, shallow.model.layers[1].mlp.up_proj.weight)
+    deep(ids).logits.logsumexp(-1).sum().backward()
+    assert all(layer.self_attn.o_proj.weight.grad.abs().sum() > 0 for layer in deep.model.layers)
+
+
+class Spoken:
+    """A writer that says what it was asked to continue."""
+
+    identity = "spoken"
+
+    def __init__(self, decode: Callable[[list[int]], str]):
+        self.decode, self.heard = decode, list[str]()
+
+    def greedy(self, rows: Any, new_tokens: int) -> Any:
+        raise NotImplementedError
+
+    def sampled(self, rows: Any, new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
+        assert temperature > 0
+        self.heard += [self.decode(row) for row in rows]
+        return [[60 + i % 3 for i in range(new_tokens)] for _ in rows]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_invented_instructions_begin_where_a_user_would(chat):
+    from tests.support.server.served_pair import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    writer = Spoken(tokenizer.decode)
+    made = invent(writer, tokenizer, 60, chat=chat)
+    assert len(writer.heard) == 60
+    head = user_turn(tokenizer, "")[0]
+    assert all(heard.startswith(head) == chat for heard in writer.heard)
+    assert len(set(made)) == len(made) > 20
+    assert any(text.startswith("Explain") for text in made)
+    turn = [{"role": "user", "content": "Hello"}]
+    assert "".join(user_turn(tokenizer, "Hello")) == tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)

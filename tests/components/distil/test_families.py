@@ -1,0 +1,169 @@
+"""Every family is distilled: layers are kept as they are, the draft learns, is stored, and drafts over slots without a loss."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from components.distil.artifact import to_artifact, with_draft
+from components.distil.corpus import read_corpus, write_corpus
+from components.distil.family import Family, Head, check_layers, default_layers, draft_config, keep_layers
+from components.distil.training import Recipe, head_of, losses, train
+from serving.artifacts.base import Provenance
+from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.runtime.pair import build_distilled
+from serving.runtime.strategies import build_strategy
+from serving.runtime.types import DraftwellError
+from tests.support.models.families import CONTEXT, FAMILIES, LAYERS, VOCAB, some_prompts, tiny_source, tiny_target
+
+MADE = Provenance(pair="tiny", fingerprint="d" * 64)
+QUICK = Recipe(layers=(0, 3), head_tokens=48, tokens=12_000, batch_tokens=256, warmup_steps=5, peak_rate=5e-3)
+LENT = {"llama": {"model.embed_tokens.weight", "lm_head.weight"}, "gpt2": {"transformer.wte.weight", "lm_head.weight"},
+        "gpt_neox": {"gpt_neox.embed_in.weight", "lm_head.weight"}}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A target, its corpus, a draft that was trained on it, and the losses before and after."""
+    name = request.param
+    source, folder = tiny_source(name), tmp_path_factory.mktemp(name)
+    module = source.target.modules["target"]
+    corpus = read_corpus(write_corpus(source.writer, source.prompts, folder, donor="d" * 64, new_tokens=16, batch=16,
+                                      say=lambda line: None))
+    head = head_of(corpus, module, QUICK.head_tokens)
+    draft = keep_layers(module, QUICK.layers)
+    before = losses(draft, corpus[:40], head, QUICK)[1]
+    train(draft, corpus, head, QUICK, folder / "training", say=lambda line: None)
+    after = losses(draft, corpus[:40], head, QUICK)[1]
+    to_artifact(draft, head.ids, "d" * 64, MADE).save(folder / "draft")
+    return SimpleNamespace(name=name, source=source, module=module, corpus=corpus, head=head, draft=draft, before=before, after=after,
+                           artifact=folder / "draft")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_kept_layers_are_the_targets(name: str) -> None:
+    """Against the target's own layer objects in a shorter list: windows and kinds go with the layers, not with their new numbers."""
+    target = tiny_target(name)
+    draft = keep_layers(target, (1, 2))
+    shorter = copy.deepcopy(target)
+    config = shorter.config
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[1:3]
+    config.num_hidden_layers = 2
+    place, attribute = (shorter.base_model, "h" if name == "gpt2" else "layers")
+    setattr(place, attribute, nn.ModuleList(list(getattr(place, attribute))[1:3]))
+    ids = torch.randint(3, VOCAB, (2, 14), generator=torch.Generator().manual_seed(1))  # longer than the window of six
+    with torch.no_grad():
+        expected, found, again = shorter(ids, use_cache=False).logits, draft(ids).logits, draft(ids).logits
+    assert torch.allclose(found, expected, atol=1e-4), float((found - expected).abs().max())
+    assert torch.equal(found, again), "dropout has no place in a draft"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_only_layers_and_final_norm_are_trained(name: str) -> None:
+    draft = keep_layers(tiny_target(name), (0, 3))
+    frozen = {n for n, p in draft.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    assert frozen == lent_names(draft) | ({"transformer.wpe.weight"} if name == "gpt2" else set())
+    assert LENT.get(name, LENT["llama"]) == lent_names(draft)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_head_is_the_modules_own(name: str) -> None:
+    """Rows of the output embedding, Gemma2's bound of the logits included."""
+    module, ids = tiny_target(name), torch.tensor([[5, 9, 30, 7, 12]])
+    tokens = torch.tensor([2, 5, 17, 60])
+    with torch.no_grad():
+        states = module.base_model(ids, use_cache=False).last_hidden_state[0]
+        expected = module(ids, use_cache=False).logits[0][:, tokens]
+        found = Head.of(module, tokens)(states.bfloat16())
+    assert torch.allclose(found, expected, atol=0.03 * float(expected.abs().max()))
+
+
+def test_the_target_writes_what_it_would_say(learnt: SimpleNamespace) -> None:
+    """Stored states lead to the stored tokens: on float32 logits, the argmax of every position behind the prompt."""
+    weight = learnt.module.get_output_embeddings().weight.detach()
+    for conversation in learnt.corpus[::7]:
+        logits = conversation.hidden.float() @ weight.T
+        said = logits.argmax(-1)[conversation.prompt - 1 :]
+        assert said.tolist() == conversation.ids[conversation.prompt :].tolist()
+        assert len(conversation.hidden) == len(conversation.ids) - 1
+
+
+def test_the_draft_learns(learnt: SimpleNamespace) -> None:
+    assert learnt.after["kl"] < 0.7 * learnt.before["kl"]
+    assert learnt.after["agreement"] > learnt.before["agreement"]
+
+
+def test_the_artifact_holds_what_is_not_lent(learnt: SimpleNamespace) -> None:
+    artifact, module = DistilledDraft.load(learnt.artifact), tiny_target(learnt.name)
+    assert not artifact.state.keys() & lent_names(module)
+    assert ("transformer.wpe.weight" in artifact.state) == (learnt.name == "gpt2")
+    built = build_distilled(artifact, module)
+    assert built.get_input_embeddings() is module.get_input_embeddings(), "borrowed, not copied"
+    assert built.get_output_embeddings() is module.get_output_embeddings()
+    assert built.config.num_hidden_layers == 2
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
+    with torch.no_grad():
+        exact, rounded = learnt.draft(ids).logits, built(ids).logits
+    assert 0 < float((exact - rounded).abs().max()) < 0.15 * float(exact.abs().max())
+
+
+def test_drafting_over_slots_loses_nothing(learnt: SimpleNamespace) -> None:
+    pair = with_draft(learnt.source.target, DistilledDraft.load(learnt.artifact), slots=8, max_context=CONTEXT)
+    engine, accepted = pair.engine(), 0
+    for ids in some_prompts(6, seed=4):
+        plain = engine.generate(ids, pair.sampling(max_tokens=24), build_strategy("autoregressive"))
+        drafted = engine.generate(ids, pair.sampling(max_tokens=24), build_strategy("vanilla_sd", {"num_speculative_tokens": 4}))
+        assert drafted.output == plain.output
+        accepted += drafted.session.stats.accepted
+    assert accepted > 0
+
+
+def test_default_layers() -> None:
+    assert default_layers(30) == (0, 1, 28, 29)
+    assert default_layers(5) == (0, 1, 3, 4)
+    assert (default_layers(4), default_layers(3), default_layers(2)) == ((0, 3), (0, 2), (0,))
+    with pytest.raises(DraftwellError, match="one layer"):
+        default_layers(1)
+
+
+@pytest.mark.parametrize(("layers", "words"), [((0, 99), "has 12 layers"), ((-1, 3), "numbered 0 to 11"), ((3, 1), "ascending"),
+                                               ((1, 1), "once"), ((), "ascending")])
+def test_layers_that_make_no_draft(layers: tuple[int, ...], words: str) -> None:
+    with pytest.raises(DraftwellError, match=words):
+        check_layers(layers, 12)
+    assert check_layers((0, 11), 12) == (0, 11)
+
+
+def test_a_list_as_long_as_the_model_is_deep_is_not_a_list_of_layers() -> None:
+    target = tiny_target("llama")
+    target.config.eos_token_id = [2, 3, 4, 5]
+    assert len(target.config.eos_token_id) == LAYERS
+    assert draft_config(target, (0, 3)).eos_token_id == [2, 3, 4, 5]
+
+
+def test_layers_that_depend_on_their_number_are_refused() -> None:
+    target = tiny_target("gpt2")
+    target.config.scale_attn_by_inverse_layer_idx = True
+    with pytest.raises(DraftwellError, match="layer's number"):
+        keep_layers(target, (0, 3))
+
+
+def test_layers_that_are_not_alike_are_refused() -> None:
+    target = tiny_target("llama")
+    target.model.layers[3].mlp.up_proj = nn.Linear(32, 40, bias=False)
+    with pytest.raises(DraftwellError, match="not alike"):
+        keep_layers(target, (0, 3))
+    assert Family.of(keep_layers(target, (0, 1))) == Family("model.layers.", 2)
+
+
+def test_a_model_with_layers_elsewhere_is_refused() -> None:
+    target: Any = tiny_target("llama")
+    target.model.more = nn.ModuleList(nn.Linear(2, 2) for _ in range(LAYERS))
+    with pytest.raises(DraftwellError, match="not known here"):
+        Family.of(target)

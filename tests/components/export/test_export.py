@@ -1,0 +1,138 @@
+"""Exports to other engines: documented keys only, nothing left out in silence, and the transformers one decodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from components.export import ENGINES, Weights, export, problems, schema
+from serving.runtime.strategies import STRATEGIES
+from serving.runtime.types import DraftwellError
+from tests.support.models.tiny import llama, near
+
+WEIGHTS = Weights("org/target", "org/draft", "abc")
+SETTINGS: dict[str, dict[str, Any]] = {"adaedl": {"threshold": 0.5, "max_draft": 6}, "pearl": {"num_speculative_tokens": 4},
+                                       "duo_decoding": {"num_speculative_tokens": 4}}
+THREE_MODELS = {"pyramid_assisted", "pyramid_fuzzy"}
+LOSSY = {name for name, cls in STRATEGIES.items() if not cls.lossless}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - THREE_MODELS))
+def test_every_document_keeps_to_what_the_engine_documents(engine: str, strategy: str) -> None:
+    document = export(engine, strategy, SETTINGS.get(strategy, {}), WEIGHTS, draft_tokens=3)
+    assert problems(engine, document["settings"]) == []
+    assert document["engine_version"] == schema(engine)["version"]
+    if strategy != "autoregressive":
+        assert document["settings"]
+        for value in document["settings"].values():
+            assert str(value) in document["usage"]
+    assert any("lossy" in note for note in document["notes"]) == (strategy in LOSSY)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("wrong", [{"max_draft": 3}, {"num_speculative_tokens": 0, "method": "draft_model", "model": "x"}])
+def test_the_schemas_refuse_what_is_not_documented(engine: str, wrong: dict[str, Any]) -> None:
+    assert problems(engine, wrong)
+
+
+@pytest.mark.parametrize(("engine", "expected"), [
+    ("vllm", {"method": "draft_model", "model": "org/draft", "revision": "abc", "num_speculative_tokens": 4}),
+    ("sglang", {"speculative-algorithm": "STANDALONE", "speculative-draft-model-path": "org/draft", "speculative-num-steps": 4,
+                "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 5, "speculative-draft-model-revision": "abc"}),
+    ("llama.cpp", {"spec-type": "draft-simple", "spec-draft-model": "draft.gguf", "spec-draft-n-max": 4, "spec-draft-n-min": 0,
+                   "spec-draft-p-min": 0.0}),
+    ("transformers", {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}),
+])
+def test_vanilla_in_every_engines_words(engine: str, expected: dict[str, Any]) -> None:
+    assert export(engine, "vanilla_sd", {"num_speculative_tokens": 4}, WEIGHTS)["settings"] == expected
+
+
+@pytest.mark.parametrize(("engine", "words"), [
+    ("vllm", "vllm serve org/target --revision v1"), ("sglang", "--model-path org/target --revision v1"),
+    ("transformers", "model = AutoModelForCausalLM.from_pretrained('org/target', revision='v1')")])
+@pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd", "prompt_lookup"])
+def test_the_targets_revision_is_named_whatever_drafts(engine: str, strategy: str, words: str) -> None:
+    pinned = Weights("org/target", "org/draft", target_revision="v1")
+    assert words in export(engine, strategy, {}, pinned)["usage"]
+    assert "revision" not in export(engine, strategy, {}, Weights("org/target", "org/draft"))["usage"]
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd", "prompt_lookup"])
+def test_llama_cpp_is_told_in_a_note_which_target_to_convert(strategy: str) -> None:
+    notes = export("llama.cpp", strategy, {}, Weights("org/target", "org/draft", target_revision="v1"))["notes"]
+    assert sum("target was tuned at revision v1" in note for note in notes) == 1
+
+
+def test_prompt_lookup_needs_no_draft() -> None:
+    tuned = {"prompt_lookup_num_tokens": 7, "max_matching_ngram_size": 2}
+    alone = Weights("org/target")
+    assert export("vllm", "prompt_lookup", tuned, alone)["settings"] == {
+        "method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    assert export("transformers", "prompt_lookup", tuned, alone)["settings"] == tuned
+    assert export("llama.cpp", "prompt_lookup", tuned, alone)["settings"]["spec-ngram-simple-size-n"] == 2
+    assert export("sglang", "prompt_lookup", tuned, alone)["settings"]["speculative-num-draft-tokens"] == 8
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "transformers"])
+def test_engines_with_a_threshold_get_it(engine: str) -> None:
+    settings = export(engine, "hf_dynamic", {"threshold": 0.6, "max_draft": 9}, WEIGHTS)["settings"]
+    assert sorted(v for v in settings.values() if isinstance(v, int | float) and v > 0) == [0.6, 9]
+
+
+@pytest.mark.parametrize(("engine", "strategy", "words"), [
+    ("vllm", "hf_dynamic", "--draft-tokens"), ("sglang", "draft_verify", "--draft-tokens"), ("transformers", "svip", "--draft-tokens"),
+    ("llama.cpp", "sprinter", "--draft-tokens"), ("vllm", "pyramid_fuzzy", "third model"), ("tgi", "vanilla_sd", "choose from vllm"),
+])
+def test_what_cannot_be_said_is_refused_with_the_mend(engine: str, strategy: str, words: str) -> None:
+    with pytest.raises(DraftwellError, match=words):
+        export(engine, strategy, {}, WEIGHTS)
+
+
+def test_a_draft_that_no_engine_reads_is_refused_and_a_wrong_setting_named() -> None:
+    with pytest.raises(DraftwellError, match="--draft-model"):
+        export("vllm", "vanilla_sd", {}, Weights("org/target"))
+    with pytest.raises(DraftwellError, match="no parameter 'gamma'"):
+        export("vllm", "vanilla_sd", {"gamma": 4}, WEIGHTS)
+
+
+class Counting:
+    """Counts the tokens of a module's forwards."""
+
+    def __init__(self, module: Any):
+        self.lengths: list[int] = []
+        self.handle = module.register_forward_pre_hook(
+            lambda _, args, kwargs: self.lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True)
+
+
+@pytest.mark.parametrize(("strategy", "tuned"), [
+    ("vanilla_sd", {"num_speculative_tokens": 3}), ("hf_dynamic", {"threshold": 0.3, "max_draft": 6}),
+    ("prompt_lookup", {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}), ("csd", {"num_speculative_tokens": 2})])
+def test_transformers_runs_what_is_exported(strategy: str, tuned: dict[str, Any]) -> None:
+    """Plain greedy tokens; and with a constant length every full verification has that length, whatever the draft's confidence."""
+    from transformers import GenerationConfig
+
+    target = llama.__wrapped__(2)  # not the one that other tests share: they give it attention of their own
+    draft = near(target, 0.06)
+    settings = export("transformers", strategy, tuned, WEIGHTS)["settings"]
+    config = GenerationConfig(**settings)
+    config.validate(strict=True)
+    assert {name: getattr(config, name) for name in settings} == settings
+    prompt = torch.tensor([[5, 7, 9, 5, 7, 9, 5]])
+    asked = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    plain = target.generate(prompt, **asked)
+    counting = Counting(target)
+    try:
+        if "prompt_lookup_num_tokens" in settings:
+            out = target.generate(prompt, **asked, **settings)
+        else:
+            draft.generation_config.update(**settings)
+            out = target.generate(prompt, **asked, assistant_model=draft)
+    finally:
+        counting.handle.remove()
+    assert torch.equal(out, plain)
+    assert max(counting.lengths[1:]) > 1  # it did speculate
+    if "num_speculative_tokens" in tuned:  # the first forward reads the prompt too
+        assert set(counting.lengths[1:-3]) == {tuned["num_speculative_tokens"] + 1}

@@ -1,0 +1,205 @@
+"""Replay on the default pair: round by round in float32, within bounds in bfloat16 and at temperature > 0, in time, and fast.
+
+Everything here is slow; the trace of a dtype is collected once. What is printed (`pytest -s`) are figures such as those of the docs
+(taken over 32 tokens a text). DRAFTWELL_WHOLE=1 takes longer texts and every config, and the better part of an hour.
+
+What bfloat16 counts depends on a processor's instructions (near-ties fall otherwise), so those tests run where figures are taken, with
+the timed ones: a change of machine must not turn CI red.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.calibrate.hardware_profile import profile
+from components.collect.collect import collect
+from components.prompts.prompt import demo_prompts
+from components.replay.check import Prediction, check_prediction, median_error, tiled
+from components.replay.head_scores import score_rollouts
+from components.replay.replay import Texts, read_texts, replay
+from components.replay.sampled import read_sampled, replay_expected
+from components.report.provenance import provenance
+from components.tune.search.space import REPLAYED, replayable
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.recording.trace import TraceSet
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.types import Sampling
+from tests.support.models.counters import counters, rounds_of
+from tests.support.models.default_pair import WHOLE, default_pair, kit_of, two_threads
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = 40
+TOKENS = {"float32": 64 if WHOLE else 16, "bfloat16": 64}
+"""New tokens of a text, and drafted from each position: no draft is longer than what is left."""
+BATCH = 8
+TIE = 1e-3
+"""Logits, or log probabilities, nearer than this may fall either way when the same numbers are added in another order."""
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("vanilla_sd", {"num_speculative_tokens": 5}), ("svip", {}), ("draft_verify", {}), ("adaedl", {"threshold": 0.5, "max_draft": 8}),
+    ("hf_dynamic", {}), ("hf_dynamic", {"heuristic": True}), ("specdec_pp", {}), ("prompt_lookup", {}), ("spide", {"parallel": False}),
+    ("spide", {}), ("spide", {"tau": 0.3, "max_draft": 16, "overlap_tau": 0.2}), ("pearl", {}), ("pearl", {"num_speculative_tokens": 8})]
+"""Every lossless strategy with a single candidate."""
+REPLAYED_CONFIGS = CONFIGS if WHOLE else [config for config in CONFIGS if config in (
+    ("vanilla_sd", {"num_speculative_tokens": 5}), ("svip", {}), ("specdec_pp", {}), ("prompt_lookup", {}), ("spide", {"parallel": False}),
+    ("spide", {}), ("pearl", {}))]
+"""One of every drafter and schedule, or all."""
+IDS = [f"{name}-{'-'.join(map(str, parameters.values()))}" for name, parameters in REPLAYED_CONFIGS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> Iterator[None]:
+    with two_threads():
+        yield
+
+
+@functools.cache
+def pair_in(dtype: str) -> LoadedPair:
+    from registry.pairs import fetch, find_pair
+    from serving.runtime.pair import load_pair
+
+    if dtype == "float32":
+        return default_pair()
+    return load_pair(fetch(find_pair("default")), dtype=dtype, slots=8, max_context=512, keep_modules=True)
+
+
+@functools.cache
+def folder_of_traces() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="draftwell-replay-")
+
+
+@functools.cache
+def collected(dtype: str, temperature: float = 0.0) -> TraceSet:
+    """In bfloat16 one text at a time: what a batch does to near-ties is not replay's error."""
+    folder = Path(folder_of_traces().name) / f"{dtype}-{temperature}"
+    return collect(pair_in(dtype), demo_prompts(PROMPTS), folder, max_tokens=TOKENS[dtype], rollout=TOKENS[dtype], hidden=False,
+                   temperature=temperature, batch=BATCH if dtype == "float32" else 1)
+
+
+@functools.cache
+def kit_in(dtype: str) -> Kit:
+    return kit_of(pair_in(dtype))
+
+
+@functools.cache
+def texts_in(dtype: str) -> Texts:
+    head = kit_in(dtype).artifacts["acceptance_head"]
+    assert isinstance(head, AcceptanceHead)
+    return score_rollouts(pair_in(dtype), read_texts(collected(dtype)), head)
+
+
+def profile_of(kit: Kit) -> HardwareProfile:
+    found = kit.artifacts["hardware_profile"]
+    assert isinstance(found, HardwareProfile)
+    return found
+
+
+def real_runs(pair: LoadedPair, kit: Kit, name: str, parameters: dict[str, Any], requests: list[tuple[list[int], Sampling]]) -> list[Any]:
+    """Every request on the real models, eight at once: what one does depends on the others by rounding alone. Returns the jobs."""
+    engine, jobs = pair.engine(), []
+    strategy = build_strategy(name, parameters, kit)
+    for start in range(0, len(requests), BATCH):
+        together = [engine.submit(ids, sampling, strategy) for ids, sampling in requests[start : start + BATCH]]
+        engine.run(together)
+        jobs += together
+    return jobs
+
+
+def closest(trace: TraceSet) -> dict[str, float]:
+    """Prompt → the smallest lead, in logits, of a token over the second likeliest, of either model along the text."""
+    rows = trace.read(["prompt_id", "target_gap", "candidate_q"]).to_pylist()
+    leads: dict[str, float] = {}
+    for row in rows:
+        first, second = row["candidate_q"][:2]
+        lead = min(row["target_gap"], math.log(first / second) if second > 0 else math.inf)
+        leads[row["prompt_id"]] = min(lead, leads.get(row["prompt_id"], math.inf))
+    return leads
+
+
+@pytest.mark.parametrize(("name", "parameters"), REPLAYED_CONFIGS, ids=IDS)
+def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]) -> None:
+    pair, kit, texts = pair_in("float32"), kit_in("float32"), texts_in("float32")
+    rounds, leads, differing = rounds_of(monkeypatch), closest(collected("float32")), []
+    sampling = pair.sampling(max_tokens=TOKENS["float32"])
+    jobs = real_runs(pair, kit, name, parameters, [(text.prompt, sampling) for text in texts.texts])
+    ran = [rounds.of(job.session.stats) for job in jobs]
+    rounds.take()
+    for text, job, real in zip(texts.texts, jobs, ran, strict=True):
+        result = replay(replace(texts, texts=[text]), name, parameters, kit, profile_of(kit))
+        if (job.output, real, counters(job.session.stats)) != (text.output, rounds.take(), counters(result.stats)):
+            differing.append((text.name, leads[text.name]))
+    print(f"{name} {parameters}: {len(differing)} of {len(texts.texts)} prompts differ: {differing}")
+    assert all(lead < TIE for _, lead in differing), differing
+    assert len(differing) <= 1
+
+
+@functools.cache
+def predictions() -> list[Prediction]:
+    """Every measured config on all prompts, one at a time, interleaved, under a profile that was taken just before."""
+    pair = pair_in("bfloat16")
+    times = profile(pair, provenance(pair))
+    kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
+    return check_prediction(pair, texts_in("bfloat16"), kit, times, REPLAYED_CONFIGS, demo_prompts(PROMPTS))
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("number", range(len(REPLAYED_CONFIGS)), ids=IDS)
+def test_bfloat16_counts_are_within_two_percent(number: int) -> None:
+    row = predictions()[1 + number]
+    assert (row.strategy, row.parameters) == REPLAYED_CONFIGS[number]
+    print(f"{row.label}: (replayed, real) {row.counts}")
+    assert row.exact
+    assert row.count_error <= 0.02
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("vanilla_sd", {}), ("svip", {}), ("spide", {"tau": 0.3, "max_draft": 16}),
+                                                  ("pearl", {"num_speculative_tokens": 8})])
+def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters: dict[str, Any]) -> None:
+    pair, kit = pair_in("float32"), kit_in("float32")
+    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, kit, profile_of(kit), seeds=4)
+    sampling = pair.sampling(max_tokens=TOKENS["float32"], temperature=0.7)
+    requests = [(pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i)) for i, prompt in enumerate(demo_prompts(PROMPTS))]
+    real = [job.session.stats for job in real_runs(pair, kit, name, parameters, requests)]
+    for counter in ("target_calls", "accepted", "draft_calls"):
+        replayed = np.mean([[getattr(one.stats, counter) / one.stats.emitted for one in run.per_prompt] for run in told.runs], axis=0)
+        ran = np.array([getattr(stats, counter) / stats.emitted for stats in real])
+        apart = replayed - ran
+        print(f"{name} {parameters} {counter} a token: {replayed.mean():.4f} replayed, {ran.mean():.4f} real")
+        assert abs(apart.mean()) <= 3 * apart.std(ddof=1) / math.sqrt(len(apart))
+
+
+@pytest.mark.timed
+def test_predicted_times_are_within_ten_percent() -> None:
+    rows = predictions()
+    for row in rows:
+        print(f"{row.label}: {row.predicted * 1e3:.2f} ms a token predicted, {row.scaled * 1e3:.2f} at the run's pace, "
+              f"{row.measured * 1e3:.2f} measured, {row.scaled_error:+.1%}")
+    print(f"median error {median_error(rows):.1%}, without scaling {median_error(rows, scaled=False):.1%}")
+    assert median_error(rows) <= 0.10
+
+
+@pytest.mark.timed
+def test_a_minute_holds_a_hundred_replays_of_ten_thousand_positions() -> None:
+    kit, texts = kit_in("bfloat16"), tiled(texts_in("bfloat16"), 10_000)
+    space = [(name, parameters) for name in REPLAYED
+             for parameters in random.Random(name).sample(replayable(name, TOKENS["bfloat16"], profile_of(kit)), 4)]
+    started = time.perf_counter()
+    for name, parameters in space:
+        replay(texts, name, parameters, kit, profile_of(kit), extend=True)
+    rate = 60 * len(space) / (time.perf_counter() - started)
+    print(f"{rate:.0f} configurations a minute")
+    assert rate >= 100

@@ -1,0 +1,43 @@
+"""Provenance says where things come from, and nothing about the machine's name."""
+
+import platform
+import subprocess
+from pathlib import Path
+
+from components.report import provenance as module
+from components.report.provenance import device_class, git_commit, library_versions, provenance
+from serving.artifacts.base import Provenance
+from tests.support.models.tiny import table_pair
+
+
+def test_provenance_names_pair_libraries_and_commit_and_is_json():
+    made = provenance(table_pair(), trace_digest="t", parents={"verifier": "v"}, parameters={"path": Path("x"), "n": 3, "on": True},
+                      metrics={"auc": 0.8, "missing": None, "broken": float("nan")}, device_class="cpu-x")
+    assert (made.pair, made.fingerprint, made.trace_digest, made.device_class) == ("tiny", "f" * 64, "t", "cpu-x")
+    assert made.parameters == {"path": "x", "n": 3, "on": True}
+    assert made.metrics == {"auc": 0.8}
+    assert made.library_versions["torch"]
+    assert Provenance.model_validate_json(made.model_dump_json()) == made
+
+
+def test_the_commit_is_the_checkouts_own(monkeypatch, tmp_path):
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(module.__file__).parent, capture_output=True, text=True)
+    if head.returncode == 0:
+        assert git_commit() == head.stdout.strip()
+    monkeypatch.chdir(tmp_path)
+    assert git_commit() == (head.stdout.strip() or None)  # of the project, not of the current directory
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "site-packages" / "components" / "provenance.py"))
+    assert git_commit() is None
+
+
+def test_a_device_class_is_stable_and_names_no_host():
+    name = device_class()
+    assert name == device_class()
+    assert name.startswith(f"cpu-{platform.machine().lower()}-")
+    assert platform.node().lower() not in name
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_")
+
+
+def test_library_versions_leave_out_what_is_not_installed(monkeypatch):
+    monkeypatch.setattr(module, "LIBRARIES", ("torch", "no-such-library"))
+    assert set(library_versions()) == {"python", "torch"}

@@ -1,0 +1,160 @@
+"""Spreading: whoever writes the shards or replays the configs, in whatever order, the result is that of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.collect import collect as collection
+from components.collect.collect import ForeignTrace, collect, collect_shard, is_complete
+from components.prompts.prompt import Prompt
+from components.tune.search.search import Search, Trial
+from components.tune.search.space import REPLAYED, key
+from components.tune.search.studies import Studies
+from components.tune.tune import tune
+from serving.recording.trace import TraceSet
+from serving.runtime.pair import LoadedPair
+from serving.runtime.types import DraftwellError
+from tests.components.tune.test_tune import KIT, PROFILE
+from tests.support.loop.scripted_clock import Clock
+from tests.support.models.tiny import llama_pair
+
+NO_HEAD = [name for name in REPLAYED if name != "specdec_pp"]
+"""What the kit of these tests has the artifacts for."""
+PROMPTS = [Prompt(f"p{i}", "qa", [text, "and then"]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "q"])]
+SETTINGS: dict[str, Any] = {"max_tokens": 8, "rollout": 4, "prefix_kinds": ("bare", "target", "mixed"), "turns": 0, "batch": 2}
+
+
+@pytest.fixture(scope="module")
+def pair() -> LoadedPair:
+    return llama_pair()
+
+
+@pytest.fixture(autouse=True)
+def three_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "SHARD_PROMPTS", 2)
+
+
+@pytest.fixture
+def alone(pair: LoadedPair, tmp_path: Path) -> TraceSet:
+    """The trace of one process."""
+    return collect(pair, PROMPTS, tmp_path / "alone", **SETTINGS)
+
+
+def by_workers(folder: Path, order: Callable[[Sequence[int]], Sequence[int]], pairs: Iterator[LoadedPair]) -> Any:
+    """A `spread` whose workers write in some order, each with a pair of its own."""
+
+    def spread(missing: Sequence[int], found: Callable[[int], None]) -> None:
+        for index in order(missing):
+            collect_shard(next(pairs), PROMPTS, folder, index, **SETTINGS)
+        for index in missing:
+            if TraceSet(folder).shard(index).is_file():
+                found(index)
+
+    return spread
+
+
+def test_shards_by_others_in_any_order_are_the_same_trace(pair: LoadedPair, alone: TraceSet, tmp_path: Path) -> None:
+    """Each worker has other slots than the last, with what its own earlier texts left in them; one does a shard twice."""
+    folder, told, logged = tmp_path / "spread", [], []
+    workers = iter([llama_pair(slots=4), llama_pair(slots=2), llama_pair(slots=2), pair])
+    spread = collect(pair, PROMPTS, folder, spread=by_workers(folder, lambda missing: [*missing[::-1], missing[0]], workers),
+                     progress=lambda done, total, words: told.append((done, total)), log=lambda *row: logged.append(row), **SETTINGS)
+    assert spread.digest() == alone.digest()
+    assert [spread.shard(i).read_bytes() for i in range(3)] == [alone.shard(i).read_bytes() for i in range(3)]
+    assert told[-1] == (5, 5)
+    assert [index for name, _, index in logged if name == "collect_tokens_per_second"] == [0, 1, 2]
+
+
+def test_shards_that_nobody_wrote_are_told_and_made_up_for(pair: LoadedPair, alone: TraceSet, tmp_path: Path) -> None:
+    folder = tmp_path / "spread"
+    with pytest.raises(DraftwellError, match=r"1 of 3 shards .* were not written: run the same `draftwell collect` again"):
+        collect(pair, PROMPTS, folder, spread=by_workers(folder, lambda missing: missing[1:], iter([pair] * 3)), **SETTINGS)
+    assert not is_complete(folder)
+    asked: list[int] = []
+    whole = collect(pair, PROMPTS, folder, **SETTINGS,
+                    spread=by_workers(folder, lambda missing: asked.extend(missing) or missing, iter([pair] * 3)))
+    assert asked == [0]
+    assert whole.digest() == alone.digest()
+
+
+def test_what_dead_workers_left_half_written_goes(pair: LoadedPair, alone: TraceSet, tmp_path: Path) -> None:
+    folder = tmp_path / "spread"
+
+    def order(missing: Sequence[int]) -> Sequence[int]:
+        (folder / ".shard-00001.parquet.x7").write_bytes(b"half")
+        return missing
+
+    spread = collect(pair, PROMPTS, folder, spread=by_workers(folder, order, iter([pair] * 3)), **SETTINGS)
+    assert spread.digest() == alone.digest()
+    assert not list(folder.glob(".shard-*"))
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"max_tokens": 9}, {"prompts": PROMPTS[:4]}, {"slots": 1}, {"folder": "elsewhere"}])
+def test_a_worker_that_sees_something_else_writes_nothing(pair: LoadedPair, tmp_path: Path, other: dict[str, Any]) -> None:
+    settings = {**SETTINGS, **other}
+    prompts = settings.pop("prompts", PROMPTS)
+    foreign = llama_pair(slots=1) if settings.pop("slots", None) else pair
+    folder = tmp_path / "spread"
+    seen = tmp_path / settings.pop("folder", "spread")
+
+    def spread(missing: Sequence[int], found: Callable[[int], None]) -> None:
+        collect_shard(foreign, prompts, seen, missing[0], **settings)
+
+    with pytest.raises(ForeignTrace):
+        collect(pair, PROMPTS, folder, spread=spread, **SETTINGS)
+    assert not list(tmp_path.rglob("shard-*"))
+
+
+def replays(search: Search, shares: Mapping[str, int]) -> list[Trial]:
+    """Workers with a study of their own for each strategy, as `flows.workers.worker_jobs.replay_strategy` does it."""
+    made: list[Trial] = []
+    for name, share in shares.items():
+        worker = replace(search, studies=Studies(None, search.studies.seed))
+        made += worker.search(name, share, worker.predict)
+    return made
+
+
+@pytest.fixture(scope="module")
+def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
+    return collect(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=12, rollout=6, batch=4)
+
+
+@pytest.mark.parametrize("trials", [12, 60])
+def test_replays_by_others_choose_the_same_configs(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
+    """With few trials a sampler proposes, with many the small spaces are tried whole: both ask for what the workers asked for."""
+    settings: dict[str, Any] = {"trials": trials, "max_tokens": 12, "strategies": ["autoregressive", *NO_HEAD]}
+    one = tune(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), **settings)
+    real, own = Search.predict, []
+
+    def predict(self: Search, name: str, parameters: dict[str, Any]) -> Trial:
+        known = (name, key(parameters)) in self.known
+        if self.known and not known:
+            own.append(name)
+        return real(self, name, parameters)
+
+    monkeypatch.setattr(Search, "predict", predict)
+    spread = tune(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=replays, **settings)
+    assert spread.evidence["trials"] == one.evidence["trials"]
+    assert (spread.strategy, spread.parameters) == (one.strategy, one.parameters)
+    here = {"autoregressive", "vanilla_sd", "specdec_pp"}  # SpecDec++ needs the draft
+    assert set(own) <= here, "nothing that workers replayed is replayed again"
+
+
+def test_finished_studies_are_not_given_out_again(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def spread(search: Search, shares: Mapping[str, int]) -> list[Trial]:
+        asked.append(sorted(shares))
+        return replays(search, shares)
+
+    settings: dict[str, Any] = {"trials": 12, "max_tokens": 12, "strategies": ["autoregressive", "vanilla_sd", "prompt_lookup"],
+                                "study": tmp_path / "study.db"}
+    first = tune(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=spread, **settings)
+    again = tune(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=spread, **settings)
+    assert asked == [["prompt_lookup", "vanilla_sd"]]
+    assert again.evidence["trials"] == first.evidence["trials"]

@@ -1,0 +1,51 @@
+"""A tuning that is killed with SIGKILL, again and again, chooses what an unbroken one does, and replays and measures little twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.collect.collect import collect
+from components.tune.search import search
+from components.tune.search.space import key
+from tests.components.tune.killed_tuner import PROMPTS, run
+from tests.support.loop.scripted_clock import Clock
+from tests.support.models.tiny import table_pair
+from tests.support.paths import REPO
+
+SPEEDS = {"vanilla_sd": 1.3}
+
+
+def kill(trace: Path, folder: Path, point: str, number: int) -> None:
+    """Run a child until it dies by its own hand."""
+    command = [sys.executable, "-m", "tests.components.tune.killed_tuner", str(trace), str(folder), point, str(number)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.slow
+def test_killed_while_it_searches_and_while_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, whole, broken = (tmp_path / name for name in ("trace", "whole", "broken"))
+    collect(table_pair(), PROMPTS, trace, max_tokens=12, rollout=8, batch=4)
+    real, replays = search.replay, list[tuple[Any, ...]]()
+    monkeypatch.setattr(search, "replay", lambda *given, **more: replays.append(given) or real(*given, **more))
+    unbroken = Clock(SPEEDS)
+    expected, needed = run(trace, whole, unbroken), len(replays)
+    replays.clear()
+    broken.mkdir()
+    for point, number in (("replay", 5), ("tell", 3), ("rename", 2)):
+        kill(trace, broken, point, number)
+    clock = Clock(SPEEDS)
+    found = run(trace, broken, clock)
+    assert (found.strategy, found.parameters) == (expected.strategy, expected.parameters)
+    assert found.evidence["reason"] == expected.evidence["reason"]
+    assert found.strategy == "vanilla_sd"
+    trials = [{key({"strategy": t["strategy"], **t["parameters"]}): t for t in one.evidence["trials"]} for one in (found, expected)]
+    assert trials[0] == trials[1]
+    assert len(replays) < needed, "the study keeps what was replayed"
+    assert len(clock.calls) == len(unbroken.calls) - 1, "the first measurement was kept, the second died before it had its name"

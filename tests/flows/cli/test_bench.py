@@ -1,0 +1,197 @@
+"""`draftwell bench`: several configs of one strategy, equal cores, a padded target, a choice of prompts, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flows.cli.bench import parse_wanted
+from serving.artifacts.pair_files import draftwell_home
+from serving.runtime.types import DraftwellError
+from tests.flows.cli.test_generate_bench import artifacts
+
+PADDED = 120_000.0
+
+
+@pytest.mark.parametrize(("strategies", "settings", "wanted"), [
+    ("spide", [], [("spide", {})]),
+    ("vanilla_sd,vanilla_sd:num_speculative_tokens=2", [], [("vanilla_sd", {}), ("vanilla_sd", {"num_speculative_tokens": "2"})]),
+    ("csd:tau=0.1:lambda_=3, autoregressive", [], [("csd", {"tau": "0.1", "lambda_": "3"})]),
+    ("spide@1+1:tau=0.5,vanilla_sd@1+1", [], [("spide@1+1", {"tau": "0.5"}), ("vanilla_sd@1+1", {})]),
+    ("spide,spide:tau=0.5", ["spide.tau=0.9"], [("spide", {"tau": "0.9"}), ("spide", {"tau": "0.5"})])])
+def test_configs_are_read(strategies: str, settings: list[str], wanted: list[Any]) -> None:
+    assert parse_wanted(strategies, settings) == [("autoregressive", {}), *wanted]
+
+
+@pytest.mark.parametrize(("strategies", "settings", "words"), [
+    ("vanilla_sd@2+2", [], "1+1"), ("vanila_sd:num_speculative_tokens=2", [], "vanilla_sd"), ("vanilla_sd:5", [], "key=value"),
+    ("vanilla_sd", ["spide.tau=1"], "strategy.key=value")])
+def test_mistakes_in_configs_are_named(strategies: str, settings: list[str], words: str) -> None:
+    with pytest.raises(DraftwellError) as error:
+        parse_wanted(strategies, settings)
+    assert words in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def written(pair_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The report of a padded bench, and the folder with all that it wrote."""
+    from typer.testing import CliRunner
+
+    from flows.cli.main import app
+
+    folder = tmp_path_factory.mktemp("bench")
+    texts = [("a", "the man in the inn"), ("a", "on the other hand"), ("a", "ten men"), ("b", "an onion " * 24), ("b", "the end then")]
+    rows: list[dict[str, Any]] = [{"task": task, "prompt": text, "reference": "the inn"} for task, text in texts]
+    rows[1]["turns"] = [texts[1][1], "and then?"]
+    (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    configs = "vanilla_sd:num_speculative_tokens=2,vanilla_sd:num_speculative_tokens=4,vanilla_sd@1+1,spide,lossy_sd"
+    done = CliRunner().invoke(app, [
+        "bench", "--pair", str(pair_file), "--strategies", configs, "--prompts", str(folder / "p.jsonl"), "--mix", "--limit", "3",
+        "--max-prompt-tokens", "60", "--max-tokens", "10", "--threads", "1", "--peer", "transformers", "--pad-target", str(PADDED),
+        "--artifacts", str(artifacts(pair_file)), "--json", str(folder / "r.json"), "--markdown", str(folder / "r.md"),
+        "--plots", str(folder / "plots")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "padded" in done.stdout
+    assert "best lossless" in done.stdout
+    return json.loads((folder / "r.json").read_text()), folder
+
+
+def test_every_table_says_that_the_target_is_padded(written: tuple[dict[str, Any], Path]) -> None:
+    report, folder = written
+    assert abs(report["padded_to"] - PADDED) < 0.2 * PADDED
+    text = (folder / "r.md").read_text()
+    assert "target padded with zeros" in text
+    for words in ("### Ratios", "### Time and memory", "### Quality", "### vanilla_sd over num_speculative_tokens", "1 run", "float32"):
+        assert words in text, words
+
+
+def test_the_chosen_prompts_are_short_and_mixed(written: tuple[dict[str, Any], Path]) -> None:
+    report, _ = written
+    assert report["prompt_ids"] == ["line-1", "line-5", "line-2"]
+    assert report["longest_prompt"] <= 60
+    assert report["settings"]["mix"] is True
+    assert report["settings"]["max_prompt_tokens"] == 60
+
+
+def test_the_tables_say_what_the_figures_rest_on(written: tuple[dict[str, Any], Path]) -> None:
+    report, folder = written
+    assert (report["several_turns"], report["references"]) == (1, 3)
+    text = (folder / "r.md").read_text()
+    assert "3 prompts (of 1 with several turns the first only)" in text
+    assert "ROUGE-L (3 references)" in text
+
+
+def test_padding_changes_no_output(written: tuple[dict[str, Any], Path]) -> None:
+    report, _ = written
+    for label, entry in report["strategies"].items():
+        if entry["lossless"]:
+            assert entry["identical_outputs"] == 3, label
+    assert report["peers"]["transformers"]["assisted"]["identical_outputs"] == 3, "transformers ran the padded module too"
+
+
+def test_a_padded_profile_is_never_kept(written: tuple[dict[str, Any], Path], run: Any, pair_file: Path, tmp_path: Path) -> None:
+    """duo_decoding, or spide, asks for a hardware profile: that of a padded target must not be found by the plain one."""
+    from flows.workspace import Workspace
+
+    workspace = Workspace(str(pair_file), say=lambda line: None)
+    pair = workspace.load(pad_target=PADDED)
+    made = workspace._profile_for(pair, None)
+    assert made.provenance.parameters["padded_to"] == pair.padded_to
+    assert not (workspace.artifacts / "hardware_profile").exists()
+    assert draftwell_home() in workspace.artifacts.parents
+    plain = workspace._profile_for(workspace.load(), None)
+    assert (workspace.artifacts / "hardware_profile").is_dir()
+    assert workspace._profile_for(pair, plain) is not plain, "a profile of the plain target does not serve the padded one"
+    assert workspace._profile_for(workspace.load(), plain) is plain
+
+
+def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The place reaches the loader, the report names one that is not the target's, and a profile of such a pair is not kept."""
+    from components.bench import report as bench_report
+    from components.report import machine
+    from flows.workspace import Workspace
+    from serving.runtime import pair as pair_module
+
+    places: list[Any] = []
+    load = pair_module.load_pair
+
+    def watched(files: Any, **settings: Any) -> Any:
+        places.append(settings["draft_device"])
+        return load(files, **settings)
+
+    monkeypatch.setattr(pair_module, "load_pair", watched)
+    for command in (("generate", "--prompt", "ten men"), ("bench", "--limit", 1)):
+        for more in ((), ("--draft-device", "cpu")):
+            done = run(*command, "--pair", pair_file, "--device", "cpu", "--max-tokens", 4, *more)
+            assert done.exit_code == 0, done.output
+    assert places == [None, "cpu", None, "cpu"]
+    workspace = Workspace(str(pair_file), say=lambda line: None)
+    pair = workspace.load()
+    assert machine.draft_device_of(pair) is None
+    pair.device = "cuda"  # as if the target were there
+    assert machine.draft_device_of(pair) == "cpu"
+    pair.device = "cpu"
+    report = {"pair": "tiny", "prompts": 1, "settings": {"temperature": 0, "max_tokens": 4, "runs": 1},
+              "machine": machine.describe_machine(pair) | {"draft_device": "cuda"}}
+    assert ", draft on cuda, " in bench_report.caption(report)
+    kept = workspace.artifacts / "hardware_profile"
+    there = kept.exists()
+    monkeypatch.setattr(machine, "draft_device_of", lambda pair: "cuda")
+    assert workspace._profile_for(pair, None).provenance.parameters == {"draft_device": "cuda"}
+    assert kept.exists() == there
+
+
+def test_plots_are_drawn(written: tuple[dict[str, Any], Path]) -> None:
+    _, folder = written
+    names = {path.name for path in (folder / "plots").iterdir()}
+    assert {"speedup.png", "acceptance_by_position.png", "time_split.png", "curve_vanilla_sd.png", "timeline_spide.png",
+            "timeline_vanilla_sd-1-1.png"} <= names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (folder / "plots").iterdir())
+
+
+def test_generate_says_that_the_target_is_padded(run: Any, pair_file: Path) -> None:
+    arguments = ("generate", "--pair", pair_file, "--prompt", "the man in the inn", "--max-tokens", 12)
+    plain, padded = (json.loads(run(*arguments, "--json", *more).stdout) for more in ((), ("--pad-target", PADDED)))
+    assert plain["padded_to"] is None
+    assert padded["padded_to"] > plain["stats"]["emitted"]
+    assert padded["token_ids"] == plain["token_ids"]
+    assert "padded to" in run(*arguments, "--pad-target", PADDED).stderr
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("--strategies", "spide,spide"), "twice"), (("--pad-target", "5"), "larger number"), (("--pad-target", "1e15"), "fewer parameters"),
+    (("--concurrency", "4", "--markdown", "r.md"), "throughput alone"),
+    (("--max-prompt-tokens", "1"), "at most 1 tokens"), (("--check-cpu", "--device", "cpu"), "--device cuda"),
+    (("--draft-device", "tpu"), "choose cpu or cuda"), (("--device", "cpu", "--draft-device", "cuda"), "--device cuda too"),
+    (("--plots", "nowhere/plots"), "nowhere"), (("--markdown", "nowhere/r.md"), "nowhere"), (("--strategies", "vanilla_sd:tau=1"), "tau")])
+def test_mistakes_are_one_line(run: Any, pair_file: Path, arguments: tuple[str, ...], words: str, tmp_path: Path,
+                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("bench", "--pair", pair_file, *arguments)
+    assert done.exit_code == 2, done.output
+    lines = [line for line in done.stderr.splitlines() if line.startswith("Error:")]
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_plots_without_matplotlib_are_refused_before_anything_is_loaded(run: Any, pair_file: Path, tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
+    done = run("bench", "--pair", pair_file, "--plots", tmp_path / "plots")
+    assert done.exit_code == 2, done.output
+    assert done.stderr.splitlines() == ["Error: plots need the package matplotlib: pip install 'draftwell[pipeline]'"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_gpu_bench_is_refused_where_there_is_none(run: Any, pair_file: Path) -> None:
+    done = run("bench", "--pair", pair_file, "--device", "cuda", "--check-cpu")
+    assert done.exit_code == 2
+    assert "no CUDA device" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

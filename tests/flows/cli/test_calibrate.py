@@ -1,0 +1,91 @@
+"""`draftwell calibrate`: what its artifacts name as their origin, and that neither it nor `tune` makes anything of a bad trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from components.prompts.prompt import prompts_digest, read_prompts
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.recording.trace import TraceSet
+from tests.flows.cli.test_train import BAD, changed, contents, refused, with_values
+
+Spoil = Callable[[Path, Path], Path]
+
+
+@pytest.fixture
+def traces(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Path:
+    """Greedy traces of a few prompts."""
+    out = own_stores / "traces"
+    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 4, "--max-tokens", 8, "--rollout", 3, "--kinds",
+               "target", "--out", out)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return out
+
+
+def without_rollouts(rows: pa.Table) -> pa.Table:
+    """As a server spools them."""
+    for name in ("rollout_tokens", "rollout_q", "rollout_confidence", "rollout_entropy"):
+        rows = with_values(rows, name, [None] * len(rows))
+    return rows
+
+
+def with_nan(name: str) -> Spoil:
+    def one(rows: pa.Table) -> pa.Table:
+        figures = rows.column(name).to_pylist()
+        figures[5] = [0.5, float("nan"), 0.5]
+        return with_values(rows, name, figures)
+
+    return lambda folder, into: changed(folder, into, one)
+
+
+UNFIT: dict[str, tuple[Spoil, tuple[str, ...]]] = {
+    "empty": (BAD["empty"][0], ("no rows", "draftwell collect")),
+    **{name: BAD[name] for name in ("no shards", "another pair", "truncated", "holes")},
+    "no rollouts": (lambda folder, into: changed(folder, into, without_rollouts), ("no rollouts along the target's texts",)),
+    "NaN figure": (with_nan("rollout_confidence"), ("NaN or infinity in rollout_confidence", "collect it again"))}
+
+
+def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path, traces: Path, own_stores: Path) -> None:
+    space = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
+
+    def calibrate(folder: Path) -> Any:
+        return run("calibrate", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--no-publish", "--traces", folder)
+
+    def tune(folder: Path) -> Any:
+        return run("tune", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 4, "--no-publish", "--traces",
+                   folder)
+
+    done = calibrate(traces)
+    assert done.exit_code == 0, (done.output, done.exception)
+    table, memory = (kind.load(space / "artifacts" / kind.kind) for kind in (AcceptanceTable, CorrectionMemory))
+    assert table.provenance.trace_digest == TraceSet(traces).digest()
+    assert memory.provenance.trace_digest is None, "it was decoded from prompts, whatever the traces hold"
+    assert memory.provenance.parameters["prompts_digest"] == prompts_digest(read_prompts(prompts_file, 2))
+    sampled = own_stores / "sampled"
+    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 4, "--temperature", 0.7,
+               "--out", sampled)
+    assert done.exit_code == 0, (done.output, done.exception)
+    long = own_stores / "long.jsonl"
+    long.write_text(json.dumps({"id": "the long one", "prompt": "an onion " * 2000}) + "\n")
+    old = contents(space)
+    cases: dict[str, tuple[Spoil, tuple[str, ...]]] = {
+        **UNFIT, "sampled": (lambda folder, into: sampled, ("sampled at temperature 0.7", "collect one at temperature 0"))}
+    for command in (calibrate, tune):
+        for number, (name, (spoil, words)) in enumerate(cases.items()):
+            try:
+                refused(command(spoil(traces, own_stores / f"{command.__name__}{number}")), *words)
+                assert contents(space) == old
+            except AssertionError as error:
+                error.add_note(f"{command.__name__}, {name}")
+                raise
+    refused(tune(with_nan("rollout_entropy")(traces, own_stores / "entropy")), "NaN or infinity in rollout_entropy")
+    done = run("calibrate", "--pair", pair_file, "--prompts", long, "--no-publish", "--traces", traces)
+    refused(done, "prompt the long one has", "context of")
+    assert contents(space) == old

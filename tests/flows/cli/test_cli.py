@@ -1,0 +1,268 @@
+"""The command line: what it lists, and that a user's mistake is one line, exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.pairs import fetch, find_pair
+from registry.store import Store
+from tests.support.loop.publishing import release, table
+from tests.support.loop.tiny_files import snapshot
+
+COMMANDS = ("pairs", "strategies", "generate", "bench", "serve", "collect", "train", "calibrate", "tune", "gate", "promote", "deploy", "ui",
+            "lineage", "demo", "doctor", "distill", "rollback", "schedule", "monitor", "export")
+HEAVY = ("torch", "transformers", "mlflow", "prefect")
+HELP = f"""
+import json, sys
+from typer.testing import CliRunner
+from flows.cli.main import app
+shown = [CliRunner().invoke(app, [*words, "--help"]).output for words in {[[], *([c] for c in COMMANDS)]}]
+print(json.dumps([shown, [name for name in {HEAVY} if name in sys.modules]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def help_pages() -> tuple[list[str], list[str]]:
+    """Output of every --help in a process of its own, and the heavy modules that were imported for it."""
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    pages, heavy = json.loads(done.stdout)
+    return pages, heavy
+
+
+def test_help_lists_every_command_and_stays_light(help_pages: tuple[list[str], list[str]]) -> None:
+    pages, heavy = help_pages
+    assert heavy == []
+    assert [name for name in COMMANDS if f" {name} " not in pages[0]] == []
+
+
+def test_no_command_is_missing_from_these_tests() -> None:
+    from flows.cli.main import app
+
+    assert {(c.name or c.callback.__name__) for c in app.registered_commands if c.callback} == set(COMMANDS)
+
+
+def test_every_command_shows_an_example(help_pages: tuple[list[str], list[str]]) -> None:
+    pages, _ = help_pages
+    assert [name for name, page in zip(("", *COMMANDS), pages, strict=True) if f"Example: draftwell {name}" not in page] == []
+
+
+def test_strategies_as_json(run: Any) -> None:
+    done = run("strategies", "--json")
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert {"autoregressive", "vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide"} <= set(rows)
+    for row in rows.values():
+        assert {"name", "lossless", "parameters", "artifacts", "paper"} <= set(row)
+        assert all({"default", "minimum", "maximum"} <= set(p) for p in row["parameters"].values())
+    assert rows["spide"]["lossless"] is True
+    assert rows["csd"]["lossless"] is False
+    assert "verifier" in rows["sprinter"]["artifacts"]
+    assert rows["vanilla_sd"]["parameters"]["num_speculative_tokens"]["default"] == 5
+
+
+def test_tables_keep_their_brackets(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich reads [...] as markup unless it is escaped."""
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "num_speculative_tokens = 5  [1 … 32]" in run("strategies").stdout
+
+
+def test_pairs(run: Any) -> None:
+    names = [row["name"] for row in json.loads(run("pairs", "--json").stdout)]
+    assert names[0] == "smollm2-135m"
+    assert "smollm2-135m" in run("pairs").stdout
+
+
+@pytest.fixture
+def place(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with stores of its own."""
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
+    folder = own_stores / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return own_stores
+
+
+@pytest.fixture
+def registered(place: Path, empty_database: Path) -> Path:
+    """The same with a registry that holds nothing yet."""
+    shutil.copyfile(empty_database, place / "mlflow.db")
+    return place
+
+
+def refused(done: Any, *words: str) -> str:
+    """Check a refusal: exit code 2, one line that has the words, no traceback; progress may have been told before it."""
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert done.stdout == ""
+    *progress, line = done.stderr.strip().splitlines()
+    assert line.startswith("Error: ")
+    assert not [told for told in progress if told.startswith(("Error", "Traceback", " "))]
+    for word in words:
+        assert word in line
+    return str(line)
+
+
+def refused_at_once(done: Any, *words: str) -> None:
+    """A refusal before anything was begun."""
+    refused(done, *words)
+    assert len(done.stderr.split("\n")) == 2 + done.stderr.startswith("\n")  # a bar that had nothing to show leaves an empty line
+
+
+GENERATE = ("generate", "--prompt", "hi")
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ((*GENERATE, "--pair", "smolm2-135m"), ("unknown pair smolm2-135m", "did you mean smollm2-135m")),
+    ((*GENERATE, "--pair", "nowhere.yaml"), ("nowhere.yaml",)),
+    ((*GENERATE, "--strategy", "vanila_sd"), ("vanila_sd", "vanilla_sd")),
+    ((*GENERATE, "--set", "tau"), ("'tau'", "key=value")),
+    ((*GENERATE, "--set", "tau=1"), ("tau", "vanilla_sd")),
+    ((*GENERATE, "--set", "num_speculative_tokens=0"), ("num_speculative_tokens", "1")),
+    ((*GENERATE, "--set", "num_speculative_tokens=many"), ("num_speculative_tokens", "many")),
+    ((*GENERATE, "--strategy", "adaedl"), ("adaedl", "threshold and max_draft", "--set threshold=")),
+    (("bench", "--strategies", "vanilla_sd,adaedl", "--set", "adaedl.threshold=0.4"), ("max_draft", "--set adaedl.max_draft=")),
+    ((*GENERATE, "--artifacts", "nowhere"), ("nowhere", "--artifacts")),
+    (("generate", "--prompt", "  "), ("--prompt is empty",)),
+    (("bench", "--strategies", "vanilla_sd,spied"), ("spied", "spide")),
+    (("bench", "--set", "tau=1"), ("strategy.key=value",)),
+    (("bench", "--set", "spide.tau=1"), ("strategy.key=value",)),
+    (("bench", "--set", "vanilla_sd.tau=1"), ("tau", "vanilla_sd")),
+    (("bench", "--peer", "vllm"), ("vllm", "transformers")),
+    (("bench", "--artifacts", "nowhere"), ("nowhere", "--artifacts")),
+    (("bench", "--json", "nowhere/report.json"), ("nowhere", "does not exist")),
+    (("bench", "--json", "."), ("folder",)),
+    (("bench", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
+    (("collect", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
+    (("demo", "--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
+    (("demo", "--pair", "smolm2"), ("unknown pair smolm2",)),
+    (("gate", "--pair", "smolm2-135m"), ("did you mean",)),
+    (("gate", "--junit", "nowhere/gate.xml"), ("nowhere", "does not exist")),
+    (("promote", "--pair", "smolm2-135m"), ("did you mean",)),
+    (("rollback", "--pair", "smolm2-135m", "--reason", "slow"), ("did you mean",)),
+    (("deploy", "--pair", "smolm2-135m"), ("did you mean",)),
+    (("serve", "--pair", "smolm2-135m"), ("did you mean",)),
+    (("serve",), ("smollm2-135m", "draftwell deploy")),
+    (("serve", "--bundle", "nowhere"), ("nowhere", "draftwell deploy")),
+])
+def test_mistakes(run: Any, place: Path, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    before = snapshot(place)
+    refused_at_once(run(*arguments), *words)
+    assert snapshot(place) == before
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ('{"prompt": "a"}\n{"prompt": \n', ("line 2",)),
+    ('{"prompt": "a"}\n\n{"text": "b"}\n', ("line 3",)),
+    ("\n", ("holds no prompts",)),
+])
+@pytest.mark.parametrize("command", ["bench", "collect", "calibrate", "tune", "demo"])
+def test_broken_prompt_files(run: Any, place: Path, command: str, text: str, words: tuple[str, ...]) -> None:
+    (place / "bad.jsonl").write_text(text)
+    before = snapshot(place)
+    refused_at_once(run(command, "--prompts", place / "bad.jsonl"), "bad.jsonl", *words)
+    assert snapshot(place) == before
+
+
+@pytest.mark.parametrize("arguments", [("generate", "--nope"), ("bench", "--limit", "none"), ("nope",), ("generate",)])
+def test_usage_errors(run: Any, place: Path, arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert snapshot(place) == {}
+
+
+def test_the_installed_command_ends_with_two() -> None:
+    """The entry point, in a process of its own: nothing of the refusal is lost between Typer and the shell."""
+    command = [sys.executable, "-m", "flows.cli.main", *GENERATE, "--pair", "nope"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("Error: unknown pair nope")
+
+
+def test_artifact_of_another_pair(run: Any, place: Path, pair_file: Path) -> None:
+    table("f" * 64).save(place / "foreign" / "acceptance_table")
+    before = snapshot(place)
+    refused(run(*GENERATE, "--pair", pair_file, "--strategy", "spide", "--artifacts", place / "foreign"), "acceptance_table", "f" * 12)
+    assert snapshot(place) == before
+
+
+def test_settings_that_have_no_default_can_be_given(run: Any, place: Path, pair_file: Path, prompts_file: Path) -> None:
+    assert "threshold = (required)" in run("strategies").stdout
+    done = run(*GENERATE, "--pair", pair_file, "--strategy", "adaedl", "--set", "threshold=0.4", "--set", "max_draft=4", "--max-tokens", 8)
+    assert done.exit_code == 0, done.output
+    done = run("bench", "--pair", pair_file, "--strategies", "adaedl", "--set", "adaedl.threshold=0.4", "--set", "adaedl.max_draft=4",
+               "--prompts", prompts_file, "--limit", 1, "--max-tokens", 8, "--json", place / "report.json")
+    assert done.exit_code == 0, done.output
+    entry = json.loads((place / "report.json").read_text())["strategies"]["adaedl"]
+    assert (entry["lossless"], entry["identical_outputs"]) == (True, 1)
+
+
+def test_missing_artifact(run: Any, place: Path, pair_file: Path) -> None:
+    refused(run(*GENERATE, "--pair", pair_file, "--strategy", "sprinter"), "verifier", "draftwell train")
+    refused(run(*GENERATE, "--pair", pair_file, "--strategy", "specdec_pp"), "acceptance_head", "draftwell train --kind acceptance_head")
+    refused(run("train", "--pair", pair_file), "no traces", "draftwell collect")
+
+
+def test_prompt_longer_than_the_context(run: Any, place: Path, pair_file: Path) -> None:
+    before = snapshot(place)
+    refused(run("generate", "--pair", pair_file, "--prompt", "x" * 300), "256")
+    (place / "long.jsonl").write_text(json.dumps({"prompt": "x" * 300, "id": "the long one"}) + "\n")
+    refused(run("bench", "--pair", pair_file, "--prompts", place / "long.jsonl", "--json", place / "out.json"), "256")
+    assert snapshot(place).keys() - before.keys() == {"long.jsonl"}
+
+
+def test_nothing_to_release(run: Any, registered: Path, pair_file: Path) -> None:
+    for command in ("deploy", "promote"):
+        refused_at_once(run(command, "--pair", pair_file), "release.tiny.cpu", "draftwell demo")
+    refused_at_once(run("gate", "--pair", pair_file, "--release", "7"), "version 7")
+    done = run("gate", "--pair", pair_file)
+    refused(done, "baseline", "--record")
+    assert "release.tiny.cpu has no candidate" in done.stderr
+    assert not (registered / "work" / "dist").exists()
+
+
+def test_ungated_releases_stay_where_they_are(run: Any, registered: Path, pair_file: Path) -> None:
+    spec = find_pair(str(pair_file))
+    release(Store(), spec, fetch(spec), registered / "made")
+    refused_at_once(run("promote", "--pair", pair_file), "draftwell gate")
+    refused_at_once(run("deploy", "--pair", pair_file, "--alias", "candidate"), "--ungated")
+    assert not (registered / "work" / "dist").exists()
+    assert Store().get_aliases("release", "tiny.cpu") == {"candidate": 1}
+
+
+def test_tampered_bundle(run: Any, registered: Path, pair_file: Path) -> None:
+    spec = find_pair(str(pair_file))
+    release(Store(), spec, fetch(spec), registered / "made")
+    done = run("deploy", "--pair", pair_file, "--alias", "1", "--ungated", "a test")
+    assert done.exit_code == 0, done.output
+    current = Path("dist/tiny/current")
+    file = next(current.rglob("artifact.json"))
+    file.write_text(file.read_text().replace("5", "6", 1))
+    refused_at_once(run("serve", "--pair", pair_file), "artifact.json", "deploy again")
+    shutil.rmtree(current.resolve())
+    refused_at_once(run("serve", "--pair", pair_file), "draftwell deploy")
+
+
+def test_doctor(run: Any) -> None:
+    done = run("doctor")
+    assert done.exit_code == 0, done.output
+    assert "torch" in done.stdout
+
+
+def test_doctor_names_what_is_known_to_break(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "2.1.3" if name == "sqlalchemy" else real(name))
+    done = run("doctor")
+    assert done.exit_code == 2
+    assert "Error: 1 check(s) failed" in done.stderr
+
+

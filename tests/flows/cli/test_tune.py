@@ -1,0 +1,132 @@
+"""`draftwell tune` and its station: what is kept, what goes on, what is refused, and the champion beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.cli.test_train import foreign
+from tests.support.loop.tiny_files import snapshot
+
+
+@pytest.fixture
+def tune(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
+    """Runs the command on a pair that was collected."""
+    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 6, "--max-tokens", 12)
+    assert done.exit_code == 0, done.output
+    return lambda *more: run("tune", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 8, "--trials", 4,
+                             "--no-publish", *more)
+
+
+@pytest.fixture
+def space(own_stores: Path) -> Path:
+    return own_stores / "draftwell" / "pairs" / "tiny" / "float32"
+
+
+def refused(done: Any, *words: str) -> None:
+    assert done.exit_code == 2, (done.output, done.exception)
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("Error: ")
+    for word in words:
+        assert word in line
+
+
+def test_what_is_kept_and_that_it_goes_on(tune: Callable[..., Any], space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from components.tune import evaluator as contest
+
+    real, counted = contest.Contest.__call__, []
+
+    def dies(self: Any, configs: Any, prompts: Any, **more: Any) -> Any:
+        counted.append(configs)
+        if len(counted) == 3:
+            raise KeyboardInterrupt
+        return real(self, configs, prompts, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(contest.Contest, "__call__", dies)
+        assert tune().exit_code != 0
+    assert {path.name for path in (space / "tuning").iterdir()} == {"study.db", "rungs.json"}
+    assert not (space / "artifacts" / "decoding_config").exists()
+    counted.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(contest.Contest, "__call__", lambda self, configs, prompts, **more: counted.append(configs) or real(
+            self, configs, prompts, **more))
+        done = tune()
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert {path.name for path in (space / "tuning").iterdir()} == {"study.db"}, "a finished tuning has nothing to go on with"
+    report = json.loads((space / "reports" / "tuning.json").read_text())
+    assert len(counted) < len(report["rungs"]) + 1 + len([t for t in report["trials"] if t["source"] == "measured"]) + 1
+    assert done.stdout.startswith(f"chosen: {report['strategy']}")
+    kept = json.loads((space / "artifacts" / "decoding_config" / "config.json").read_text())
+    assert kept["evidence"]["trace_digest"] == report["trace_digest"]
+
+
+def test_a_study_of_another_search_keeps_its_file(tune: Callable[..., Any], space: Path, own_stores: Path) -> None:
+    study = own_stores / "mine.db"
+    assert tune("--study", study).exit_code == 0
+    before, bytes_before = snapshot(space), study.read_bytes()
+    refused(tune("--study", study, "--max-tokens", 4), "mine.db", "is of another search", "--study")
+    assert (snapshot(space), study.read_bytes()) == (before, bytes_before)
+    study.write_text("no database at all " * 100)
+    refused(tune("--study", study), "no study file")
+    refused(tune("--study", own_stores / "nowhere" / "mine.db"), "nowhere", "does not exist")
+    assert snapshot(space) == before
+
+
+def test_a_padded_target_leaves_nothing_behind(tune: Callable[..., Any], space: Path, own_stores: Path) -> None:
+    before = snapshot(own_stores)
+    done = tune("--pad-target", 500_000)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "neither saved nor registered" in done.stderr
+    assert snapshot(own_stores) == before
+
+
+def test_constraints_reach_the_tuner(tune: Callable[..., Any], space: Path) -> None:
+    done = tune("--max-cost-ratio", 0.01, "--max-quality-loss", 0.1, "--max-tokens", 14)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "--max-quality-loss changes nothing without --allow-lossy" in done.stderr
+    assert "predicting texts of 12 tokens, which is all that the trace has, and measuring 14" in done.stderr
+    assert done.stdout.startswith("chosen: autoregressive")
+    assert "keeps to the constraints" in done.stdout
+    constraints = json.loads((space / "reports" / "tuning.json").read_text())["constraints"]
+    assert constraints == {"lossless_only": True, "max_quality_loss": 0.1, "max_cost_ratio": 0.01}
+
+
+def test_an_unfit_trace_is_refused_before_the_machine_is_measured(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
+                                                                   prompts_file: Path, own_stores: Path) -> None:
+    sampled = own_stores / "sampled"
+    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 4, "--temperature", 0.7,
+               "--out", sampled)
+    assert done.exit_code == 0, done.output
+    before = snapshot(space)
+    for bad, word in ((foreign(space / "traces", own_stores / "foreign"), "stranger"), (sampled, "sampled at temperature 0.7")):
+        refused(tune("--traces", bad), word)
+        assert snapshot(space) == before, "a hardware profile would lie there"
+
+
+def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any], space: Path, own_stores: Path, pair_file: Path,
+                                                         empty_database: Path) -> None:
+    from flows.loading import open_station
+    from flows.steps.tune import champion_config
+    from registry.pairs import fetch, find_pair
+    from registry.releases import promote
+    from registry.store import Store
+    from tests.support.loop.publishing import release, verdict
+
+    station = open_station(str(pair_file))
+    assert champion_config(station) is None
+    assert not (own_stores / "mlflow.db").exists(), "none is made for the question"
+    shutil.copyfile(empty_database, own_stores / "mlflow.db")
+    assert champion_config(station) is None
+    spec = find_pair(str(pair_file))
+    made = release(Store(), spec, fetch(spec), own_stores / "made")
+    promote(Store(), "tiny", "cpu", made.version, verdict(made))
+    assert champion_config(station) == ("spide", {"gamma": 4})
+    assert tune().exit_code == 0
+    report = json.loads((space / "reports" / "tuning.json").read_text())
+    assert "gamma" in report["left_out"]["champion"], "it was released by another version: said, and left out"

@@ -1,0 +1,382 @@
+"""A real Prefect server and worker: a cron deployment creates runs, and they complete; a killed run loses nothing.
+
+With SQLAlchemy 2.1 cron schedules of Prefect 3.8 never fire, and nothing says so: this is the test that would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import yaml
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.exceptions import PrefectHTTPStatusError
+
+from flows.orchestration.concurrency import LEASE
+from flows.orchestration.deployments import KEPT_TURNS
+from flows.settings import PipelineSettings
+from serving.recording.trace import TraceSet
+from tests.flows.cli import test_secrets
+from tests.support.loop.tiny_files import PROMPTS
+from tests.support.paths import REPO
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="looks processes up in /proc")]
+
+PATIENCE = 300.0
+"""Seconds that anything may take on a busy machine."""
+SECRETS = {**{name: value for name, value in test_secrets.SECRETS.items() if name != "PREFECT_API_KEY"},  # the cloud's, instead of the next
+           "PREFECT_API_AUTH_STRING": "keeper:password-of-the-server"}
+"""What server and worker have in their environment; the last is asked for with every request."""
+MANY = 96
+"""Prompts of the run that is killed: three shards."""
+
+
+def wait_for(what: str, found: Callable[[], Any], log: Path | None = None) -> Any:
+    """The first result that is not empty."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if result := found():
+            return result
+        time.sleep(0.1)
+    raise AssertionError(f"{what}: not within {PATIENCE:.0f} s" + (f"\n{log.read_text()[-3000:]}" if log else ""))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def parents() -> dict[int, int]:
+    """Process → its parent, of all that run now."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            found[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that it has started, directly or not."""
+    tree, found = parents(), [pid]
+    for process in found:
+        found += [child for child, parent in tree.items() if parent == process]
+    return found
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+@contextlib.contextmanager
+def running(log: Path, environment: dict[str, str], *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the block, and every process that it has started."""
+    with log.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-m", *command], cwd=REPO, env=environment, stdout=file, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+    try:
+        yield process
+    finally:
+        family = descendants(process.pid)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(15)
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(15)
+
+
+class Place:
+    """A server and a worker with state of their own, and what the tests ask of them."""
+
+    def __init__(self, folder: Path, pair: Path):
+        self.folder, self.pair, self.home = folder, pair, folder / "draftwell"
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.prompts = folder / "prompts.jsonl"
+        self.prompts.write_text("".join(json.dumps({"prompt": f"{PROMPTS[i % len(PROMPTS)]} {i}"}) + "\n" for i in range(MANY + 2)))
+        self.traces = self.home / "pairs" / "tiny" / "float32" / "traces"
+        self.environment = {**os.environ, **SECRETS, "PREFECT_SERVER_API_AUTH_STRING": SECRETS["PREFECT_API_AUTH_STRING"],
+                            "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1",
+                            "DRAFTWELL_HOME": str(self.home), "DRAFTWELL_MODELS": str(folder / "models"),
+                            "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", "PREFECT_HOME": str(folder / "prefect"),
+                            "PREFECT_API_URL": f"{self.url}/api", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                            "PREFECT_WORKER_QUERY_SECONDS": "2",
+                            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": KEPT_TURNS,  # as under `make prefect-server`
+                            "PREFECT_LOGGING_LEVEL": "INFO"}  # commands that other tests have called in this process want less
+        self.server_log, self.worker_log = folder / "server.log", folder / "worker.log"
+        self.worker: subprocess.Popen[bytes] | None = None
+
+    def settings(self, prompts: int) -> PipelineSettings:
+        return PipelineSettings(pair=str(self.pair), prompts=self.prompts, bench_prompts=2, collect_prompts=prompts, collect_tokens=24,
+                                threads=1)
+
+    def deployments_file(self) -> Path:
+        """prefect.yaml with collection every minute, and everything else on New Year."""
+        contents = yaml.safe_load((REPO / "prefect.yaml").read_text())
+        for deployment in contents["deployments"]:
+            every_minute = deployment["entrypoint"].endswith(":collection")
+            if deployment.get("schedules"):
+                deployment["schedules"] = [{"cron": "* * * * *" if every_minute else "0 0 1 1 *", "timezone": "UTC"}]
+        file = self.folder / "prefect.yaml"
+        file.write_text(yaml.safe_dump(contents))
+        return file
+
+    def schedule(self) -> str:
+        """`draftwell schedule`; returns what it printed."""
+        settings = self.settings(4)
+        given = [f"--set={name}={value}" for name, value in settings.model_dump(exclude_unset=True, exclude={"pair", "prompts"}).items()]
+        command = [sys.executable, "-m", "flows.cli.main", "schedule", "--pair", str(self.pair), "--prompts", str(self.prompts),
+                   "--file", str(self.deployments_file()), *given]
+        done = subprocess.run(command, cwd=REPO, env=self.environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Any]:
+        from prefect.client.orchestration import get_client
+        from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+        ours = {PREFECT_API_URL: f"{self.url}/api", PREFECT_API_AUTH_STRING: SECRETS["PREFECT_API_AUTH_STRING"]}
+        with temporary_settings(ours), get_client(sync_client=True) as client:
+            yield client
+
+    def runs(self, deployment: UUID) -> list[Any]:
+        """Flow runs of a deployment, by the time they are due."""
+        from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+
+        with self.client() as client:
+            found = client.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])))
+        return sorted(found, key=lambda run: run.expected_start_time)
+
+    def ended(self, run: UUID) -> Any:
+        """A flow run once it is over."""
+        with self.client() as client:
+            return wait_for(f"the end of run {run}", lambda: over(client.read_flow_run(run)), self.worker_log)
+
+    def engine(self) -> int | None:
+        """The process that runs a flow."""
+        assert self.worker is not None
+        return next((pid for pid in descendants(self.worker.pid) if "prefect.engine" in command_of(pid)
+                     or "_workspace_supervisor" in command_of(pid)), None)
+
+
+def over(run: Any) -> Any:
+    return run if run.state is not None and run.state.is_final() else None
+
+
+def ran(run: Any) -> Any:
+    """A run that is over and was not turned away because the one before it was under way."""
+    return over(run) and not run.state.is_cancelled()
+
+
+def serving(place: Place) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """The server of a place, while the block runs."""
+    port = place.url.rpartition(":")[2]
+    return running(place.server_log, place.environment, "prefect", "server", "start", "--host", "127.0.0.1", "--port", port)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, pair_file: Path) -> Iterator[Place]:
+    """Server, deployments and worker."""
+    made = Place(tmp_path_factory.mktemp("scheduled"), pair_file)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(serving(made))
+        wait_for("the server", made.answers, made.server_log)
+        made.said = made.schedule()  # type: ignore[attr-defined]
+        made.worker = stack.enter_context(running(made.worker_log, made.environment, "prefect", "worker", "start", "--pool", "draftwell",
+                                                  "--type", "process"))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def deployment(place: Place) -> Any:
+    """The collection of the tiny pair."""
+    with place.client() as client:
+        return client.read_deployment_by_name("collection/tiny")
+
+
+@pytest.fixture(scope="module")
+def first(place: Place, deployment: Any) -> Any:
+    """The first run that the cron schedule created, once it is over; the schedule rests then."""
+    run = wait_for("a run", lambda: next(filter(ran, place.runs(deployment.id)), None), place.worker_log)
+    with place.client() as client:
+        client.pause_deployment(deployment.id)
+    return run
+
+
+def test_a_cron_deployment_creates_and_completes_runs(place: Place, deployment: Any, first: Any) -> None:
+    assert [schedule.schedule.cron for schedule in deployment.schedules] == ["* * * * *"]
+    assert first.auto_scheduled is True
+    assert first.created_by.type == "SCHEDULE"
+    assert first.state.is_completed(), place.worker_log.read_text()[-3000:]
+    assert first.expected_start_time.second == 0
+    assert first.parameters["settings"]["collect_prompts"] == 4
+    assert len({row["prompt_id"] for row in TraceSet(place.traces).read(["prompt_id"]).to_pylist()}) == 4
+
+
+def test_the_run_is_visible_in_prefect(place: Place, first: Any) -> None:
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterId
+
+    with place.client() as client:
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[first.id])))
+        shown = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["collection-tiny"])))
+    assert {task.name.rpartition("-")[0] for task in tasks} == {"collection", "take prompts of served traffic"}
+    assert json.loads(shown[-1].data)[0]["digest"]
+
+
+def test_the_command_says_what_it_made(place: Place) -> None:
+    said = place.said  # type: ignore[attr-defined]
+    for words in ("collection/tiny", "calibration/tiny", "tuning/tiny", "release/tiny", "cron * * * * *", "event draftwell.drift",
+                  "work pool draftwell (process)", "pair-tiny = 1, gpu-slot = 1", f"UI: {place.url}"):
+        assert words in said
+
+
+def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
+    def state() -> Any:
+        with place.client() as client:
+            deployments = {d.name + d.entrypoint: d.id for d in client.read_deployments()}
+            return deployments, {a.name for a in client.read_automations()}, [p.name for p in client.read_work_pools()]
+
+    before = state()
+    assert len(before[0]) == len(yaml.safe_load((REPO / "prefect.yaml").read_text())["deployments"])
+    assert before[1] == {"recalibrate tiny on drift"}
+    place.schedule()
+    with place.client() as client:
+        client.pause_deployment(client.read_deployment_by_name("collection/tiny").id)
+    assert state() == before
+
+
+def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deployment: Any, first: Any, pair_file: Path) -> None:
+    from flows.loading import open_station, prompts_of
+    from flows.steps import collect as collecting
+
+    wait_for("quiet", lambda: not [run for run in place.runs(deployment.id) if run.state.is_running() or run.state.is_pending()])
+    settings = place.settings(MANY)
+    parameters = {"settings": settings.model_dump(mode="json", exclude_unset=True)}
+    shards = TraceSet(place.traces)
+    old = shards.shard(0).stat()
+    with place.client() as client:
+        killed = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
+
+    def begun() -> bool:
+        try:
+            return shards.shard(0).stat().st_ino != old.st_ino
+        except FileNotFoundError:
+            return False
+
+    wait_for("the first shard", begun, place.worker_log)
+    engine = place.engine()
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
+    assert place.ended(killed).state.is_crashed()
+    before = {path.name: path.stat().st_mtime_ns for path in shards.shards}
+    assert 1 <= len(before) < MANY // 32, "the run was over before it was killed"
+    with place.client() as client:
+        resumed = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
+    assert place.ended(resumed).state.is_completed(), place.worker_log.read_text()[-3000:]
+    assert {name: (place.traces / name).stat().st_mtime_ns for name in before} == before
+    unbroken = collecting.collect(open_station(str(pair_file)), prompts_of(settings)["collect"], max_tokens=settings.collect_tokens,
+                                  folder=place.folder / "unbroken")
+    assert len(shards.shards) == MANY // 32
+    assert shards.digest() == unbroken.digest()
+
+
+def test_tuning_waits_for_a_collection_that_takes_over_its_hours(place: Place, deployment: Any, first: Any) -> None:
+    from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+    from prefect.states import Completed, Running
+
+    def says(run: UUID, words: str) -> bool:
+        with place.client() as client:
+            return any(words in log.message for log in client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))))
+
+    with place.client() as client:
+        collecting = client.create_flow_run_from_deployment(deployment.id, state=Running()).id  # under way, so no worker takes it
+        tuning = client.create_flow_run_from_deployment(client.read_deployment_by_name("tuning/tiny").id).id
+    wait_for("a word that it waits", lambda: says(tuning, "waiting for collection/tiny ("), place.worker_log)
+    assert not says(tuning, "waiting for the turn of tiny")
+    with place.client() as client:
+        assert (client.read_flow_run(collecting).state.is_running(), client.read_flow_run(tuning).state.is_running()) == (True, True)
+        client.set_flow_run_state(collecting, Completed(), force=True)
+    place.ended(tuning)
+    assert says(tuning, "waiting for the turn of tiny")
+
+
+def test_drift_starts_a_recalibration_with_what_the_check_said(place: Place) -> None:
+    told = {"pair": str(place.pair), "spool": str(place.folder / "no spool"), "drift": "d" * 64}
+
+    def event(pair: str, settings: dict[str, Any]) -> dict[str, Any]:
+        return {"id": str(uuid4()), "occurred": datetime.now(UTC).isoformat(), "event": "draftwell.drift",
+                "resource": {"prefect.resource.id": f"draftwell.pair.{pair}"}, "payload": {"settings": settings}}
+
+    with place.client() as client:
+        deployment = client.read_deployment_by_name("recalibrate/tiny")
+        client.request("POST", "/events", json=[event("another", {**told, "drift": "e" * 64}), event("tiny", told)])
+    run = wait_for("a recalibration", lambda: next(iter(place.runs(deployment.id)), None), place.server_log)
+    assert run.parameters["settings"] == told
+    assert "there is no spool" in place.ended(run.id).state.message
+    assert len(place.runs(deployment.id)) == 1
+
+
+def test_parameters_that_nobody_knows_are_refused(place: Place, deployment: Any) -> None:
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    with place.client() as client, pytest.raises(PrefectHTTPStatusError, match=r"409|422"):
+        client.create_flow_run_from_deployment(deployment.id, parameters={"settings": {"pair": "tiny", "trails": 3}})
+
+
+def test_secrets_are_in_no_log_and_no_state(place: Place, first: Any) -> None:
+    """Of server, worker and the runs before; that the search finds what there is is test_secrets.py's."""
+    with place.client() as client:
+        assert client.read_flow_run(first.id).state.is_completed(), "with the password"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{place.url}/api/admin/version", timeout=5)
+    assert {"server.log", "worker.log", "prefect", "draftwell"} <= {path.name for path in place.folder.iterdir()}
+    assert test_secrets.leaks(place.folder, SECRETS) == []
+
+
+def test_a_turn_that_is_held_while_the_server_dies_comes_back(tmp_path: Path, pair_file: Path) -> None:
+    """Slots are counted in the database; with leases in memory nobody would know, after a restart, that one is to be given back."""
+    place = Place(tmp_path, pair_file)
+
+    def take() -> bool:
+        with place.client() as client, contextlib.suppress(PrefectHTTPStatusError):  # 423: held
+            client.increment_concurrency_slots_with_lease(["pair-tiny"], 1, "concurrency", LEASE)
+            return True
+        return False
+
+    with serving(place) as server:
+        wait_for("the server", place.answers, place.server_log)
+        with place.client() as client:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="pair-tiny", limit=1))
+        assert take()
+        assert not take()
+        for pid in descendants(server.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    with serving(place):
+        wait_for("the server", place.answers, place.server_log)
+        wait_for("the turn", take, place.server_log)

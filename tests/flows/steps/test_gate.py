@@ -1,0 +1,290 @@
+"""The gate from the command line: a release from its first tuning to its champion, planted regressions, and the way back."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from components.prompts.prompt import demo_prompts
+from flows.cli.learn.tune import tune
+from registry import gates
+from registry.releases import find_release, gate_record
+from registry.store import Store
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.pair_files import draftwell_home
+from serving.runtime.strategies import STRATEGIES
+
+ANY_SPEED = {"max_regression": 0.99, "min_speedup_lower_bound": 0.0, "max_p95_tpot_ratio": 1000.0}
+"""Two random models of a few thousand weights: their speed says nothing, and must not decide these tests."""
+
+
+@pytest.fixture(scope="module")
+def place(place: Path) -> Iterator[Path]:
+    """The same with thresholds that let any speed pass."""
+    kept = gates.load_gates().model_dump() | ANY_SPEED
+    (place / "registry" / "baselines").mkdir(parents=True)
+    (place / "registry" / "gates.yaml").write_text(json.dumps(kept))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gates, "HERE", place / "registry")
+        yield place
+
+
+@pytest.fixture(scope="module")
+def call(place: Path, pair_file: Path) -> Callable[..., Any]:
+    """Run a command of `draftwell` on the tiny pair."""
+    from typer.testing import CliRunner
+
+    from flows.cli.main import app
+
+    return lambda name, *words: CliRunner().invoke(app, [name, "--pair", str(pair_file), *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def few(prompts_file: Path) -> tuple[Any, ...]:
+    return ("--prompts", prompts_file, "--limit", 2, "--max-tokens", 8)
+
+
+@pytest.fixture(scope="module")
+def tuned(call: Callable[..., Any], prompts_file: Path, few: tuple[Any, ...]) -> Path:
+    """Stations one by one, as README tells them; the workspace."""
+    for words in (("collect", "--prompts", prompts_file, "--limit", 8, "--max-tokens", 16), ("train",),
+                  ("calibrate", "--prompts", prompts_file, "--limit", 2), ("tune", *few, "--trials", 2)):
+        done = call(*words)
+        assert done.exit_code == 0, (done.output, done.exception)
+    assert "the candidate" in done.stderr
+    return draftwell_home() / "pairs" / "tiny" / "float32"
+
+
+@pytest.fixture
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start-up is measured truly for the first release; here a process that does nothing will do."""
+    import components.gate.footprint
+
+    monkeypatch.setattr(components.gate.footprint, "CHILD", "pass")
+
+
+def suites(file: Path) -> dict[str, list[str]]:
+    """Suite → names of the cases that failed or were errors."""
+    root = ElementTree.fromstring(file.read_text())
+    found = [root] if root.tag == "testsuite" else list(root)
+    return {str(suite.get("name")): [str(case.get("name")) for case in suite if case.find("failure") is not None or
+                                     case.find("error") is not None] for suite in found}
+
+
+@pytest.fixture(scope="module")
+def release_now(pair_file: Path) -> Callable[[], int]:
+    """Publish the workspace as it is; the number of its release."""
+    from flows.steps.publish import Station, publish
+    from flows.workspace import Workspace
+
+    return lambda: publish(Station(Workspace(str(pair_file), "float32"), None), {}).version  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def champion(tuned: Path, call: Callable[..., Any], few: tuple[Any, ...], place: Path) -> Path:
+    """The first release, gated, promoted and deployed; the workspace that it was made from."""
+    done = call("gate", *few, "--dry-run", "--markdown", place / "dry.md")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert Store().get_aliases("release", "tiny.cpu") == {"candidate": 1}
+    assert gate_record(find_release(Store(), "tiny", "cpu", 1)) is None, "a dry run keeps no verdict"
+    for words in (("gate", *few, "--markdown", place / "gate.md", "--junit", place / "gate.xml"), ("promote",), ("deploy",)):
+        done = call(*words)
+        assert done.exit_code == 0, (done.output, done.exception)
+    return tuned
+
+
+def test_a_verdict_is_a_table_markdown_and_junit(champion: Path, place: Path) -> None:
+    text = (place / "gate.md").read_text()
+    assert text.startswith("### release 1\n\n**Gate passed**")
+    assert (place / "dry.md").read_text().splitlines()[0] == "### release 1"
+    for check in ("speedup", "bundle size", "start-up", "acceptance_table foretells"):
+        assert f"| {check} | " in text
+    assert suites(place / "gate.xml") == {"release 1": []}
+    record = gate_record(find_release(Store(), "tiny", "cpu", 1))
+    assert record is not None
+    assert {"bundle size", "start-up"} <= {check.name for check in record.checks}
+
+
+def test_a_release_shows_its_figures_and_its_bench_in_mlflow(champion: Path) -> None:
+    store = Store()
+    made = store.resolve("release", "tiny.cpu", 1)
+    metrics = store.metrics(made)
+    assert {"gate.speedup", "gate.bundle_size", "gate.start-up", "tokens_per_second", "verifier.auc"} <= set(metrics)
+    assert 1 <= metrics["gate.start-up"] < 120
+    assert "**Gate passed**" in store.description(made)
+    run = store.client.get_run(made.run_id).data
+    assert run.params["strategy"] == made.tags["strategy"]
+    (folder,) = [file.path for file in store.client.list_artifacts(made.run_id, "gates") if file.is_dir]
+    names = {Path(file.path).name for file in store.client.list_artifacts(made.run_id, folder)}
+    assert {"bench.json", "speedup.png"} <= names
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_judging_the_champion_again_takes_nothing_from_it(champion: Path, call: Callable[..., Any], few: tuple[Any, ...], place: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `make gate` on a busy machine does: it fails, and what serves can still be deployed."""
+    monkeypatch.setattr(gates, "HERE", place / "strict")
+    (place / "strict").mkdir()
+    (place / "strict" / "gates.yaml").write_text(json.dumps(gates.load_gates(place / "registry" / "gates.yaml").model_dump()
+                                                            | {"min_speedup_lower_bound": 100.0, "max_startup_seconds": 1e-9}))
+    before = find_release(Store(), "tiny", "cpu", "champion")
+    done = call("gate", *few)
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert "is the champion: its record" in done.stderr
+    after = find_release(Store(), "tiny", "cpu", "champion")
+    assert (after.version, gate_record(after)) == (before.version, gate_record(before))
+    assert call("deploy").exit_code == 0
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_table_turned_round_is_refused_and_the_champion_stays(champion: Path, release_now: Callable[[], int], call: Callable[..., Any],
+                                                                few: tuple[Any, ...], place: Path) -> None:
+    folder = champion / "artifacts" / "acceptance_table"
+    table = AcceptanceTable.load(folder)
+    rejected = [10 * (total - accepted) for total, accepted in zip(table.total, table.accepted, strict=True)]
+    AcceptanceTable([10 * total for total in table.total], rejected, table.provenance).save(folder)
+    try:
+        number = release_now()
+        done = call("gate", *few, "--junit", place / "gate.xml", "--markdown", place / "gate.md")
+    finally:
+        table.save(folder)
+    assert number == 2
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert suites(place / "gate.xml") == {"release 2": ["acceptance_table foretells"]}
+    assert "**Gate failed**" in (place / "gate.md").read_text()
+    done = call("promote", "--release", 2)
+    assert done.exit_code == 2
+    assert "its gate failed (acceptance_table foretells)" in done.stderr
+    assert Store().get_aliases("release", "tiny.cpu")["champion"] == 1
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_lossy_config_called_lossless_is_refused(champion: Path, release_now: Callable[[], int], call: Callable[..., Any],
+                                                   few: tuple[Any, ...], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = champion / "artifacts" / "decoding_config"
+    config = DecodingConfig.load(folder)
+    DecodingConfig("lossy_sd", {}, {}, config.provenance).save(folder)
+    monkeypatch.setattr(STRATEGIES["lossy_sd"], "lossless", True)
+    try:
+        number = release_now()
+        done = call("gate", *few, "--junit", place / "gate.xml")
+    finally:
+        config.save(folder)
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert suites(place / "gate.xml")[f"release {number}"] == ["identical outputs"]
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Path, release_now: Callable[[], int], call: Callable[..., Any],
+                                                                   few: tuple[Any, ...], place: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate is red for its deterministic part: the registry must not say that the release passed."""
+    import flows.steps.gate
+    from components.gate.gate import Check, GateVerdict
+
+    failed = GateVerdict((Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),))
+    monkeypatch.setattr(gates, "load_baseline", lambda pair: object())  # the shipped prompts do not fit into the tiny pair
+    monkeypatch.setattr(flows.steps.gate, "judge_baseline", lambda *arguments: failed)
+    folder = champion / "artifacts" / "acceptance_table"
+    table = AcceptanceTable.load(folder)
+    AcceptanceTable([2 * total for total in table.total], [2 * accepted for accepted in table.accepted], table.provenance).save(folder)
+    try:
+        number = release_now()
+        done = call("gate", *few, "--junit", place / "gate.xml")
+    finally:
+        table.save(folder)
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert suites(place / "gate.xml") == {"deterministic counts, float32": ["vanilla_sd: target calls"], f"release {number}": []}
+    done = call("promote", "--release", number)
+    assert done.exit_code == 2
+    assert "its gate failed (vanilla_sd: target calls)" in done.stderr
+
+
+def test_a_mistyped_device_passes_no_gate(champion: Path, call: Callable[..., Any]) -> None:
+    done = call("gate", "--device", "gpu")
+    assert done.exit_code == 2
+    assert "there is no --device gpu" in done.stderr
+
+
+def test_a_registry_without_a_candidate_is_said(champion: Path, call: Callable[..., Any]) -> None:
+    done = call("gate", "--device", "cuda")
+    assert done.exit_code == 2, "the tiny pair has no baseline"
+    assert "release.tiny.cuda has no candidate" in done.stderr
+
+
+def test_the_gate_is_not_judged_on_what_was_tuned_on(champion: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    import flows.steps.gate
+
+    seen: list[str] = []
+
+    def look(station: Any, prompts: Any, **options: Any) -> Any:
+        seen.extend(prompt.id for prompt in prompts)
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(flows.steps.gate, "gate_release", look)
+    call("gate", "--release", 1)
+    chosen_on = inspect.signature(tune).parameters["limit"].default
+    assert len(seen) == 16
+    assert not set(seen) & {prompt.id for prompt in demo_prompts(chosen_on)}
+
+
+def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(champion: Path, call: Callable[..., Any], few: tuple[Any, ...],
+                                                              place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 2, an error in JUnit, and no verdict of an earlier gate left to be read."""
+    import flows.steps.gate
+
+    files = ("--junit", place / "gate.xml", "--markdown", place / "gate.md")
+    done = call("gate", *few, "--release", 99, *files)
+    assert done.exit_code == 2
+    assert suites(place / "gate.xml") == {"gate": ["verdict"]}
+    assert "no version 99" in (place / "gate.md").read_text()
+
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(flows.steps.gate, "gate_release", broken)
+    done = call("gate", *few, *files)
+    assert done.exit_code == 2, "Python's own exit code would say that the gate failed"
+    assert 'errors="1"' in (place / "gate.xml").read_text()
+    assert "a fault of ours" in (place / "gate.md").read_text()
+
+
+def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> None:
+    from registry.releases import promote
+    from tests.support.loop.publishing import verdict
+
+    done = call("rollback", "--reason", "a trial")
+    assert done.exit_code == 2
+    assert "has no champion before it" in done.stderr
+    store = Store()
+    number = max(version.version for version in store.versions("release", "tiny.cpu"))
+    promote(store, "tiny", "cpu", number, verdict(find_release(store, "tiny", "cpu", number),
+                                                  beside=store.get_aliases("release", "tiny.cpu")["champion"]))
+    assert call("deploy").exit_code == 0
+    assert (place / "dist" / "tiny" / "current").resolve().name == f"{number}-cpu"
+    done = call("rollback", "--reason", "answers in French are cut")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert f"version {number} was rolled back: answers in French are cut" in done.stdout
+    assert (place / "dist" / "tiny" / "current").resolve().name == "1-cpu"
+    assert Store().get_aliases("release", "tiny.cpu")["champion"] == 1
+    done = call("promote", "--release", number)
+    assert done.exit_code == 2
+    assert "answers in French are cut" in done.stderr
+    assert call("promote", "--release", number, "--reason", "they were whole").exit_code == 0
+    done = call("rollback", "--reason", "no", "--out", place / "elsewhere")
+    assert "`draftwell deploy" in done.stdout
+
+
+def test_a_fresh_clone_asks_no_registry(call: Callable[..., Any], own_stores: Path) -> None:
+    """The deterministic part alone; asking would make a database, which takes seconds."""
+    done = call("gate")
+    assert done.exit_code == 2
+    assert "has no recorded baseline" in done.stderr
+    assert not (own_stores / "mlflow.db").exists()

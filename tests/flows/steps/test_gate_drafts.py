@@ -1,0 +1,125 @@
+"""A candidate with a new draft is measured beside the champion with the old one: a worse draft does not ship."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.distil.artifact import to_artifact
+from components.distil.family import keep_layers
+from components.prompts.prompt import Prompt
+from components.report.provenance import provenance
+from flows.steps.gate import gate_release, prediction_check
+from flows.steps.publish import Station, publish
+from flows.workspace import Workspace
+from registry import gates
+from registry.releases import find_release, gate_record, promote
+from registry.store import Store
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.pair_files import weights_digest
+from serving.runtime.types import DraftwellError
+from tests.flows.steps.test_gate import ANY_SPEED
+from tests.support.loop.publishing import verdict
+from tests.support.loop.tiny_files import PROMPTS
+from tests.support.server.served_pair import tiny_pair
+
+ROWS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(PROMPTS[:4])]
+LIMIT = {"max_prediction_loss_ratio": 1.05}
+
+
+@pytest.fixture
+def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Station]:
+    """Give the pair a draft with so much noise on its weights, and register a release of it."""
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
+    (own_stores / "gates.yaml").write_text(json.dumps(gates.load_gates().model_dump() | ANY_SPEED))
+    monkeypatch.setattr(gates, "HERE", own_stores)
+    pair = tiny_pair(1)
+    pair.modules["target"].save_pretrained(own_stores / "target")
+    pair.tokenizer.save_pretrained(own_stores / "target")
+    (own_stores / "pair.yaml").write_text("name: drafted\ndescription: d\nlicence: none\ndtype: float32\nchat: true\n"
+                                          "target:\n  path: target\ndraft:\n  artifact: draft\n")
+
+    def make(noise: float) -> Station:
+        draft = keep_layers(pair.modules["target"], (0, 1))
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weight in draft.model.layers.parameters():
+                weight += noise * torch.randn(weight.shape, generator=generator)
+        head = torch.arange(len(pair.tokenizer))
+        made = Provenance(pair="drafted", fingerprint="")
+        to_artifact(draft, head, weights_digest(own_stores / "target"), made).save(own_stores / "draft")
+        space = Workspace(str(own_stores / "pair.yaml"))
+        station = Station(space, space.load(slots=1))
+        space.save(DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {}, provenance(station.pair)))
+        publish(station, {})
+        return station
+
+    return make
+
+
+@pytest.mark.slow
+def test_a_worse_draft_is_refused_and_a_better_one_is_not(release_with: Callable[[float], Station]) -> None:
+    release_with(0.02)
+    store = Store()
+    one = find_release(store, "drafted", "cpu", 1)
+    assert "distilled_draft" in one.pins
+    promote(store, "drafted", "cpu", 1, verdict(one))
+
+    worse = release_with(0.4)
+    assert worse.pair.fingerprint != one.fingerprint
+    found = gate_release(worse, ROWS, alias=2, max_tokens=24, dry_run=True)["verdict"]
+    assert not [note for note in found.notes if "not measured" in note]
+    checks = {check.name: check for check in found.checks}
+    assert "regression" in checks
+    assert not checks["acceptance"].passed, checks["acceptance"].detail
+
+    better = release_with(0.0)
+    found = gate_release(better, ROWS, alias=3, max_tokens=24, dry_run=True)["verdict"]
+    assert next(check for check in found.checks if check.name == "acceptance").passed
+
+
+def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_why(
+        release_with: Callable[[float], Station], monkeypatch: pytest.MonkeyPatch) -> None:
+    import components.gate.footprint
+
+    release_with(0.02)
+    store = Store()
+    promote(store, "drafted", "cpu", 1, verdict(find_release(store, "drafted", "cpu", 1)))
+    station = release_with(0.1)
+    monkeypatch.setattr(components.gate.footprint, "available_memory", lambda: 0)  # no room for a second pair
+    found = gate_release(station, ROWS[:2], alias=2, max_tokens=8)["verdict"]
+    assert "regression" not in {check.name for check in found.checks}
+    assert [check.name for check in found.checks if not check.passed] == ["champion measured"]
+    assert next(check for check in found.checks if not check.passed).detail.startswith("release.drafted.cpu version 1, the champion,")
+    kept = gate_record(find_release(store, "drafted", "cpu", 2))
+    assert kept is not None
+    assert kept.undecided, "another day there is memory"
+    with pytest.raises(DraftwellError, match=r"its gate failed \(champion measured\)"):
+        promote(store, "drafted", "cpu", 2)
+    found = gate_release(station, ROWS[:2], alias=2, max_tokens=8, unmeasured="measured on a larger machine")["verdict"]
+    assert found.passed
+    assert any(note.endswith("not measured; let pass: measured on a larger machine") for note in found.notes)
+    two = find_release(store, "drafted", "cpu", 2)
+    record = gate_record(two)
+    assert record is not None
+    assert record.baseline_version == 1
+    assert "measured on a larger machine" in store.description(two.published), "the reason is kept"
+
+
+def test_predictions_that_cannot_be_measured_fail_the_gate(release_with: Callable[[float], Station]) -> None:
+    """No traces: a release without table and verifier needs none, one with a table is not let through unseen."""
+    station = release_with(0.02)
+    assert prediction_check(station, {}, {}, LIMIT).checks == ()
+    table = {"acceptance_table": AcceptanceTable.empty()}
+    (check,) = prediction_check(station, table, {}, LIMIT).checks
+    assert (check.name, check.passed, check.transient) == ("predictions measured", False, True)
+    assert str(station.workspace.root) not in check.detail
+    waived = prediction_check(station, table, {}, LIMIT, "the traces are on another machine")
+    assert waived.checks == ()
+    assert "another machine" in waived.notes[0]

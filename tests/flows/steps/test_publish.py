@@ -1,0 +1,132 @@
+"""Collecting, training and calibrating from the command line, and what `--fresh` may throw away."""
+
+from __future__ import annotations
+
+import html
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.tune.report.html import CAPTIONS
+from tests.support.loop.tiny_files import snapshot
+
+
+@pytest.fixture
+def collect(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> Callable[..., Any]:
+    return lambda *more: run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 4, "--max-tokens", 8, *more)
+
+
+def test_the_same_collection_is_not_done_twice(collect: Callable[..., Any], tmp_path: Path) -> None:
+    first = collect("--out", tmp_path / "traces")
+    assert first.exit_code == 0, first.output
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "traces").iterdir()}
+    assert collect("--out", tmp_path / "traces").stdout == first.stdout
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "traces").iterdir()} == before
+
+
+def test_only_fresh_replaces_another_trace(collect: Callable[..., Any], tmp_path: Path) -> None:
+    collect("--out", tmp_path / "traces")
+    before = snapshot(tmp_path / "traces")
+    done = collect("--out", tmp_path / "traces", "--max-tokens", 9)
+    assert done.exit_code == 2
+    assert "other inputs" in done.stderr
+    assert snapshot(tmp_path / "traces") == before
+    done = collect("--out", tmp_path / "traces", "--max-tokens", 9, "--fresh")
+    assert done.exit_code == 0, done.output
+    assert snapshot(tmp_path / "traces") != before
+
+
+def test_fresh_keeps_what_is_no_trace(collect: Callable[..., Any], tmp_path: Path) -> None:
+    """Not the files beside a trace, and nothing at all where the request itself is wrong."""
+    mine = tmp_path / "traces" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("keep")
+    assert collect("--out", mine.parent).exit_code == 0
+    before = snapshot(mine.parent)
+    done = collect("--out", mine.parent, "--max-tokens", 9999, "--fresh")
+    assert done.exit_code == 2
+    assert snapshot(mine.parent) == before
+    assert collect("--out", mine.parent, "--max-tokens", 9, "--fresh").exit_code == 0
+    assert mine.read_text() == "keep"
+
+
+def test_stations_one_by_one(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path, own_stores: Path) -> None:
+    """Without the registry; what is made lies in the workspace, where the next command finds it."""
+    assert collect("--limit", 8, "--max-tokens", 16).exit_code == 0
+    some = ("--pair", pair_file, "--no-publish")
+    for arguments, told in ((("train", *some), "auc"), (("train", *some, "--kind", "acceptance_head"), "constant_loss"),
+                            (("calibrate", *some, "--prompts", prompts_file, "--limit", 2), "memory:"),
+                            (("tune", *some, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 8, "--trials", 2), "chosen:")):
+        done = run(*arguments)
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert told in done.stdout
+    made = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts"
+    kinds = {"verifier", "acceptance_head", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config"}
+    assert {path.name for path in made.iterdir()} == kinds
+    page = html.unescape((made.parent / "reports" / "tuning.html").read_text())
+    assert [stem for stem in ("acceptance_by_confidence", "rejections", "roc", "reliability") if CAPTIONS[stem] not in page] == []
+    for strategy in ("sprinter", "specdec_pp"):
+        done = run("generate", "--pair", pair_file, "--strategy", strategy, "--prompt", "the inn", "--max-tokens", 8)
+        assert done.exit_code == 0, done.output
+    assert not (own_stores / "mlflow.db").exists()
+
+
+def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path,
+                                                              tmp_path: Path) -> None:
+    """As many texts at once, in slots as long; and one pair at a time in memory."""
+    from flows import loading as context
+    from flows.orchestration import learn_tasks as learn
+    from flows.settings import PipelineSettings
+
+    settings = PipelineSettings(pair=str(pair_file), prompts=prompts_file, bench_prompts=2, collect_prompts=3, collect_tokens=8)
+    made = learn.collect_task.fn(settings)
+    rows = tmp_path / "same.jsonl"
+    prompts = [prompt.id for prompt in context.prompts_of(settings)["collect"]]
+    lines = [json.loads(line) for line in prompts_file.read_text().splitlines()[2:5]]
+    rows.write_text("".join(json.dumps({"id": name, **line}) + "\n" for name, line in zip(prompts, lines, strict=True)))
+    done = run("collect", "--pair", pair_file, "--prompts", rows, "--max-tokens", 8, "--out", tmp_path / "traces")
+    assert done.exit_code == 0, (done.output, done.exception)
+    plans = [json.loads((Path(folder) / "plan.json").read_text()) for folder in (made["folder"], tmp_path / "traces")]
+    assert plans[0] == plans[1]
+    assert (plans[0]["batch"], len(context._kept)) == (16, 1)
+
+
+def test_calibration_decodes_several_prompts_at_once(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    from components.calibrate import calibrate as calibration
+
+    real, at_once = calibration.decode_all, []
+    monkeypatch.setattr(calibration, "decode_all", lambda engine, requests, strategies, count, finished: at_once.append(count) or real(
+        engine, requests, strategies, count, finished))
+    assert collect().exit_code == 0
+    done = run("calibrate", "--pair", pair_file, "--no-publish", "--prompts", prompts_file, "--limit", 3)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert at_once == [4], "as many as a station has slots"
+
+
+def test_baseline_of_a_pair_named_by_its_file(run: Any, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch,
+                                              own_stores: Path) -> None:
+    """What is recorded is found again, a second run counts the same, and twice the target calls fail with exit code 1."""
+    from components.prompts import prompt as prompts
+    from registry import gates
+
+    (own_stores / "baselines").mkdir()
+    shutil.copyfile(gates.HERE / "gates.yaml", own_stores / "gates.yaml")
+    monkeypatch.setattr(gates, "HERE", own_stores)
+    monkeypatch.setattr(prompts, "DEMO", prompts_file)
+    judge = ("gate", "--pair", pair_file, "--baseline")
+    assert run(*judge).exit_code == 2
+    done = run("gate", "--pair", pair_file, "--record")
+    assert done.exit_code == 0, (done.output, done.exception)
+    done = run(*judge)
+    assert done.exit_code == 0, (done.output, done.exception)
+    file = own_stores / "baselines" / "tiny.json"
+    recorded = json.loads(file.read_text())
+    recorded["strategies"]["vanilla_sd"]["target_calls"] //= 2
+    file.write_text(json.dumps(recorded))
+    done = run(*judge)
+    assert done.exit_code == 1, (done.output, done.exception)

@@ -1,0 +1,112 @@
+"""Weekly flows go by served traffic: the same prompts from collection to gate, and the pipeline's own until there are enough."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from components.prompts.prompt import Prompt
+from flows.failures import worth_retrying
+from flows.loading import prompts_of
+from flows.orchestration import scheduled_flows as scheduled
+from flows.settings import TrafficSettings
+from flows.steps import monitor as monitoring
+from flows.steps import traffic_prompts as served
+from flows.workspace import Workspace
+from serving.recording.trace import TraceSet
+from serving.runtime.types import DraftwellError
+from tests.support.loop import traffic
+
+
+@pytest.fixture
+def settings(own_stores: Path, pair_file: Path, prompts_file: Path, monkeypatch: pytest.MonkeyPatch) -> TrafficSettings:
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
+    return TrafficSettings(pair=str(pair_file), prompts=prompts_file, spool=own_stores / "spool", collect_prompts=20, collect_tokens=8,
+                           bench_prompts=16, threads=1)
+
+
+@pytest.fixture
+def space(settings: TrafficSettings) -> Workspace:
+    return Workspace(settings.pair)
+
+
+def serve(settings: TrafficSettings, count: int) -> list[Prompt]:
+    """A spool with so many answers and their requests."""
+    assert settings.spool is not None
+    asked = traffic.prompts(count, seed=5)
+    station = traffic.station_of(Path(settings.pair))
+    rows = traffic.serve(station, settings.spool.with_name(f"served-{count}"), asked).read()
+    traffic.spool(settings.spool, rows, asked)
+    return asked
+
+
+def texts(prompts: Sequence[Prompt]) -> set[str]:
+    return {prompt.prompt for prompt in prompts}
+
+
+def taken(settings: TrafficSettings, space: Workspace) -> dict[str, list[Prompt]]:
+    served.take_prompts(settings, space)
+    return prompts_of(served.on_taken(settings, space))
+
+
+def test_a_week_is_made_of_served_prompts(settings: TrafficSettings, space: Workspace) -> None:
+    """Not one of the pipeline's, and the gate's are none that anything was chosen on."""
+    own = prompts_of(settings)
+    assert taken(settings, space) == own, "without a spool"
+    asked = serve(settings, 30)
+    found = taken(settings, space)
+    assert [len(found[name]) for name in ("bench", "collect", "tune")] == [10, 20, 8]
+    assert texts(found["bench"]) | texts(found["collect"]) == texts(asked)
+    assert not texts(found["bench"]) & texts(found["collect"])
+    assert texts(found["tune"]) <= texts(found["collect"])
+
+
+def test_prompts_stay_those_of_the_collection_while_the_spool_grows(settings: TrafficSettings, space: Workspace) -> None:
+    """Drawn anew at each step, the gate would get prompts that were tuned on."""
+    serve(settings, 30)
+    assert settings.spool is not None
+    before = taken(settings, space)
+    with (settings.spool / "requests.jsonl").open("a") as file:
+        file.writelines(json.dumps({"prompt": prompt.prompt}) + "\n" for prompt in traffic.prompts(10, seed=9, words=traffic.OTHERS))
+    assert prompts_of(served.on_taken(settings, space)) == before
+    assert taken(settings, space) != before
+
+
+def test_a_registry_that_is_away_is_waited_for(settings: TrafficSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken for "nothing to compare with", prompts of all temperatures would be collected on."""
+    def away(*arguments: Any) -> None:
+        raise DraftwellError("the registry failed") from ConnectionError("refused")
+
+    serve(settings, 30)
+    monkeypatch.setattr(monitoring, "served", away)
+    with pytest.raises(DraftwellError, match="the registry failed") as caught:
+        served.take_prompts(settings, space)
+    assert worth_retrying(None, None, SimpleNamespace(data=caught.value))
+
+
+def test_too_few_or_none(settings: TrafficSettings, space: Workspace) -> None:
+    assert settings.spool is not None
+    own = prompts_of(settings)
+    serve(settings, served.FEWEST - 1)
+    assert taken(settings, space) == own
+    asked = serve(settings, served.FEWEST)
+    assert texts(taken(settings, space)["collect"]) <= texts(asked)
+    (settings.spool / "requests.jsonl").write_text("")
+    assert texts(taken(settings, space)["collect"]) <= texts(asked), "those of the last time"
+    settings.spool.rename(settings.spool.with_name("elsewhere"))
+    assert taken(settings, space) == own
+
+
+def test_the_collection_reads_the_spool(prefect_server: None, settings: TrafficSettings, space: Workspace) -> None:
+    serve(settings, 30)
+    done = scheduled.collection(settings)
+    assert done["made"] == {"traces": TraceSet(space.traces).digest()}
+    names = set(TraceSet(space.traces).read(["prompt_id"]).column("prompt_id").to_pylist())
+    assert len(names) == 20
+    assert all(name.startswith("spool/") for name in names)
+    assert scheduled.collection(settings) == done

@@ -1,0 +1,232 @@
+"""Stations spread over workers: the same trace and the same trials as without, on threads and on a real Ray cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.collect import collect as collection
+from flows.workers import task_runners as runners
+from flows.workers.task_runners import Fan, failure_of, fan_of
+from serving.recording.trace import TraceSet
+from serving.runtime.types import DraftwellError
+from tests.support.paths import REPO
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("prefect_ray") is None,
+                               reason="prefect-ray is not installed: pip install -c constraints.txt 'draftwell[ray]'")
+
+
+def test_how_a_station_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fan_of("threads", 1) is None
+    assert fan_of("threads", 2, threads=5) == Fan("threads", 2, 2)
+    assert fan_of("threads", 4, threads=2) == Fan("threads", 4, 1), "never less than one thread each"
+    with pytest.raises(DraftwellError, match="choose threads or ray"):
+        fan_of("dask", 2)
+    with pytest.raises(DraftwellError, match="would wait for one GPU"):
+        fan_of("threads", 2, device="cuda")
+    monkeypatch.setitem(__import__("sys").modules, "prefect_ray", None)
+    with pytest.raises(DraftwellError, match=r"needs the package prefect-ray: pip install .*draftwell\[ray\]"):
+        fan_of("ray", 2)
+
+
+def test_what_failed_parts_become() -> None:
+    mistake = collection.ForeignTrace("the trace is foreign: mend it")
+    told = failure_of([mistake, mistake], 2)
+    assert str(told) == "the trace is foreign: mend it"
+    assert type(told) is DraftwellError, "a driver that forgets foreign traces must not take a worker's for its own"
+    assert "1 of 2 parts failed, the first with: the trace is foreign" in str(failure_of([mistake], 2))
+    assert "RuntimeError" in str(failure_of([RuntimeError()], 1))
+    assert "run the same command again" in str(failure_of([RuntimeError("a\nb")], 1))
+
+
+@pytest.fixture
+def shards_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "SHARD_PROMPTS", 2)
+
+
+@pytest.fixture
+def collect(run: Any, pair_file: Path, prompts_file: Path, tmp_path: Path) -> Callable[..., tuple[Any, TraceSet]]:
+    """Runs `draftwell collect` into a folder of its own."""
+
+    def collect(name: str, *more: Any) -> tuple[Any, TraceSet]:
+        done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--max-tokens", 12, "--threads", 1, "--out",
+                   tmp_path / name, *more)
+        return done, TraceSet(tmp_path / name)
+
+    return collect
+
+
+def runs_of(name: str, since: datetime) -> list[Any]:
+    """Task runs of a name that Prefect's server knows since a moment (the tests of this folder share it), with their states."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName, TaskRunFilterStartTime
+
+    wanted = TaskRunFilter(name=TaskRunFilterName(like_=name), start_time=TaskRunFilterStartTime(after_=since))
+    with get_client(sync_client=True) as client:
+        for _ in range(50):  # a task run is told by events, which arrive when they arrive
+            found = client.read_task_runs(task_run_filter=wanted)
+            if found and all(each.state and each.state.is_final() for each in found):
+                break
+            time.sleep(0.2)
+    return found
+
+
+@pytest.mark.slow
+def test_threads_write_the_trace_of_one_process(collect: Any, own_stores: Path, shards_of_two: None, prefect_server: None,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = datetime.now(UTC)
+    done, alone = collect("alone")
+    assert done.exit_code == 0, (done.output, done.exception)
+    real, working, most = runners.parts.write_shard, [0], [0]
+    counting = threading.Lock()
+
+    def write(job: Path, index: int) -> str:
+        with counting:
+            working[0] += 1
+            most[0] = max(most[0], working[0])
+        try:
+            return real(job, index)
+        finally:
+            with counting:
+                working[0] -= 1
+
+    monkeypatch.setattr(runners.parts, "write_shard", write)
+    done, spread = collect("spread", "--workers", 3)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert len(spread.shards) == 6
+    assert [path.read_bytes() for path in spread.shards] == [path.read_bytes() for path in alone.shards]
+    assert spread.digest() == alone.digest()
+    assert 1 < most[0] <= 3, "they did work at once, and no more than were asked for"
+    assert not list(own_stores.rglob(".job-*"))
+    assert len([each for each in runs_of("write a shard", begun) if each.state.is_completed()]) == 6, "each shard is to be seen in Prefect"
+
+
+@pytest.mark.slow
+def test_a_shard_that_fails_is_tried_again_then_told(collect: Any, own_stores: Path, shards_of_two: None, prefect_server: None,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tries = runners.parts.write_shard, []
+
+    def write(job: Path, index: int) -> str:
+        tries.append(index)
+        if index == 1 or (index == 2 and tries.count(2) == 1):
+            raise OSError(5, "Input/output error")
+        return real(job, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runners.parts, "write_shard", write)
+        done, spread = collect("spread", "--workers", 2)
+    assert done.exit_code == 2
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("Error: 1 of 6 parts failed, the first with: [Errno 5]")
+    assert line.endswith("run the same command again, it goes on with what is missing")
+    assert {index: tries.count(index) for index in range(6)} == {0: 1, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
+    assert len(spread.shards) == 5
+    done, spread = collect("spread", "--workers", 2)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert spread.digest() == collect("alone")[1].digest()
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_a_worker_is_told_as_one(collect: Any, own_stores: Path, shards_of_two: None, prefect_server: None,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def write(job: Path, index: int) -> str:
+        tries.append(index)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runners.parts, "write_shard", write)
+    done, _ = collect("spread", "--workers", 2)
+    assert done.exit_code == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("Error: no room left to write")
+    assert sorted(tries) == list(range(6)), "there is no more room the second time"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["threads", pytest.param("ray", marks=needs_ray)])
+def test_replays_by_workers_choose_the_same_configs(run: Any, pair_file: Path, prompts_file: Path, own_stores: Path, runner: str,
+                                                    prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    begun = datetime.now(UTC)
+    few = ("--pair", pair_file, "--prompts", prompts_file)
+    assert run("collect", *few, "--limit", 6, "--max-tokens", 12).exit_code == 0
+    space = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
+    reports = []
+    for more in ((), ("--runner", runner, "--workers", 2)):
+        study = own_stores / f"study{len(reports)}.db"
+        done = run("tune", *few, "--limit", 2, "--max-tokens", 8, "--trials", 24, "--no-publish", "--threads", 1, "--study", study, *more)
+        assert done.exit_code == 0, (done.output, done.exception)
+        reports.append(json.loads((space / "reports" / "tuning.json").read_text()))
+    one, spread = ([trial for trial in report["trials"] if trial["source"] == "replayed"] for report in reports)
+    assert len(one) >= 24
+    assert spread == one
+    assert not list(own_stores.rglob(".job-*"))
+    assert [each for each in runs_of("replay a strategy", begun) if not each.state.is_completed()] == []
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_ray_worker_is_killed_midway_and_nothing_is_lost(collect: Any, own_stores: Path, prefect_server: None, tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL, while it writes and others have written: Ray begins the shard again, and the trace is that of one process."""
+    monkeypatch.setenv("PYTHONPATH", str(REPO))  # workers import this checkout, as they would an installed package
+    monkeypatch.setattr(collection, "SHARD_PROMPTS", 1)
+    done, alone = collect("alone")
+    assert done.exit_code == 0, (done.output, done.exception)
+    killed: list[tuple[int, int]] = []
+
+    def kill_one() -> None:
+        until = time.monotonic() + 300
+        while time.monotonic() < until and not killed:
+            shards = len(list((tmp_path / "spread").glob("shard-*.parquet")))
+            if shards and (pid := one_at_work()) is not None:
+                os.kill(pid, signal.SIGKILL)
+                killed.append((pid, shards))
+            time.sleep(0.005)
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    done, spread = collect("spread", "--runner", "ray", "--workers", 2)
+    killer.join(1)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert killed, "no worker was caught at work: the test proved nothing"
+    assert 0 < killed[0][1] < 12, "it died midway"
+    assert [path.name for path in spread.shards] == [f"shard-{i:05d}.parquet" for i in range(12)]
+    assert spread.digest() == alone.digest()
+    assert not list((tmp_path / "spread").glob(".shard-*"))
+
+
+def one_at_work() -> int | None:
+    """A process below this one that Ray lets write a shard; Ray gives it the task's name."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "ray::write a shard" in " ".join(process.cmdline()):
+                return int(process.pid)
+        except psutil.Error:
+            continue
+    return None
+
+
+@pytest.mark.slow
+def test_a_prefect_server_that_is_not_there_is_told_in_one_line(collect: Any, own_stores: Path, shards_of_two: None) -> None:
+    from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}):
+        done, spread = collect("spread", "--workers", 2)
+    assert done.exit_code == 2, (done.output, done.exception)
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("Error: Prefect's server at ")
+    assert "does not answer: start it, check PREFECT_API_URL" in line
+    assert not spread.shards

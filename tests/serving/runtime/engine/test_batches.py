@@ -1,0 +1,87 @@
+"""Eight requests at once give what each gives alone, on tables and on networks, for every strategy."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from serving.runtime.engine.engine import Engine
+from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.pair import over_slots
+from serving.runtime.strategies import STRATEGIES, build_strategy
+from serving.runtime.types import Sampling
+from tests.serving.runtime.strategies.test_lossless import VARIANTS
+from tests.support.models.kits import NEEDED, table_kit, table_pair
+from tests.support.models.tiny import VOCAB, llama, near
+
+LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
+LOSSY = [(name, NEEDED.get(name, {})) for name, strategy in STRATEGIES.items() if not strategy.lossless]
+HIDDEN = 32
+
+
+def requests(vocab: int, temperature: float) -> list[tuple[list[int], Sampling]]:
+    """Eight that end at different times; some are penalised or biased, some may stop early."""
+    extra: list[dict[str, Any]] = [{}, {"frequency_penalty": 0.8}, {"stop_token_ids": frozenset({3})}, {"logit_bias": {4: 1.0}}]
+    return [([1 + i % (vocab - 1), 2, i % vocab][: 1 + i % 3],
+             Sampling(max_tokens=10 + 2 * i, temperature=temperature, seed=i, **extra[i % 4])) for i in range(8)]
+
+
+def outputs(engine: Engine, build: Any, wanted: list[tuple[list[int], Sampling]], together: bool) -> list[list[int]]:
+    if together:
+        jobs = [engine.submit(prompt, sampling, build()) for prompt, sampling in wanted]
+        engine.run(jobs)
+    else:
+        jobs = [engine.generate(prompt, sampling, build()) for prompt, sampling in wanted]
+    return [job.output for job in jobs]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("name", "parameters"), [*VARIANTS, *LOSSY], ids=str)
+def test_tables(name, parameters, temperature):
+    engine = Engine(table_pair(vocab=8))
+    wanted = requests(8, temperature)
+
+    def build() -> Any:
+        return build_strategy(name, parameters, table_kit(8))
+
+    assert outputs(engine, build, wanted, together=True) == outputs(engine, build, wanted, together=False)
+    assert {len(model.slots._free) for model in engine.models.values()} == {8}
+
+
+@pytest.mark.parametrize("name", ["vanilla_sd", "svip", "sprinter", "csd"])
+def test_the_target_runs_once_for_all_however_long_they_draft(name, monkeypatch):
+    """Eight requests with drafts of different lengths need as many target forwards as the one that needs most of them."""
+    engine = Engine(table_pair(vocab=8))
+    target = engine.models["target"]
+    forwards = []
+    original = target.forward
+    monkeypatch.setattr(target, "forward", lambda rows: forwards.append(len(rows)) or original(rows))
+    jobs = [engine.submit(prompt, sampling, build_strategy(name, NEEDED.get(name, {}), table_kit(8)))
+            for prompt, sampling in requests(8, 1.0)]
+    engine.run(jobs)
+    prefills = 1
+    assert len({job.session.stats.drafted for job in jobs}) > 1
+    assert len(forwards) == prefills + max(job.session.stats.target_calls for job in jobs)
+    assert forwards[0] == 8
+
+
+@functools.cache
+def networks(adapter: Any) -> dict[str, Any]:
+    target = near(llama(2), 0.0)
+    return {role: adapter(module, slots=8) for role, module in
+            (("target", target), ("draft", near(target, 0.06)), ("qualifier", near(target, 0.03, seed=2)))}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("adapter", [TransformersModel, over_slots])
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_random_llamas_in_float32(name, adapter, temperature):
+    engine = Engine(networks(adapter))
+    wanted = requests(VOCAB, temperature)
+
+    def build() -> Any:
+        return build_strategy(name, NEEDED.get(name, {}), table_kit(HIDDEN))
+
+    assert outputs(engine, build, wanted, together=True) == outputs(engine, build, wanted, together=False)

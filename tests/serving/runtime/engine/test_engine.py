@@ -1,0 +1,141 @@
+"""The engine: batching changes nothing, a bad request hurts nobody, every slot comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from serving.runtime.engine.engine import Engine
+from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
+from serving.runtime.types import ContextTooLong, DraftwellError, Sampling, Text
+from tests.support.models.kits import NEEDED, table_kit, table_pair
+
+
+def usual(name: str) -> Strategy:
+    """A strategy with its defaults."""
+    return build_strategy(name, NEEDED.get(name, {}), table_kit(8))
+
+
+def free_slots(engine: Engine) -> set[int]:
+    return {len(model.slots._free) for model in engine.models.values()}
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_concurrent_requests_give_what_each_gives_alone(name, temperature):
+    models = table_pair(vocab=8)
+    engine = Engine(models)
+    settings = [Sampling(max_tokens=20 + i, temperature=temperature, seed=i) for i in range(6)]
+    jobs = [engine.submit([i + 1, 2], s, usual(name)) for i, s in enumerate(settings)]
+    engine.run(jobs)
+    alone = [Engine(table_pair(vocab=8)).generate([i + 1, 2], s, usual(name)) for i, s in enumerate(settings)]
+    assert [j.output for j in jobs] == [j.output for j in alone]
+    assert free_slots(engine) == {8}
+
+
+def test_a_stream_only_ever_grows():
+    engine = Engine(table_pair(vocab=8, noise=2.0))
+    job = engine.submit([1], Sampling(max_tokens=50), build_strategy("spide", {}, table_kit(8)))
+    streamed: list[int] = []
+    while not job.finished:
+        engine.step()
+        streamed += [token.id for token in job.new_tokens()]
+        assert job.output[: len(streamed)] == streamed
+    assert streamed == job.output
+
+
+def test_cancelled_requests_free_their_slots_at_once():
+    engine = Engine(table_pair(vocab=8))
+    job = engine.submit([1], Sampling(max_tokens=400), build_strategy("spide", {}, table_kit(8)))
+    engine.step()
+    engine.cancel(job)
+    assert job.finished
+    assert free_slots(engine) == {8}
+    assert engine.jobs == []
+
+
+def test_cancelling_the_last_request_lets_the_worker_threads_go():
+    engine = Engine(table_pair(vocab=5))
+    job = engine.submit([1], Sampling(max_tokens=30), build_strategy("pearl", {}, table_kit(5)))
+    engine.step()
+    assert engine._workers is not None
+    engine.cancel(job)
+    assert engine._workers is None
+
+
+def test_a_failing_request_leaves_the_others_unharmed():
+    models = table_pair(vocab=8)
+    original = models["target"].forward
+
+    def forward(rows):
+        if any(7 in row.tokens for row in rows):
+            raise RuntimeError("a kernel failed")
+        return original(rows)
+
+    for model in models.values():
+        model.table[..., 7] = -50.0
+    models["target"].forward = forward
+    engine = Engine(models)
+    good = engine.submit([1, 2], Sampling(max_tokens=10), build_strategy("vanilla_sd"))
+    bad = engine.submit([7, 2], Sampling(max_tokens=10), build_strategy("vanilla_sd"))
+    while not (good.finished and bad.finished):
+        engine.step()
+    assert isinstance(bad.error, RuntimeError)
+    assert good.error is None
+    models["target"].forward = original
+    assert good.output == Engine(models).generate([1, 2], Sampling(max_tokens=10), build_strategy("vanilla_sd")).output
+    assert free_slots(engine) == {8}
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_counters_add_up(name, temperature):
+    sampling = Sampling(max_tokens=70, temperature=temperature)
+    job = Engine(table_pair(vocab=8)).generate([1, 2, 3], sampling, usual(name))
+    stats = job.session.stats
+    assert stats.emitted == stats.accepted + stats.sampled == len(job.output) == 70
+    assert stats.accepted <= stats.judged <= stats.drafted
+    assert sum(stats.accepted_at.values()) == stats.accepted
+    assert stats.prefill_calls == 1
+
+
+def test_a_failed_submit_takes_no_slot():
+    engine = Engine(table_pair(vocab=8))
+    with pytest.raises(ContextTooLong, match="600"):
+        engine.submit([1], Sampling(max_tokens=600), build_strategy("vanilla_sd"))
+    with pytest.raises(DraftwellError, match="empty"):
+        engine.submit([], Sampling(), build_strategy("vanilla_sd"))
+    jobs = [engine.submit([1], Sampling(), build_strategy("vanilla_sd")) for _ in range(8)]
+    with pytest.raises(DraftwellError, match="slots"):
+        engine.submit([1], Sampling(), build_strategy("vanilla_sd"))
+    assert len(jobs) == len(engine.jobs) == 8
+
+
+def test_text_is_cut_at_stop_tokens_and_budget():
+    text = Text([1], Sampling(max_tokens=3, stop_token_ids=frozenset({9})))
+    assert text.append([2, 3]) == 2
+    assert text.remaining == 1
+    assert text.append([4, 5]) == 1
+    assert text.finish_reason == "length"
+    text = Text([9], Sampling(max_tokens=3, stop_token_ids=frozenset({9})))
+    assert not text.finished, "a stop token in the prompt ends nothing"
+    assert text.append([9, 4]) == 1
+    assert text.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("name", "parameters", "message"), [
+    ("vanila_sd", {}, "did you mean vanilla_sd"),
+    ("vanilla_sd", {"gamma": 3}, "has no parameter 'gamma'"),
+    ("vanilla_sd", {"num_speculative_tokens": 0}, "greater than or equal to 1"),
+    ("spide", {"tau": "x"}, "valid number"),
+])
+def test_wrong_names_and_values_are_one_line(name, parameters, message):
+    with pytest.raises(DraftwellError, match=message) as caught:
+        build_strategy(name, parameters)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_artifact_is_named():
+    engine = Engine(table_pair(vocab=8))
+    job = engine.submit([1], Sampling(), build_strategy("sprinter"))
+    assert "verifier" in str(job.error)
+    assert job.finished

@@ -1,0 +1,324 @@
+"""Models with attention code of their own: their caches, fed in pieces, rolled back, forked and shared, equal one forward over the text."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from serving.artifacts.pair_files import PairFiles
+from serving.runtime.engine.engine import Engine
+from serving.runtime.models.slots import Slots
+from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
+from serving.runtime.pair import load_pair, over_slots
+from serving.runtime.strategies import STRATEGIES, build_strategy
+from serving.runtime.types import ContextTooLong, DraftwellError, Forward, Sampling
+from tests.serving.runtime.engine.test_batches import outputs, requests
+from tests.serving.runtime.models.test_properties import CONTEXT, COUNT, STEPS, run_step
+from tests.support.models.kits import NEEDED, table_kit
+from tests.support.models.tiny import VOCAB
+from tests.support.server.served_pair import tiny_tokenizer
+
+HIDDEN = 32
+LIMIT = 128
+WINDOW = 6
+TEXTS = [[(7 * i + 3 * n) % VOCAB for i in range(n)] for n in (19, 24, 15)]
+
+
+def config(name: str, vocab: int = VOCAB) -> Any:
+    """Two layers, logits sharp enough that a wrong key or position shows."""
+    import transformers as tf
+
+    ids = {"vocab_size": vocab, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.3}
+    gpt = ids | {"n_embd": HIDDEN, "n_layer": 2, "n_head": 4, "n_positions": LIMIT}
+    plain = ids | {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return {
+        "gpt_neo": lambda: tf.GPTNeoConfig(**ids, hidden_size=HIDDEN, num_layers=2, num_heads=4, window_size=WINDOW,
+                                           attention_types=[[["global", "local"], 1]], max_position_embeddings=LIMIT),
+        "gptj": lambda: tf.GPTJConfig(**gpt, rotary_dim=4),
+        "codegen": lambda: tf.CodeGenConfig(**gpt, rotary_dim=4),
+        "bloom": lambda: tf.BloomConfig(**ids, hidden_size=HIDDEN, n_layer=2, n_head=4),
+        "mpt": lambda: tf.MptConfig(**ids, d_model=HIDDEN, n_layers=2, n_heads=4, max_seq_len=LIMIT),
+        "ctrl": lambda: tf.CTRLConfig(**gpt, dff=48),
+        "falcon": lambda: tf.FalconConfig(**plain),
+        "falcon_alibi": lambda: tf.FalconConfig(**plain, alibi=True),
+        "falcon_grouped": lambda: tf.FalconConfig(**plain, new_decoder_architecture=True, num_kv_heads=2),
+        "gpt_neox_japanese": lambda: tf.GPTNeoXJapaneseConfig(**plain, intermediate_multiple_size=2, max_position_embeddings=LIMIT),
+        "xglm": lambda: tf.XGLMConfig(**ids, d_model=HIDDEN, num_layers=2, attention_heads=4, ffn_dim=48, init_std=0.3,
+                                      max_position_embeddings=LIMIT),
+    }[name]()
+
+
+FAMILIES = ["gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "falcon", "falcon_grouped", "gpt_neox_japanese", "xglm"]
+
+
+def module_of(name: str, **settings: Any) -> Any:
+    """A tiny random model, float32; its biases are drawn too, which a new model has at zero."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(config(name), **settings).float().eval()
+    with torch.no_grad():
+        for key, parameter in module.named_parameters():
+            if key.endswith("bias"):
+                parameter.normal_(std=0.3)
+    return module
+
+
+def eager(name: str, module: Any) -> Any:
+    """The same weights under transformers' plain attention, without a cache."""
+    plain = module_of(name, attn_implementation="eager")
+    plain.load_state_dict(module.state_dict())
+    return plain
+
+
+def noisy(module: Any, noise: float = 0.03) -> Any:
+    """A draft that agrees with the module often, not always."""
+    other = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.base_model.h.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * noise
+    return other
+
+
+def worst(name: str, adapter: Any) -> tuple[float, float]:
+    """Largest difference of logits and of hidden states between pieces with rejected drafts between them and one eager forward."""
+    module = module_of(name)
+    with torch.no_grad():
+        wanted = [eager(name, module)(torch.tensor([text]), output_hidden_states=True, use_cache=False) for text in TEXTS]
+    model = adapter(module, slots=3)
+    slots = [model.open() for _ in TEXTS]
+    seen: list[list[Any]] = [[], [], []]
+    at = [0, 0, 0]
+    for pieces in ((3, 9, 1), (4, 1, 5), (1, 8, 2), (11, 6, 7)):
+        rows = []
+        for i, piece in enumerate(pieces):
+            rows.append(Forward("target", slots[i], tuple(TEXTS[i][at[i] : at[i] + piece]), piece))
+            at[i] += piece
+        for i, output in enumerate(model.forward(rows)):
+            seen[i].append(output)
+        model.forward([Forward("target", slots[0], (7, 7, 7, 7), 2), Forward("target", slots[2], (9,))])  # drafts that are rejected
+        model.rollback(slots[0], at[0] + 1)
+        model.rollback(slots[0], at[0])
+        model.rollback(slots[2], at[2])
+    differences = [(torch.cat([o.logits for o in parts]) - want.logits[0], torch.cat([o.hidden for o in parts]) - want.hidden_states[-1][0])
+                   for parts, want in zip(seen, wanted, strict=True)]
+    return max(float(d.abs().max()) for d, _ in differences), max(float(d.abs().max()) for _, d in differences)
+
+
+class NeverCropped(UnbatchedModel):
+    """The naive adapter: a rollback lowers the length and leaves what was rejected in the cache."""
+
+    def rollback(self, slot: int, length: int) -> None:
+        Slots.rollback(self.slots, slot, length)
+
+
+class CroppedTooFar(UnbatchedModel):
+    """One key and value too few behind every rollback."""
+
+    def rollback(self, slot: int, length: int) -> None:
+        super().rollback(slot, length)
+        for layer in self.slots.cache(slot).layers:
+            layer.crop(-1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pieces_and_rollbacks_equal_one_forward_over_the_text(name):
+    logits, hidden = worst(name, over_slots)
+    assert logits < 2e-5
+    assert hidden < 2e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("naive", [NeverCropped, CroppedTooFar])
+def test_a_wrong_rollback_shows(name, naive):
+    assert min(worst(name, naive)) > 0.01
+
+
+def test_every_architecture_that_is_taken_is_tested():
+    assert {config(name).model_type for name in FAMILIES} == UNBATCHED
+
+
+@pytest.mark.parametrize("name", ["gpt_neo", "gptj", "codegen", "bloom"])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.differing_executors], deadline=None)
+@given(steps=STEPS)
+def test_a_slot_is_the_text_that_it_holds(name, steps):
+    """Whatever was opened, fed, rolled back, forked and closed."""
+    model, plain = long_lived(name)
+    held: dict[int, list[int]] = {}
+    branches: set[int] = set()
+    try:
+        for action, *arguments in steps:
+            run_step(model, plain, held, branches, action, arguments)
+            assert {slot: model.slots.cache(slot).get_seq_length() for slot in held} == {slot: len(text) for slot, text in held.items()}
+    finally:
+        for slot in held:
+            model.close(slot)
+
+
+@functools.cache
+def long_lived(name: str) -> tuple[Any, Any]:
+    module = module_of(name)
+    return UnbatchedModel(module, slots=COUNT, max_context=CONTEXT), eager(name, module)
+
+
+@functools.cache
+def modules() -> dict[str, Any]:
+    target = module_of("gpt_neo")
+    return {"target": target, "draft": noisy(target), "qualifier": noisy(target, 0.02)}
+
+
+def networks(adapter: Any = over_slots) -> Engine:
+    return Engine({role: adapter(module, slots=8) for role, module in modules().items()})
+
+
+def generated(module: Any, prompt: list[int], tokens: int, **settings: Any) -> list[int]:
+    """What `transformers.generate` writes greedily."""
+    ids = torch.tensor([prompt])
+    out = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, **settings)
+    return list(out[0, len(prompt) :].tolist())
+
+
+PROMPTS = [[5, 9, 11, 4, 20], [3], [8, 8, 17, 6, 12, 21, 10, 4, 19]]
+
+
+@pytest.mark.parametrize(("strategy", "parameters"), [("autoregressive", {}), ("vanilla_sd", {"num_speculative_tokens": 3})])
+def test_gpt_neo_writes_what_generate_writes(strategy, parameters):
+    engine = networks()
+    for prompt in PROMPTS:
+        job = engine.generate(prompt, Sampling(max_tokens=40), build_strategy(strategy, parameters, table_kit(HIDDEN)))
+        assert job.output == generated(modules()["target"], prompt, 40, eos_token_id=None)
+        if strategy == "vanilla_sd":
+            assert 0 < job.session.stats.accepted < job.session.stats.drafted, "drafts were kept and rejected"
+
+
+@pytest.mark.parametrize("naive", [NeverCropped, CroppedTooFar])
+def test_speculation_without_a_right_rollback_writes_something_else(naive):
+    engine = networks(naive)
+    build = functools.partial(build_strategy, "vanilla_sd", {"num_speculative_tokens": 3}, table_kit(HIDDEN))
+    written = [engine.generate(prompt, Sampling(max_tokens=40), build()).output for prompt in PROMPTS]
+    assert written != [generated(modules()["target"], prompt, 40, eos_token_id=None) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", [name for name, strategy in STRATEGIES.items() if strategy.lossless])
+def test_eight_requests_write_what_each_writes_alone(name, temperature):
+    engine = networks()
+    wanted = requests(VOCAB, temperature)
+
+    def build() -> Any:
+        return build_strategy(name, NEEDED.get(name, {}), table_kit(HIDDEN))
+
+    assert outputs(engine, build, wanted, together=True) == outputs(engine, build, wanted, together=False)
+    assert {len(model.slots._free) for model in engine.models.values()} == {8}
+
+
+@pytest.mark.parametrize("broken_layer", [0, 1])
+def test_a_forward_that_fails_half_way_leaves_the_cache_as_it_was(monkeypatch, broken_layer):
+    """At layer 0 only one layer's cache has grown, at layer 1 both."""
+    module = module_of("gpt_neo")
+    model = UnbatchedModel(module, slots=2)
+    first, second = model.open(), model.open()
+    model.forward([Forward("target", first, (5, 6, 7)), Forward("target", second, (8, 9))])
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("half-way")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module.transformer.h[broken_layer].mlp, "forward", fail)
+        with pytest.raises(RuntimeError, match="half-way"):
+            model.forward([Forward("target", first, (10, 11)), Forward("target", second, (12,))])
+    with torch.no_grad():
+        expected = module(torch.tensor([[5, 6, 7, 4]])).logits[0, -1]
+    assert torch.allclose(model.forward([Forward("target", first, (4,))])[0].logits[0], expected, atol=2e-5)
+    assert [layer.get_seq_length() for layer in model.slots.cache(second).layers] == [2, 2]
+
+
+def test_a_closed_slot_keeps_no_memory():
+    model = UnbatchedModel(module_of("gpt_neo"))
+    slot = model.open()
+    model.forward([Forward("target", slot, (5, 6, 7))])
+    model.close(slot)
+    assert model.open() == slot
+    assert model.slots.cache(slot).get_seq_length() == 0
+
+
+def test_no_slot_is_longer_than_the_tables_of_positions():
+    model = UnbatchedModel(module_of("gpt_neo"), max_context=4096)
+    assert model.max_context == LIMIT
+    assert UnbatchedModel(module_of("bloom"), max_context=64).max_context == 64
+    with pytest.raises(ContextTooLong):
+        Engine({"target": model}).submit([5] * 100, Sampling(max_tokens=29), build_strategy("autoregressive"))
+
+
+def test_a_reduced_head_keeps_its_bias():
+    module = module_of("gptj")
+    assert module.lm_head.bias is not None
+    head = torch.tensor([3, 5, 20])
+    full, reduced = UnbatchedModel(module), UnbatchedModel(module, head_tokens=head)
+    a, b = (model.forward([Forward("draft", model.open(), (5, 6, 7), 2)])[0].logits for model in (full, reduced))
+    assert torch.allclose(a[:, head], b[:, head], atol=1e-6)
+    assert int(torch.isfinite(b).sum()) == 2 * 3
+
+
+def recurrent() -> list[Any]:
+    import transformers as tf
+
+    plain = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 2, "pad_token_id": 0}
+    heads = plain | {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+    return [tf.MambaConfig(**plain, state_size=4), tf.RecurrentGemmaConfig(**heads, lru_width=HIDDEN),
+            tf.Lfm2Config(**heads, layer_types=["conv", "full_attention"]),
+            tf.GraniteMoeHybridConfig(**heads, layer_types=["mamba", "attention"], mamba_n_heads=4, mamba_d_head=16)]
+
+
+@pytest.mark.parametrize("config", recurrent(), ids=lambda config: config.model_type)
+def test_recurrent_models_are_refused_by_name(config):
+    from transformers import AutoModelForCausalLM
+
+    module = AutoModelForCausalLM.from_config(config)
+    for adapter in (over_slots, TransformersModel, UnbatchedModel):
+        with pytest.raises(DraftwellError, match=f"{config.model_type} models carry a recurrent state") as caught:
+            adapter(module)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_architecture_that_was_not_checked_is_refused():
+    from transformers import AutoModelForCausalLM, OpenAIGPTConfig
+
+    module = AutoModelForCausalLM.from_config(OpenAIGPTConfig(vocab_size=VOCAB, n_embd=HIDDEN, n_layer=1, n_head=4, n_positions=32))
+    with pytest.raises(DraftwellError, match="openai-gpt models bring their own attention"):
+        over_slots(module)
+    with pytest.raises(DraftwellError, match="openai-gpt models have not been checked"):
+        UnbatchedModel(module)
+
+
+def test_falcon_with_alibi_is_refused_because_the_library_disagrees_with_itself():
+    with pytest.raises(DraftwellError, match="falcon models with ALiBi"):
+        over_slots(module_of("falcon_alibi"))
+
+
+def test_a_gpt_neo_pair_from_files(tmp_path: Path):
+    """What the catalogue's pair gpt-neo-125m-1.3b goes through, with tiny weights."""
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(config("gpt_neo", len(tokenizer))).eval()
+    saved = {"target": target, "draft": noisy(target)}
+    for role, module in saved.items():
+        module.save_pretrained(tmp_path / role)
+        tokenizer.save_pretrained(tmp_path / role)
+    pair = load_pair(PairFiles("tiny", tmp_path / "target", tmp_path / "draft"), dtype="float32", slots=2, chat=False)
+    assert {type(model) for model in pair.models.values()} == {UnbatchedModel}
+    prompt = pair.encode_prompt("the man in the inn")
+    engine = pair.engine()
+    for strategy in ("autoregressive", "vanilla_sd", "prompt_lookup"):
+        job = engine.generate(prompt, Sampling(max_tokens=30), build_strategy(strategy))
+        assert job.output == generated(target, prompt, 30, eos_token_id=None)

@@ -1,0 +1,226 @@
+"""DuoDecoding: ranked candidates by enumeration, how many sequences there are, what is judged, and the slots of branches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.acceptance.ranked import Ranked
+from serving.runtime.drafting.multi_sequence import sequences_in
+from serving.runtime.engine.engine import Engine
+from serving.runtime.models.table_model import TableModel
+from serving.runtime.sampling import LogitRows
+from serving.runtime.strategies import build_strategy
+from serving.runtime.types import Sampling
+from tests.serving.runtime.strategies.test_lossless import distance
+from tests.serving.runtime.strategies.test_spide import counting_pair, judged_positions
+from tests.support.models.enumeration import Oracle, joint_law, true_law
+from tests.support.models.kits import ORIGIN, table_kit, table_pair
+
+
+def duo(gamma: int | None = 6, **settings):
+    return build_strategy("duo_decoding", settings | ({} if gamma is None else {"num_speculative_tokens": gamma}), table_kit(9))
+
+
+def law_of_a_choice(rule: Ranked, probs: list[float], candidates: list[int], **warpers) -> list[float]:
+    """Probability of every token that the rule ends with, by enumeration."""
+    rows = LogitRows(torch.tensor([probs]).log(), Sampling(**{"temperature": 1.0, **warpers}))
+    law, pending = [0.0] * len(probs), [[]]
+    while pending:
+        oracle = Oracle(pending.pop())
+        choice = rule.choose(candidates, 0, rows, oracle)
+        assert choice.rank is None or candidates[choice.rank] == choice.token
+        law[choice.token] += oracle.probability
+        pending += oracle.open
+    return law
+
+
+@pytest.mark.parametrize("candidates", [[0, 1, 2], [3, 0, 4], [2], [4, 3, 2, 1, 0]], ids=str)
+@pytest.mark.parametrize("warpers", [{}, {"temperature": 0.7}, {"top_k": 2}, {"top_p": 0.6}, {"banned_token_ids": frozenset({0})}], ids=str)
+def test_ranked_candidates_leave_the_targets_law_as_it_is(candidates, warpers):
+    probs = [0.4, 0.25, 0.2, 0.1, 0.05]
+    truth = LogitRows(torch.tensor([probs]).log(), Sampling(**{"temperature": 1.0, **warpers})).probs(0).tolist()
+    assert law_of_a_choice(Ranked(), probs, candidates, **warpers) == pytest.approx(truth, abs=1e-6)
+
+
+class NeverRenormalised(Ranked):
+    """Algorithm 2 read literally: p is not renormalised between candidates."""
+
+    def zeroed(self, probs, token):
+        left = probs.clone()
+        left[token] = 0.0
+        return left
+
+
+def test_three_candidates_without_renormalisation_are_caught(monkeypatch):
+    probs = [0.4, 0.25, 0.2, 0.1, 0.05]
+    assert law_of_a_choice(Ranked(), probs, [0, 1, 2]) == pytest.approx(probs, abs=1e-6)
+    assert max(abs(a - b) for a, b in zip(law_of_a_choice(NeverRenormalised(), probs, [0, 1, 2]), probs, strict=True)) > 0.02
+    monkeypatch.setattr("serving.runtime.strategies.lossless.duo_decoding.Ranked", NeverRenormalised)
+    models, sampling = unsure_pair(), Sampling(max_tokens=3, temperature=1.0)
+    assert distance(joint_law(duo, models, [0], sampling), true_law(models["target"], [0], sampling)) > 1e-3
+
+
+def unsure_pair(vocab: int = 4) -> dict:
+    """A draft so unsure of its tokens that it starts three sequences or more."""
+    return table_pair(vocab, seed=4, noise=0.3, sharpness=0.4)
+
+
+@pytest.mark.parametrize("warpers", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 0.0}], ids=str)
+@pytest.mark.parametrize("gamma", [2, 3, 4, 6])
+def test_several_sequences_leave_the_targets_law_as_it_is(gamma, warpers):
+    """Four tokens, so that branches are taken, read on, and taken again; token 3 is a stop token and a candidate."""
+    models, sampling = unsure_pair(), Sampling(max_tokens=4, stop_token_ids=frozenset({3}), **warpers)
+    law = joint_law(lambda: duo(gamma), models, [0], sampling)
+    assert distance(law, true_law(models["target"], [0], sampling)) < 1e-6
+
+
+def test_a_candidate_whose_rest_is_lost_to_rounding_is_sampled_all_the_same():
+    """p(x) = 1 and a test that rejects: nothing is left, so p counts as it stood before."""
+
+    class Rejects:
+        def accepts(self, target_prob, draft_prob):
+            return False
+
+        def draw(self, probs):
+            return int(probs.argmax())
+
+    class Rng:
+        test = sample = Rejects()
+
+    rows = LogitRows(torch.tensor([[0.0, -200.0, -200.0]]), Sampling(temperature=1.0))
+    choice = Ranked().choose([0, 1, 2], 0, rows, Rng())
+    assert (choice.rank, choice.token) == (None, 0)
+
+
+@pytest.mark.parametrize(("chances", "theta", "budget", "expected"), [
+    ([0.3, 0.2, 0.15, 0.12, 0.1, 0.01], 0.06, 24, 4),  # five are unsure enough; 24 cannot be shared by five
+    ([0.3, 0.2, 0.15], 0.3, 24, 1),  # p̄_(2,1) = 1: theta is p̄_(1,1), which nobody exceeds
+    ([0.3, 0.3, 0.3], 0.29, 6, 3), ([0.2] * 5, 0.1, 7, 1), ([0.2] * 5, 0.1, 2, 2), ([0.2] * 5, 0.1, 1, 1), ([0.125] * 8, 0.01, 24, 8)])
+def test_the_number_of_sequences_is_rounded_down_to_a_divisor_of_the_budget(chances, theta, budget, expected):
+    assert sequences_in(chances, theta, budget) == expected
+
+
+def test_a_draft_that_is_sure_of_its_second_token_makes_one_sequence():
+    models = counting_pair(64)
+    job = Engine(models).generate([0], Sampling(max_tokens=30), duo(6))
+    assert len(models["draft"].slots.lengths) == models["draft"].slots.count
+    assert job.output == list(range(1, 31))
+
+
+def test_every_position_is_judged_once_when_all_is_kept(monkeypatch):
+    """Leftovers by the exact rule, first tokens as candidates: together each position once, and nothing is sampled."""
+    leftovers = judged_positions(monkeypatch)
+    firsts: list[int] = []
+    real = Ranked.choose
+
+    def spy(self, candidates, row, target, rng):
+        choice = real(self, candidates, row, target, rng)
+        firsts.extend(candidates[: choice.tested])
+        return choice
+
+    monkeypatch.setattr(Ranked, "choose", spy)
+    job = Engine(counting_pair(64)).generate([0], Sampling(max_tokens=30), duo(4))
+    assert sorted(leftovers + firsts) == job.output == list(range(1, 31))
+    stats = job.session.stats
+    assert (stats.judged, stats.accepted, stats.sampled) == (30, 30, 0)
+    assert firsts == [1, *range(2, 31, 4)]  # one token in the prompt's round, then four a round
+    assert stats.target_calls == len(firsts) + (0 if firsts[-1] == 30 else 1)
+
+
+def ranked_pair() -> dict:
+    """The target says 1 2 3 4 …; the draft likes 5 a little better than 1 behind 0, and is right from there on."""
+    models = counting_pair(10)
+    row = models["draft"].table[0]
+    row[:] = -20.0
+    row[5], row[1], row[7] = 1.0, 0.9, 0.5
+    return models
+
+
+def test_the_second_candidate_wins_and_its_other_tokens_are_the_leftover():
+    models = ranked_pair()
+    models["target"].table[9, 0], models["target"].table[9, 1] = 20.0, -20.0
+    models["draft"].table[9, 0], models["draft"].table[9, 1] = 20.0, -20.0
+    models["draft"].table[5] = -20.0
+    models["draft"].table[5, 6], models["draft"].table[5, 7] = 0.2, 0.0  # unsure behind 5: theta is low
+    job = Engine(models).generate([9], Sampling(max_tokens=7), duo(6))
+    assert job.output == [0, 1, 2, 3, 4, 5, 6]
+    stats = job.session.stats
+    # The prompt's round: 0. Then 5 6 | 1 2 | 7 8: 5 is tested and rejected, 1 wins and leaves 2 over. Then 2 is judged, and 3 of
+    # 3 4 5 6 (the text ends there), and at last 4 5 6.
+    assert (stats.drafted, stats.judged, stats.accepted, stats.sampled, stats.target_calls) == (1 + 6 + 4, 8, 7, 0, 4)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 6])
+def test_a_stop_token_ends_the_text_as_candidate_or_in_a_leftover(stop):
+    sampling = Sampling(max_tokens=20, stop_token_ids=frozenset({stop}))
+    job = Engine(counting_pair()).generate([0], sampling, duo(4))
+    assert job.output == list(range(1, stop + 1))
+    assert job.session.text.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 6, 7])
+@pytest.mark.parametrize("pair", [counting_pair, lambda: counting_pair(wrong_behind=2), ranked_pair], ids=["right", "wrong", "ranked"])
+def test_budgets_are_kept_exactly(budget, pair):
+    job = Engine(pair()).generate([0], Sampling(max_tokens=budget), duo(6))
+    stats = job.session.stats
+    assert job.output == [1, 2, 3, 4, 5, 6, 7][:budget]
+    assert stats.emitted == stats.accepted + stats.sampled == budget
+    assert job.session.text.finish_reason == "length"
+
+
+def test_the_prompts_round_drafts_one_token_and_counts_as_a_call():
+    job = Engine(counting_pair(64)).generate([0], Sampling(max_tokens=1), duo(6))
+    stats = job.session.stats
+    assert (stats.drafted, stats.judged, stats.accepted, stats.target_calls, stats.prefill_calls) == (1, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_branches_never_take_a_requests_slot_and_all_come_back(slots):
+    """As many requests as there are slots, each with branches: nobody waits for anybody, and each writes what it writes alone."""
+    models = unsure_pair(9)
+    models = {role: TableModel(model.table, slots=slots) for role, model in models.items()}
+    engine = Engine(models)
+    settings = [Sampling(max_tokens=25, temperature=1.0, seed=i) for i in range(slots)]
+    jobs = [engine.submit([i + 1], s, duo(8)) for i, s in enumerate(settings)]
+    engine.run(jobs)
+    draft = models["draft"].slots
+    assert draft.count == slots < len(draft.lengths)
+    assert len(draft._free) == slots
+    assert len(draft._free_branches) == len(draft.lengths) - slots <= 7 * slots
+    for i, s in enumerate(settings):
+        assert Engine(unsure_pair(9)).generate([i + 1], s, duo(8)).output == jobs[i].output
+
+
+def test_a_cancelled_request_gives_its_branches_back():
+    engine = Engine(unsure_pair(9))
+    job = engine.submit([1], Sampling(max_tokens=60), duo(8))
+    draft = engine.models["draft"].slots
+    while len(draft.lengths) == draft.count:
+        engine.step()
+    engine.cancel(job)
+    assert len(draft._free_branches) == len(draft.lengths) - draft.count
+    assert len(draft._free) == draft.count
+
+
+def test_the_budget_is_measured_and_an_onnx_draft_has_a_measure_of_its_own(tmp_path):
+    profile = HardwareProfile(1.0, {1: 4.0}, 0.1, ORIGIN, (2.0, {1: 9.0}), t_draft_onnx=1.5)
+    profile.save(tmp_path / "p")
+    read = HardwareProfile.load(tmp_path / "p")
+    assert read.t_draft_onnx == 1.5
+    strategy = build_strategy("duo_decoding", {}, table_kit(hardware_profile=read))
+    assert (strategy.budget(), strategy.budget(onnx_draft=True)) == (4, 6)
+    older = HardwareProfile(1.0, {1: 4.4}, 0.1, ORIGIN)
+    older.save(tmp_path / "older")
+    assert "onnx" not in (tmp_path / "older" / "profile.json").read_text()
+    strategy = build_strategy("duo_decoding", {}, table_kit(hardware_profile=HardwareProfile.load(tmp_path / "older")))
+    assert strategy.budget() == strategy.budget(onnx_draft=True) == 4
+    assert build_strategy("duo_decoding", {}, table_kit(ratio=0.2)).budget() == 1
+
+
+def test_it_takes_the_draft_in_onnx_runtime_where_there_is_one_and_no_other_strategy_does():
+    models = {**table_pair(), "draft_onnx": object()}
+    assert duo().choose_models(models)["draft"] is models["draft_onnx"]
+    assert build_strategy("pearl", {}, table_kit()).choose_models(models)["draft"] is models["draft"]
+    assert duo().choose_models(table_pair()).keys() == {"target", "draft"}

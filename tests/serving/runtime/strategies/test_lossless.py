@@ -1,0 +1,102 @@
+"""The joint law of the output equals the target's, by enumeration over a tiny vocabulary; mutants must fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from serving.runtime import sampling as sampling_module
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.strategies import STRATEGIES, build_strategy
+from serving.runtime.types import Sampling
+from tests.support.models.enumeration import joint_law, true_law
+from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.mutants import Twice
+
+VARIANTS = [
+    ("autoregressive", {}),
+    ("vanilla_sd", {"num_speculative_tokens": 1}),
+    ("vanilla_sd", {"num_speculative_tokens": 3}),
+    ("svip", {}),
+    ("draft_verify", {"threshold": 0.5}),
+    ("adaedl", {"threshold": 0.55, "max_draft": 3}),
+    ("specdec_pp", {}),
+    ("specdec_pp", {"min_draft": 1, "max_draft": 3}),
+    ("hf_dynamic", {}),
+    ("hf_dynamic", {"heuristic": True}),
+    ("prompt_lookup", {}),
+    ("spide", {"tau": 0.4, "max_draft": 3}),
+    ("spide", {"tau": 0.4, "max_draft": 3, "parallel": False}),
+    ("spide", {"tau": 0.4, "max_draft": 3, "overlap_tau": 0.5}),
+    ("spide", {"dynamic": False, "num_speculative_tokens": 2, "max_draft": 3}),
+    ("pearl", {"num_speculative_tokens": 1}),
+    ("pearl", {"num_speculative_tokens": 2}),
+    ("pearl", {}),
+    *[("duo_decoding", {"num_speculative_tokens": gamma}) for gamma in (1, 2, 3, 4, 6)],
+    ("duo_decoding", {"max_sequences": 1}),
+]
+WARPERS = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2},
+           {"temperature": 0.7, "top_p": 0.8}]
+PENALTIES = [{"temperature": 0.0, "frequency_penalty": 1.5}, {"temperature": 1.0, "frequency_penalty": 0.9, "presence_penalty": 0.6},
+             {"temperature": 0.7, "presence_penalty": -0.8, "logit_bias": {0: 0.7, 2: -1.1}, "top_k": 2},
+             {"temperature": 1.0, "frequency_penalty": 1.5, "banned_token_ids": frozenset({1})}]
+
+
+def distance(law: dict, truth: dict) -> float:
+    return max(abs(law.get(k, 0.0) - truth.get(k, 0.0)) for k in set(law) | set(truth))
+
+
+@pytest.mark.parametrize("warpers", WARPERS + PENALTIES, ids=str)
+@pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
+def test_joint_law_is_the_targets(name, parameters, warpers):
+    models, sampling = table_pair(), Sampling(max_tokens=3, stop_token_ids=frozenset({2}), **warpers)
+    law = joint_law(lambda: build_strategy(name, parameters, table_kit()), models, [0, 1, 0], sampling)
+    assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
+
+
+@pytest.mark.parametrize("ratio", [1.0, 4.0])
+def test_spide_is_lossless_over_four_tokens_whatever_the_overlap(ratio):
+    models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
+    law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_kit(2, ratio)), models, [1], sampling)
+    assert distance(law, true_law(models["target"], [1], sampling)) < 1e-6
+
+
+def test_every_lossless_strategy_is_enumerated():
+    assert {n for n, s in STRATEGIES.items() if s.lossless} == {n for n, _ in VARIANTS}
+
+
+def test_mutant_that_tests_the_first_continuation_token_twice_is_caught(monkeypatch):
+    """SPIDE's line 33 read literally keeps x_{k+1} among the unverified tokens and tests it again."""
+
+    monkeypatch.setattr("serving.runtime.strategies.lossless.spide.Exact", Twice)
+    models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
+    law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_kit(2)), models, [1], sampling)
+    assert distance(law, true_law(models["target"], [1], sampling)) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("vanilla_sd", {"num_speculative_tokens": 3}), ("prompt_lookup", {})], ids=str)
+def test_mutant_whose_penalties_ignore_drafted_tokens_is_caught(monkeypatch, name, parameters):
+    """Every target row counts the text alone, as though the draft before it were not there."""
+    right = sampling_module.adjusted
+    monkeypatch.setattr(sampling_module, "adjusted", lambda logits, sampling, written: torch.cat(
+        [right(row[None], sampling, written[: max(0, len(written) - len(logits) + 1)]) for row in logits]))
+    models, sampling = table_pair(), Sampling(max_tokens=4, **PENALTIES[1])
+    law = joint_law(lambda: build_strategy(name, parameters, table_kit()), models, [0, 1, 0], sampling)
+    assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) > 1e-3
+
+
+def test_mutant_that_drops_the_unlikely_last_token_is_caught(monkeypatch):
+    """A draft that ends before a token because its own probability is low biases the output."""
+
+    class Dropping(DraftModel):
+        def propose(self, session, limit, pending=None):
+            draft = yield from super().propose(session, limit, pending)
+            if draft.tokens and float(draft.rows[-1].raw(0)[draft.tokens[-1]]) < 0.5:
+                session.draft.rollback(len(session.text.ids) + len(draft) - 1)
+                draft = draft[:-1]
+            return draft
+
+    monkeypatch.setattr("serving.runtime.strategies.lossless.vanilla_sd.DraftModel", Dropping)
+    models, sampling = table_pair(), Sampling(max_tokens=3, temperature=1.0)
+    law = joint_law(lambda: build_strategy("vanilla_sd", {"num_speculative_tokens": 2}, table_kit()), models, [0], sampling)
+    assert distance(law, true_law(models["target"], [0], sampling)) > 1e-3

@@ -1,0 +1,151 @@
+"""SPIDE's schedule on scripted models: what is judged, each position once; stop tokens and budgets inside a round."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
+from serving.runtime.acceptance.exact import Exact
+from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.engine.engine import Engine
+from serving.runtime.models.table_model import TableModel
+from serving.runtime.strategies import build_strategy
+from serving.runtime.types import DraftwellError, Sampling
+from tests.support.models.kits import ORIGIN, table_kit, table_pair
+
+
+def counting_pair(vocab: int = 10, wrong_behind: int | None = None) -> dict:
+    """A target that counts 0, 1, 2 … and a draft that does too, but errs behind one token."""
+    table = torch.full((vocab, vocab), -20.0)
+    for i in range(vocab):
+        table[i, (i + 1) % vocab] = 20.0
+    draft = table.clone()
+    if wrong_behind is not None:
+        draft[wrong_behind] = -20.0
+        draft[wrong_behind, 0] = 20.0
+    return {"target": TableModel(table), "draft": TableModel(draft)}
+
+
+def certain_table() -> AcceptanceTable:
+    """alpha = 1 nearly: a million accepted tokens in every bin."""
+    return AcceptanceTable([10**6] * 20, [10**6] * 20, ORIGIN)
+
+
+def judged_positions(monkeypatch) -> list[int]:
+    """Positions of the text that the exact rule judges, in order."""
+    seen: list[int] = []
+    original = Exact.judge
+
+    def spy(self, draft, target, rng, *, bonus=True):
+        verdict = original(self, draft, target, rng, bonus=bonus)
+        seen.extend(draft.tokens[: verdict.judged])
+        return verdict
+
+    monkeypatch.setattr(Exact, "judge", spy)
+    return seen
+
+
+@pytest.mark.parametrize("ratio", [1.0, 4.0])
+def test_every_position_is_judged_once_when_all_is_kept(monkeypatch, ratio):
+    seen = judged_positions(monkeypatch)
+    kit = table_kit(acceptance_table=certain_table(), hardware_profile=table_kit(ratio=ratio).artifacts["hardware_profile"])
+    job = Engine(counting_pair(64)).generate([0], Sampling(max_tokens=30), build_strategy("spide", {"max_draft": 4}, kit))
+    assert job.output == list(range(1, 31))
+    sampled = set(job.output) - set(seen)
+    assert len(seen) == len(set(seen)), "a position was judged twice"
+    assert len(sampled) == job.session.stats.sampled
+
+
+def test_stop_token_inside_a_draft_ends_the_text_without_a_bonus():
+    kit = table_kit(acceptance_table=certain_table())
+    sampling = Sampling(max_tokens=20, stop_token_ids=frozenset({4}))
+    job = Engine(counting_pair()).generate([0], sampling, build_strategy("spide", {}, kit))
+    assert job.output == [1, 2, 3, 4]
+    assert job.session.text.finish_reason == "stop"
+    assert job.session.stats.accepted + job.session.stats.sampled == 4
+
+
+@pytest.mark.parametrize("budget", [1, 2, 4, 5])
+@pytest.mark.parametrize("wrong", [None, 2])
+def test_budgets_are_kept_exactly(budget, wrong):
+    kit = table_kit(ratio=4.0, acceptance_table=certain_table())
+    job = Engine(counting_pair(wrong_behind=wrong)).generate([0], Sampling(max_tokens=budget), build_strategy("spide", {}, kit))
+    assert job.output == [1, 2, 3, 4, 5][:budget]
+    assert job.session.stats.emitted == job.session.stats.accepted + job.session.stats.sampled == budget
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tau_zero_is_a_fixed_length_at_the_cap(temperature):
+    """Whatever the table has learnt, tau = 0 drafts to the cap every time, like a fixed gamma there."""
+    models, sampling = table_pair(vocab=8, noise=0.5), Sampling(max_tokens=60, temperature=temperature, seed=1)
+    dynamic = Engine(models).generate([1], sampling, build_strategy("spide", {"tau": 0.0, "max_draft": 3, "parallel": False}, table_kit(8)))
+    fixed = Engine(models).generate([1], sampling, build_strategy("vanilla_sd", {"num_speculative_tokens": 3}))
+    assert dynamic.output == fixed.output
+    for name in ("drafted", "judged", "accepted", "sampled", "rounds", "target_calls", "draft_calls", "accepted_at"):
+        assert getattr(dynamic.session.stats, name) == getattr(fixed.session.stats, name), name
+
+
+def test_a_continuation_that_is_unlikely_to_be_kept_ends_early(monkeypatch):
+    """alpha is below .1 in every bin: a continuation ends behind its first token; serial drafts are as they were."""
+    kit = table_kit(ratio=8.0, acceptance_table=AcceptanceTable([100] * 20, [0] * 20, ORIGIN))
+    lengths: dict[bool, list[int]] = {}
+    original = DraftModel.propose
+
+    def spy(self, session, limit, pending=None):
+        draft = yield from original(self, session, limit, pending)
+        lengths.setdefault(pending is not None, []).append(len(draft))
+        return draft
+
+    monkeypatch.setattr(DraftModel, "propose", spy)
+    drafted = {}
+    for overlap_tau in (0.0, 0.5):
+        lengths.clear()
+        strategy = build_strategy("spide", {"tau": 0.001, "overlap_tau": overlap_tau}, kit.private())
+        job = Engine(counting_pair(64, wrong_behind=10)).generate([0], Sampling(max_tokens=30), strategy)
+        assert job.output == list(range(1, 31))
+        drafted[overlap_tau] = {name: list(found) for name, found in lengths.items()}
+    assert max(drafted[0.0][True]) > 1
+    assert set(drafted[0.5][True]) == {1}
+    assert max(drafted[0.5][False]) > 1
+
+
+def test_a_shorter_continuation_needs_a_continuation():
+    for settings in ({"parallel": False}, {"dynamic": False}):
+        with pytest.raises(DraftwellError, match="overlap_tau"):
+            build_strategy("spide", {"overlap_tau": 0.1, **settings}, table_kit())
+
+
+def test_only_judged_tokens_update_the_table():
+    table = AcceptanceTable.empty(ORIGIN)
+    kit = table_kit(acceptance_table=table)
+    kit = type(kit)(kit.artifacts, deterministic=False)
+    job = Engine(counting_pair(wrong_behind=5)).generate([0], Sampling(max_tokens=20), build_strategy("spide", {}, kit))
+    assert sum(table.total) == job.session.stats.judged
+    assert sum(table.accepted) == job.session.stats.accepted
+
+
+def test_deterministic_mode_leaves_the_shared_table_alone():
+    kit = table_kit()
+    Engine(counting_pair()).generate([0], Sampling(max_tokens=20), build_strategy("spide", {}, kit))
+    assert sum(kit.artifacts["acceptance_table"].total) == 0
+
+
+def test_bins_and_prior():
+    assert len(EDGES) == 19
+    assert len(MIDPOINTS) == 20
+    bins = [AcceptanceTable.bin_of(c) for c in (0.0, 0.0999, 0.1, 0.8999, 0.9, 0.985, 0.99, 0.9979, 1 - 2**-9, 1.0)]
+    assert bins == [0, 0, 1, 8, 9, 17, 18, 18, 19, 19]
+    table = AcceptanceTable.empty(ORIGIN)
+    assert table.alpha(1.0) == pytest.approx(0.999)
+    for _ in range(90):
+        table.update(0.55, kept=False)
+    assert table.alpha(0.55) == pytest.approx(10 * 0.55 / 100)
+
+
+def test_thresholds_read_raw_confidence_not_the_greedy_one_hot():
+    """At temperature 0 a warped distribution is one-hot; C from it would be 1 and drafts would run to the cap."""
+    models = table_pair(vocab=8, noise=0.2, sharpness=0.5)
+    job = Engine(models).generate([1], Sampling(max_tokens=50), build_strategy("spide", {"tau": 0.7, "parallel": False}, table_kit(8)))
+    stats = job.session.stats
+    assert stats.drafted / stats.rounds < 3

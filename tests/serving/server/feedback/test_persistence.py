@@ -1,0 +1,260 @@
+"""A server over its restarts: what it learnt is there again, what it recorded lies in the spool."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from components.prompts.sources import load_prompts
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.bundle.bundle import open_bundle
+from serving.device import device_class
+from serving.recording.trace import TraceSet
+from serving.runtime.types import Role
+from serving.server.feedback.persistence import Keeping
+from serving.server.feedback.settings import FeedbackSettings
+from serving.server.http.security import Security
+from serving.server.model.served_model import ServedModel, from_bundle
+from serving.server.model.snapshots import Origin, Snapshot, read
+from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
+from tests.serving.server.test_main import ENTRY, make_bundle, models
+from tests.support.models.kits import ORIGIN, table_kit
+from tests.support.server.served_pair import serving, tiny_pair
+
+__all__ = ["models"]  # a fixture
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, models: dict[Role, Path]) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "1-cpu", models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+
+
+def total(served: ServedModel) -> int:
+    return sum(served.strategy.artifact(AcceptanceTable).total)
+
+
+def serve_some(served: ServedModel) -> None:
+    served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
+
+
+def test_a_bundle_that_is_loaded_again_goes_on_with_what_was_learnt(tmp_path: Path, bundle: Path) -> None:
+    """At a restart, and when the same bundle is loaded beside itself: what serves is the state that was resumed, not a fresh one."""
+    keeping = Keeping(tmp_path)
+    first = keeping.prepare(from_bundle(bundle, max_context=64))
+    keeping.follow(first)
+    seeded = total(first)
+    serve_some(first)
+    again = keeping.prepare(from_bundle(bundle, max_context=64, beside=first))
+    assert total(again) == total(first) > seeded
+    keeping.follow(again)
+    serve_some(again)
+    keeping.close()
+    assert total(Keeping(tmp_path).prepare(from_bundle(bundle, max_context=64))) == total(again) > total(first)
+
+
+def test_a_bundle_that_is_refused_leaves_the_old_ones_state(tmp_path: Path, bundle: Path, models: dict[Role, Path]) -> None:
+    """A bundle that was loaded, and then does not answer, never served: `follow` was not called for it."""
+    keeping = Keeping(tmp_path)
+    first = keeping.prepare(from_bundle(bundle, max_context=64))
+    keeping.follow(first)
+    serve_some(first)
+    other = make_bundle(tmp_path / "other", models, "spide", {"tau": 0.5}, machine=device_class("cpu"))
+    refused = keeping.prepare(from_bundle(other, max_context=64))
+    assert total(refused) == 50 * 20, "it begins with its own bundle"
+    serve_some(first)
+    keeping.close()
+    snapshot = read(tmp_path / "everybody.json")
+    assert snapshot.origin == first.origin != refused.origin
+    assert snapshot.table is not None
+    assert sum(snapshot.table.total) == total(first)
+
+
+def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_they_came(tmp_path: Path) -> None:
+    """The whole way: key → tenant → state, and messages or prompt → spool; neither key is to be found in what is kept."""
+    kit, pair = table_kit(8), tiny_pair(2)
+    pool = StrategyPool(pair, kit.artifacts, DecodingConfig("spide", {"parallel": False}, {}, ORIGIN), mode="tenant")
+    served = ServedModel("tiny", pair, pool.get(), 2, strategies=pool)
+    keeping = Keeping(tmp_path / "state", feedback=FeedbackSettings(tmp_path / "spool", 1.0, text=True, a_minute=1e6))
+    assert keeping.snapshots is not None
+    keeping.snapshots.keep(pool, Origin("tiny", 1, "d", "f"))
+    keeping.prepare(served)
+    keeping.start()
+    talk = [{"role": "system", "content": "be short"}, {"role": "user", "content": "the onion"}]
+    asked = [("chat/completions", {"messages": talk}, "first-key"), ("completions", {"prompt": "in an hour"}, "other-key"),
+             ("completions", {"prompt": "ten men"}, "other-key")]
+    with serving(served, observers=keeping.observers, security=Security(keys=("first-key", "other-key"))) as (url, _):
+        for path, said, key in asked:
+            answer = httpx.post(f"{url}/v1/{path}", json={"model": "tiny", **said, "max_tokens": 20, "temperature": 0, "user": "me"},
+                                headers={"Authorization": f"Bearer {key}"}, timeout=60)
+            assert answer.status_code == 200, answer.text
+    keeping.close()
+    learnt = {tenant: sum(state.table[0]) for tenant, state in pool.learnt().items() if state.table}
+    assert len(learnt) == 3
+    assert learnt.pop(EVERYBODY, 0) == 0, "nobody asked without a key"
+    assert min(learnt.values()) > 0
+    assert len(set(learnt.values())) == 2, "one prompt was served for one key, two for the other"
+    (file,) = (tmp_path / "spool").glob("requests-*.jsonl")
+    found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [{name: row[name] for name in row if name in ("messages", "prompt")} for row in found] == [said for _, said, _ in asked]
+    assert all(row["output"] for row in found)
+    assert {prompt.prompt for prompt in load_prompts(tmp_path / "spool")} == {"the onion", "in an hour", "ten men"}
+    kept = b"".join(path.name.encode() + path.read_bytes() for folder in ("state", "spool") for path in (tmp_path / folder).iterdir())
+    assert not [word for word in (b"first-key", b"other-key", b'"me"') if word in kept]
+
+
+def ask(address: str, prompt: str) -> dict[str, Any]:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], "max_tokens": 16, "temperature": 0}
+    request = urllib.request.Request(f"{address}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return dict(json.load(answer))
+
+
+# The command, with a switch of bundles that stands still at the moment named first, and says so on a line of its own.
+PAUSED = """
+import sys
+from serving.server import main, served
+from serving.server.model.snapshots import Snapshots
+
+moment = sys.argv.pop(1)
+load, follow = served.from_bundle, Snapshots.follow
+
+def pause():
+    print("paused", flush=True)
+    sys.stdin.read()
+
+def from_bundle(path, *, beside=None, **options):
+    if beside is not None and moment == "the next bundle is read":
+        pause()
+    made = load(path, beside=beside, **options)
+    if beside is not None and moment == "the next bundle is loaded":
+        pause()
+    return made
+
+def following(self, pool, origin):
+    switched = self._kept is not None
+    if switched and moment == "the next bundle serves":
+        pause()
+    follow(self, pool, origin)
+    self.save()
+    if switched and moment == "its state is written":
+        pause()
+
+served.from_bundle, Snapshots.follow = from_bundle, following
+main.main()
+"""
+MOMENTS = ("in a stream", "the link has moved", "the next bundle is read", "the next bundle is loaded", "the next bundle serves",
+           "its state is written")
+
+
+@contextmanager
+def process(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its address; killed at the end, if it has not gone by itself."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            found = re.search(r"http://\S+", next(line for line in server.stdout if "http://" in line))
+            assert found is not None
+            yield server, found[0]
+        finally:
+            server.kill()
+
+
+def written(state: Path) -> Snapshot | None:
+    """What is kept, once something is."""
+    return read(state / "everybody.json") if (state / "everybody.json").exists() else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, models: dict[Role, Path], moment: str) -> None:
+    """On the same folders and link: the state that was written last and the spool are whole, and the link decides what serves."""
+    state, spool, link = tmp_path / "state", tmp_path / "spool", tmp_path / "current"
+    for number, tau in ((1, 0.6), (2, 0.5)):
+        make_bundle(tmp_path / f"{number}-cpu", models, "spide", {"tau": tau}, machine=device_class("cpu"))
+    link.symlink_to("1-cpu")
+    options = ["--bundle", str(link), "--port", "0", "--threads", "1", "--state-dir", str(state), "--state-seconds", "0.2",
+               "--feedback-dir", str(spool), "--feedback-rate", "1"]
+    with process([sys.executable, "-c", PAUSED, moment, *options]) as (server, address):
+        ask(address, "the man")
+        until = time.monotonic() + 30
+        while (kept := written(state)) is None:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        if moment == "in a stream":
+            body = {"model": "tiny", "prompt": "the man", "max_tokens": 200, "n": 64, "stream": True, "temperature": 0}
+            lines = []
+            with suppress(httpx.HTTPError), httpx.stream("POST", f"{address}/completions", json=body, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    lines.append(line)
+                    server.kill()
+            assert lines
+            assert "data: [DONE]" not in lines
+        else:
+            (tmp_path / ".new").symlink_to("2-cpu")
+            (tmp_path / ".new").replace(link)
+            if moment != "the link has moved":
+                assert server.stdout is not None
+                assert server.stdout.readline() == "paused\n"
+            server.kill()
+        assert server.wait(60) == -signal.SIGKILL
+    old, new = (Origin.of(open_bundle(tmp_path / f"{number}-cpu").manifest) for number in (1, 2))
+    left = written(state)
+    assert left is not None
+    assert kept.origin == old
+    assert left.origin == (new if moment == "its state is written" else old)
+    with process([*ENTRY, *options]) as (server, address):
+        health = httpx.get(address.removesuffix("/v1") + "/health", timeout=60).json()
+        assert (health["status"], health["switches"], health["last_switch_error"]) == ("ok", 0, None)
+        ask(address, "another man")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+    now = written(state)
+    assert now is not None
+    assert left.table is not None
+    assert now.table is not None
+    if moment == "in a stream":
+        assert (now.origin, sum(now.table.total) > sum(left.table.total)) == (old, True), "it goes on from there"
+    else:
+        assert now.origin == new
+    assert not [path for folder in (state, spool) for path in folder.iterdir() if path.name.startswith(".")]
+    assert TraceSet(spool).read(["prompt_id"]).num_rows > 0
+
+
+@pytest.mark.slow
+def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(tmp_path: Path, bundle: Path) -> None:
+    """SIGTERM writes what is left; after kill -9 the next start is clean and goes on with what was written last."""
+    state, spool = tmp_path / "state", tmp_path / "spool"
+    command = [*ENTRY, "--bundle", str(bundle), "--port", "0", "--max-context", "128", "--threads", "1", "--state-dir", str(state),
+               "--state-seconds", "0.2", "--feedback-dir", str(spool), "--feedback-rate", "1"]
+    counts = []
+    for how in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        line = next(line for line in server.stdout if "http://" in line)
+        found = re.search(r"http://\S+", line)
+        assert found is not None
+        for i in range(3):
+            ask(found[0], f"the {how} man {len(counts)} {i}")
+        server.send_signal(how)
+        assert server.wait(60) == (0 if how == signal.SIGTERM else -signal.SIGKILL)
+        server.stdout.close()
+        if how == signal.SIGTERM:
+            bins = read(state / "everybody.json").table
+            assert bins is not None
+            counts.append(sum(bins.total))
+            assert not [path for folder in (state, spool) for path in folder.iterdir() if path.name.startswith(".")]
+    assert 50 * 20 < counts[0] < counts[1]
+    assert len(set(TraceSet(spool).read(["prompt_id"]).column("prompt_id").to_pylist())) >= 6

@@ -1,0 +1,379 @@
+"""What strategies learn while they serve: bounded, never torn, by tenant where asked, on disk and back."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from serving.artifacts import acceptance_table, correction_memory
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
+from serving.runtime.engine.engine import Engine
+from serving.runtime.strategies import Strategy
+from serving.runtime.types import Draft, DraftwellError, Sampling, Verdict
+from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
+from tests.support.models.kits import ORIGIN, table_kit, table_pair
+
+VOCAB = 8
+
+
+class Pair:
+    """As much of a loaded pair as a pool looks at."""
+
+    def __init__(self, *roles: str):
+        models = table_pair(VOCAB, noise=0.6)
+        self.models = {role: models[role] for role in roles or ("target", "draft")}
+        self.special_tokens = frozenset({VOCAB - 1})
+
+
+def pool(strategy: str = "spide", mode: Any = "shared", *, parameters: dict[str, Any] | None = None, without: tuple[str, ...] = (),
+         pair: Pair | None = None, **settings: Any) -> StrategyPool:
+    artifacts = {kind: artifact for kind, artifact in table_kit(VOCAB).artifacts.items() if kind not in without}
+    return StrategyPool(pair or Pair(), artifacts, DecodingConfig(strategy, parameters or {}, {}, ORIGIN), None, mode,  # type: ignore[arg-type]
+                        **settings)
+
+
+def decode(strategy: Strategy, prompt: int = 1, max_tokens: int = 60) -> Any:
+    return Engine(table_pair(VOCAB, noise=0.6)).generate([prompt], Sampling(max_tokens=max_tokens), strategy)
+
+
+def table_of(strategy: Strategy) -> AcceptanceTable:
+    return strategy.artifact(AcceptanceTable)
+
+
+# bounds
+
+def test_a_bin_forgets_by_halves_and_goes_on_learning() -> None:
+    """A count that only grows would take as long to follow new traffic as the old traffic lasted."""
+    table = AcceptanceTable.empty(ORIGIN)
+    for i in range(3 * acceptance_table.MOST_JUDGED):
+        table.update(0.95, kept=i % 4 != 0)
+    assert max(table.total) <= acceptance_table.MOST_JUDGED
+    assert table.alpha(0.95) == pytest.approx(0.75, abs=0.002)
+    for _ in range(acceptance_table.MOST_JUDGED):
+        table.update(0.95, kept=False)
+    assert table.alpha(0.95) < 0.4, "as many tokens again, and the old rate counts for less than half"
+    assert all(0 <= a <= t for a, t in zip(table.accepted, table.total, strict=True))
+
+
+def test_a_table_of_a_long_calibration_keeps_its_rate() -> None:
+    table = AcceptanceTable([10**9] * 20, [9 * 10**8] * 20, ORIGIN)
+    table.update(0.5, kept=True)
+    assert max(table.total) == 10**9, "other bins stay as they are until they are used"
+    assert table.total[AcceptanceTable.bin_of(0.5)] <= acceptance_table.MOST_JUDGED
+    assert table.alpha(0.5) == pytest.approx(0.9, abs=0.001)
+
+
+def test_counts_of_a_memory_end_where_32_bits_do_not(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert correction_memory.MOST_SEEN < 2**31
+    monkeypatch.setattr(correction_memory, "MOST_SEEN", 5)
+    memory = CorrectionMemory.empty(ORIGIN)
+    for _ in range(9):
+        memory.update(1, 2)
+    assert memory.count(1, 2) == 5
+    memory.save(tmp_path / "memory")
+    assert CorrectionMemory.load(tmp_path / "memory").counts == {(1, 2): 5}
+
+
+# one moment, whoever looks
+
+class Pausing(list[int]):
+    """A list that stops in the middle of an update, between the first number and the second."""
+
+    def __init__(self, numbers: list[int]):
+        super().__init__(numbers)
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, value)
+        self.reached.set()
+        self.go_on.wait(5)
+
+
+@pytest.fixture
+def paused() -> Iterator[tuple[AcceptanceTable, Pausing]]:
+    """A table whose update has written one of its two counts."""
+    table = AcceptanceTable.empty(ORIGIN)
+    table.total = numbers = Pausing(table.total)
+    update = threading.Thread(target=table.update, args=(0.95, True))
+    update.start()
+    assert numbers.reached.wait(5)
+    yield table, numbers
+    numbers.go_on.set()
+    update.join()
+
+
+def test_a_copy_waits_for_an_update_that_is_half_done(paused: tuple[AcceptanceTable, Pausing]) -> None:
+    table, numbers = paused
+    copies: list[AcceptanceTable] = []
+    copier = threading.Thread(target=lambda: copies.append(table.copy()))
+    copier.start()
+    copier.join(0.2)
+    torn = list(copies)
+    numbers.go_on.set()
+    copier.join(5)
+    assert torn == []
+    assert (sum(copies[0].total), sum(copies[0].accepted)) == (1, 1)
+
+
+def test_a_memory_is_copied_whole_while_it_evicts() -> None:
+    """Every copy has at most as many pairs as are allowed, and one more update than the copy before at least where it grew."""
+    memory = CorrectionMemory({(i, i): 1 + i % 3 for i in range(512)}, ORIGIN, max_pairs=512)
+    ended = threading.Event()
+
+    def rewrite() -> None:
+        for i in range(20_000):
+            memory.update(1000 + i % 2000, i % 7)
+        ended.set()
+
+    thread = threading.Thread(target=rewrite)
+    thread.start()
+    sizes = []
+    while not ended.is_set():
+        sizes.append(len(memory.copy().counts))
+    thread.join()
+    assert sizes
+    assert all(512 - 2 <= size <= 512 for size in sizes)
+
+
+def test_an_adaptive_threshold_is_read_as_a_pair() -> None:
+    """AR and th move together: rounds that are kept whole raise AR towards 1, and th with it while AR is below .9."""
+    threshold, ended = AdaptiveThreshold(0.5, cap=4), threading.Event()
+    allowed = set()
+    for accepted in (0, 4):
+        twin = AdaptiveThreshold(0.5, cap=4)
+        twin.learn(Draft([1] * 4), Verdict(accepted, 9, min(4, accepted + 1)))
+        allowed.add(tuple(twin.learnt().values()))
+
+    def learn() -> None:
+        while not ended.is_set():
+            threshold._learnt = (0.5, 0.0)
+            threshold.learn(Draft([1] * 4), Verdict(4, 9, 4))
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    seen = {tuple(threshold.learnt().values()) for _ in range(20_000)}
+    ended.set()
+    thread.join()
+    assert seen <= allowed | {(0.5, 0.0)}
+
+
+@pytest.mark.parametrize(("made", "wrong"), [
+    (lambda: AdaptiveThreshold(0.4, cap=8), {"value": 1.5, "rate": 0.0}), (lambda: AdaptiveThreshold(0.4, cap=8), {"value": 0.5}),
+    (lambda: AdaptiveThreshold(0.4, cap=8), {"value": float("nan"), "rate": 0.5}), (lambda: HeuristicLength(5, cap=8), {"value": 9}),
+    (lambda: HeuristicLength(5, cap=8), {"value": "5"})])
+def test_only_what_can_have_been_learnt_is_resumed(made: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be a number"):
+        made().resume(wrong)
+
+
+def test_requests_that_run_at_once_lose_no_update() -> None:
+    """Every judged token is counted once and every rejection too, however many requests share a round."""
+    it = pool("spide", parameters={"parallel": False})
+    engine = Engine(table_pair(VOCAB, noise=0.6))
+    for name in ("spide", "csd"):
+        jobs = [engine.submit([1 + i % 5], Sampling(max_tokens=50, temperature=0.9, seed=i), it.get(name)) for i in range(6)]
+        engine.run(jobs)
+        judged, accepted = (sum(getattr(job.session.stats, count) for job in jobs) for count in ("judged", "accepted"))
+        if name == "spide":
+            table = table_of(it.get(name))
+            assert (sum(table.total), sum(table.accepted)) == (judged, accepted)
+        else:
+            rescued = sum(job.session.stats.rescued for job in jobs)
+            assert sum(it.get(name).artifact(CorrectionMemory).counts.values()) == judged - accepted + rescued
+
+
+def test_updates_of_several_threads_are_all_counted() -> None:
+    """The scheduler's thread is the only one today; a state does not rely on it."""
+    table, memory = AcceptanceTable.empty(ORIGIN), CorrectionMemory.empty(ORIGIN)
+
+    def learn() -> None:
+        for _ in range(5000):
+            table.update(0.5, kept=True)
+            memory.update(1, 2)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=learn) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert (sum(table.total), sum(table.accepted), memory.count(1, 2)) == (20_000, 20_000, 20_000)
+
+
+# the pool
+
+def test_the_tuned_strategy_comes_first_and_the_others_that_fit() -> None:
+    it = pool("csd", parameters={"num_speculative_tokens": 3})
+    names = it.names()
+    assert names[:2] == ("csd", "autoregressive")
+    assert {"vanilla_sd", "spide", "sprinter", "prompt_lookup"} <= set(names)
+    assert "adaedl" not in names, "its settings have no default"
+    assert not {"pyramid_fuzzy", "pyramid_assisted"} & set(names), "there is no qualifier"
+    assert it.get() is it.get("csd") is it.get(None, "somebody")
+    assert it.get().config.num_speculative_tokens == 3
+    assert it.get("vanilla_sd").config.num_speculative_tokens == 5
+    assert "pyramid_assisted" in pool("csd", pair=Pair("target", "draft", "qualifier")).names()
+    lacking = pool("csd", without=("acceptance_table", "hardware_profile", "verifier", "acceptance_head")).names()
+    assert not {"spide", "pearl", "sprinter", "specdec_pp"} & set(lacking)
+    assert pool("vanilla_sd", pair=Pair("target"), without=("verifier",)).names() == ("vanilla_sd", "autoregressive", "prompt_lookup")
+
+
+def test_a_strategy_that_is_not_offered_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UnknownStrategy, match="no strategy 'best': choose one of spide, autoregressive, ") as refused:
+        pool().get("best")
+    assert isinstance(refused.value, DraftwellError)
+    with pytest.raises(UnknownStrategy, match="adaedl"):
+        pool().get("adaedl")
+    assert "adaedl" in pool("adaedl", parameters={"threshold": 0.5, "max_draft": 4}).names()
+
+
+def test_only_what_is_offered_can_be_had_beside_the_tuned_strategy_and_plain_decoding() -> None:
+    it = pool("spide", offered=("vanilla_sd", "csd", "pyramid_fuzzy"))
+    assert set(it.names()) == {"spide", "autoregressive", "vanilla_sd", "csd"}, "for one of those offered a qualifier is missing"
+    with pytest.raises(UnknownStrategy, match="no strategy 'lossy_sd': choose one of spide, autoregressive, "):
+        it.get("lossy_sd")
+    assert pool("spide", offered=()).names() == ("spide", "autoregressive")
+
+
+def test_the_bundle_is_never_written_to() -> None:
+    artifacts = dict(table_kit(VOCAB).artifacts)
+    for mode in ("shared", "tenant", "off"):
+        it = StrategyPool(Pair(), artifacts, DecodingConfig("spide", {}, {}, ORIGIN), mode=mode)  # type: ignore[arg-type]
+        decode(it.get())
+        decode(it.get("csd", "a"))
+    assert sum(artifacts["acceptance_table"].total) == 0  # type: ignore[attr-defined]
+    assert artifacts["correction_memory"].counts == {}  # type: ignore[attr-defined]
+
+
+def test_shared_state_is_shared_by_strategies_and_clients() -> None:
+    it = pool("spide", "shared")
+    decode(it.get(None, "a"))
+    assert sum(table_of(it.get(None, "b")).total) > 0
+    assert it.learnt().keys() == {EVERYBODY}
+
+
+def test_without_state_an_answer_depends_on_no_other() -> None:
+    it = pool("spide", "off")
+    first = decode(it.get()).session.stats.drafted
+    decode(it.get(), prompt=5)
+    assert decode(it.get()).session.stats.drafted == first
+    assert sum(table_of(it.get()).total) == 0
+    assert it.learnt() == {}
+
+
+def poison(strategy: Strategy) -> None:
+    """What a client does whose every draft is wrong: the table says that nothing is ever kept."""
+    for _ in range(500):
+        for b in range(20):
+            table_of(strategy).update(acceptance_table.MIDPOINTS[b], kept=False)
+
+
+@pytest.mark.parametrize(("mode", "harmed"), [("shared", True), ("tenant", False)])
+def test_a_client_that_poisons_its_state_harms_itself_alone(mode: str, harmed: bool) -> None:
+    """Drafts shorten to one token where the table says that nothing is kept; in shared mode for everybody."""
+    serial = {"parallel": False}
+    clean = decode(pool("spide", mode, parameters=serial).get(None, "honest"))
+    it = pool("spide", mode, parameters=serial)
+    poison(it.get(None, "mallory"))
+    others = [decode(it.get(None, "alice")), decode(it.get())]
+    for other in others:
+        assert other.output == clean.output, "SPIDE is lossless whatever its table says"
+        calls = other.session.stats.target_calls, clean.session.stats.target_calls
+        assert calls[0] > calls[1] if harmed else calls[0] == calls[1]
+    assert decode(it.get(None, "mallory")).session.stats.target_calls > clean.session.stats.target_calls
+
+
+def test_a_poisoned_memory_rescues_for_its_own_tenant_alone() -> None:
+    it = pool("csd", "tenant", parameters={"use_gate": False})
+    clean = decode(it.get(None, "alice")).output
+    memory = it.get(None, "mallory").artifact(CorrectionMemory)
+    for drafted in range(VOCAB):
+        for correction in range(VOCAB):
+            for _ in range(9):
+                memory.update(drafted, correction)
+    assert decode(it.get(None, "mallory")).output != clean, "everything is rescued: the draft writes alone"
+    assert decode(pool("csd", "tenant", parameters={"use_gate": False}).get(None, "bob")).output == clean
+    assert decode(it.get(None, "bob")).output == clean
+
+
+def test_tenants_are_bounded_and_the_least_recently_used_goes() -> None:
+    it = pool("spide", "tenant", most_tenants=3)
+    for name in ("a", "b", "c"):
+        decode(it.get(None, name), max_tokens=20)
+    running = it.get(None, "b")
+    it.get(None, "a")
+    it.get(None, "d")
+    it.get(None, "e")
+    assert list(it.learnt()) == ["a", "d", "e"]
+    decode(running)  # a request that still runs with a state that is gone
+    assert sum(table_of(it.get(None, "a")).total) > 0
+    assert sum(table_of(it.get(None, "b")).total) == 0, "it begins anew"
+
+
+def test_a_state_goes_on_where_a_copy_of_it_was_taken() -> None:
+    it = pool("hf_dynamic", "tenant", parameters={"heuristic": True, "threshold": 0.0})
+    for name in (None, "spide", "csd"):
+        decode(it.get(name, "a"))
+    learnt = it.learnt()["a"]
+    assert learnt.table is not None
+    assert learnt.memory
+    assert learnt.strategies == {"hf_dynamic": {"value": it.get(None, "a").shared.value}}  # type: ignore[attr-defined]
+    again = pool("hf_dynamic", "tenant", parameters={"heuristic": True, "threshold": 0.0})
+    again.resume("a", learnt)
+    assert again.learnt()["a"] == learnt
+    assert again.get(None, "a").shared.value == it.get(None, "a").shared.value  # type: ignore[attr-defined]
+    assert table_of(again.get("spide", "a")).total == table_of(it.get("spide", "a")).total
+    assert again.get("csd", "a").artifact(CorrectionMemory).counts == it.get("csd", "a").artifact(CorrectionMemory).counts
+    decode(again.get("spide", "a"))
+    assert again.learnt()["a"] != learnt, "and learns on"
+    assert again.get("spide", "b").artifact(AcceptanceTable).total == [0] * 20, "others begin with the bundle"
+
+
+def test_a_state_is_resumed_only_where_it_belongs() -> None:
+    learnt = Learnt(table=([9] * 20, [9] * 20))
+    for mode, tenant, kept in (("shared", EVERYBODY, 180), ("shared", "a", 0), ("tenant", "a", 180), ("off", EVERYBODY, 0)):
+        it = pool("spide", mode)
+        it.resume(tenant, learnt)
+        assert sum(table_of(it.get(None, tenant)).total) == kept, (mode, tenant)
+    with pytest.raises(ValueError, match="must be a number"):
+        pool("hf_dynamic").resume(EVERYBODY, Learnt(strategies={"hf_dynamic": {"value": 10**6}}))
+    with pytest.raises(ValueError, match="learns nothing"):
+        pool("spide").resume(EVERYBODY, Learnt(strategies={"spide": {"value": 1}}))
+
+
+def test_requests_and_copies_may_come_from_many_threads() -> None:
+    it, ended, wrong = pool("spide", "tenant", most_tenants=4), threading.Event(), []
+
+    def ask(start: int) -> None:
+        try:
+            n = start
+            while not ended.is_set():
+                table_of(it.get(("spide", "csd", None)[n % 3] if n % 3 != 1 else None, f"t{n % 9}")).update(0.5, kept=True)
+                n += 1
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        for learnt in it.learnt().values():
+            assert learnt.table is None or learnt.table[0] == learnt.table[1], "all were kept, so both counts are equal at any moment"
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(it.learnt()) == 4

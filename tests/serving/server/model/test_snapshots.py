@@ -1,0 +1,255 @@
+"""Online state on disk: whole or not at all, taken up only where it belongs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.correction_memory import CorrectionMemory
+from serving.runtime.types import DraftwellError
+from serving.server.model.snapshots import Origin, Snapshots, name_of, read
+from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
+from tests.serving.server.model.test_online_state import decode, pool
+
+ORIGIN = Origin("table", 3, "d" * 64, "f" * 64)
+
+
+def served(folder: Path, mode: Any = "shared", origin: Origin = ORIGIN, strategy: str = "spide",
+           **parameters: Any) -> tuple[StrategyPool, Snapshots, int]:
+    """A pool that has just been started over a folder, and how many states it took up."""
+    it, snapshots = pool(strategy, mode, parameters=parameters), Snapshots(folder)
+    return it, snapshots, snapshots.keep(it, origin)
+
+
+def learn(it: StrategyPool, tenant: str | None = None) -> None:
+    for name in ("spide", "csd"):
+        decode(it.get(name, tenant))
+
+
+def total(it: StrategyPool, tenant: str | None = None) -> int:
+    return sum(it.get("spide", tenant).artifact(AcceptanceTable).total)
+
+
+@pytest.mark.parametrize("mode", ["shared", "tenant"])
+def test_what_was_learnt_is_there_after_a_restart(tmp_path: Path, mode: str) -> None:
+    before, snapshots, resumed = served(tmp_path, mode, strategy="hf_dynamic", heuristic=True)
+    assert resumed == 0
+    tenants = ("a", "b") if mode == "tenant" else (None,)
+    for tenant in tenants:
+        learn(before, tenant)
+        decode(before.get(None, tenant))
+    snapshots.close()
+    after, _, resumed = served(tmp_path, mode, strategy="hf_dynamic", heuristic=True)
+    assert resumed == (3 if mode == "tenant" else 1)
+    for tenant in tenants:
+        assert after.learnt()[tenant or EVERYBODY] == before.learnt()[tenant or EVERYBODY]
+        assert total(after, tenant) == total(before, tenant) > 0
+        counts = [it.get("csd", tenant).artifact(CorrectionMemory).counts for it in (after, before)]
+        assert list(counts[0].items()) == list(counts[1].items()), "its order says who is the oldest"
+    if mode == "tenant":
+        assert total(after, "c") == 0
+
+
+def test_a_snapshot_says_what_it_was_learnt_over_and_nothing_of_keys(tmp_path: Path) -> None:
+    it, snapshots, _ = served(tmp_path, "tenant")
+    learn(it, "digest-of-a-key")
+    snapshots.close()
+    snapshot = read(tmp_path / name_of("digest-of-a-key"))
+    assert snapshot.origin == ORIGIN
+    assert not [path for path in tmp_path.iterdir() if "digest-of-a-key" in path.name]
+
+
+def test_only_what_changed_is_written(tmp_path: Path) -> None:
+    it, snapshots, _ = served(tmp_path, "tenant")
+    for tenant in ("a", "b"):
+        learn(it, tenant)
+    assert snapshots.save() == 3
+    assert snapshots.save() == 0
+    learn(it, "b")
+    times = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert snapshots.save() == 1
+    changed = [path.name for path in tmp_path.iterdir() if path.stat().st_mtime_ns != times[path.name]]
+    assert changed == [name_of("b")]
+
+
+def test_a_state_that_is_forgotten_goes_from_the_disk_too(tmp_path: Path) -> None:
+    it = pool("spide", "tenant", most_tenants=2)
+    snapshots = Snapshots(tmp_path)
+    snapshots.keep(it, ORIGIN)
+    for tenant in ("a", "b", "c"):
+        learn(it, tenant)
+        snapshots.save()
+    assert {path.name for path in tmp_path.iterdir()} == {name_of("b"), name_of("c")}
+
+
+def changed(path: Path, change: Any) -> None:
+    """A snapshot whose content was changed and whose sha256 fits: not damaged, but wrong."""
+    import hashlib
+
+    body = json.loads(path.read_text().splitlines()[1])
+    change(body)
+    text = json.dumps(body)
+    path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest()}) + "\n" + text + "\n")
+
+
+HARMS = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    "empty": lambda path: path.write_bytes(b""),
+    "no JSON": lambda path: path.write_bytes(b"\x80\x04K\x01.\n"),
+    "a digit": lambda path: path.write_text(path.read_text().replace('"total":[', '"total":[1', 1)),
+    "too long": lambda path: path.write_bytes(path.read_bytes() + b" " * (17 << 20)),
+    "newer": lambda path: changed(path, lambda body: body.update(schema_version=2)),
+    "unknown key": lambda path: changed(path, lambda body: body.update(extra=1)),
+    "19 bins": lambda path: changed(path, lambda body: body["table"]["total"].pop()),
+    "more kept than judged": lambda path: changed(path, lambda body: body["table"].update(accepted=[10**6] * 20)),
+    "negative": lambda path: changed(path, lambda body: body["table"].update(accepted=[-1] * 20)),
+    "words": lambda path: changed(path, lambda body: body["table"].update(total=["9"] * 20)),
+    "no threes": lambda path: changed(path, lambda body: body["memory"].append(1)),
+    "a pair twice": lambda path: changed(path, lambda body: body.update(memory=[1, 2, 3, 1, 2, 3])),
+    "a count of none": lambda path: changed(path, lambda body: body.update(memory=[1, 2, 0])),
+    "a count beyond": lambda path: changed(path, lambda body: body.update(memory=[1, 2, 2**40])),
+    "impossible length": lambda path: changed(path, lambda body: body.update(strategies={"hf_dynamic": {"value": 10**9}})),
+    "another bundle": lambda path: changed(path, lambda body: body["origin"].update(version=4)),
+    "another artifact": lambda path: changed(path, lambda body: body["origin"].update(digest="e" * 64)),
+    "other weights": lambda path: changed(path, lambda body: body["origin"].update(fingerprint="e" * 64)),
+    "another tenant": lambda path: changed(path, lambda body: body.update(tenant="b")),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_what_is_damaged_or_foreign_is_said_in_one_line_and_left_out(tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture) -> None:
+    it, snapshots, _ = served(tmp_path)
+    learn(it)
+    snapshots.close()
+    HARMS[harm](tmp_path / name_of(EVERYBODY))
+    with caplog.at_level(logging.WARNING):
+        fresh, snapshots, resumed = served(tmp_path)
+    assert resumed == 0
+    assert total(fresh) == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "\n" not in line
+    assert str(tmp_path) not in line
+    learn(fresh)
+    if harm != "a folder":
+        snapshots.close()
+        assert served(tmp_path)[2] == 1, "the next write takes its place"
+
+
+def test_another_bundle_starts_anew_and_the_same_one_goes_on(tmp_path: Path) -> None:
+    """As a switch does: the old pool's state is written, the new one resumed only if it is the same bundle, loaded again."""
+    it, snapshots, _ = served(tmp_path)
+    learn(it)
+    again = pool("spide")
+    assert snapshots.keep(again, ORIGIN) == 1
+    assert total(again) == total(it) > 0
+    other = pool("spide")
+    assert snapshots.keep(other, replace(ORIGIN, version=4)) == 0
+    assert total(other) == 0
+    learn(other)
+    snapshots.close()
+    assert read(tmp_path / name_of(EVERYBODY)).origin.version == 4
+
+
+def test_no_state_is_kept_where_none_is_learnt(tmp_path: Path) -> None:
+    it, snapshots, _ = served(tmp_path, "off")
+    learn(it)
+    snapshots.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_copies_are_written_while_requests_go_on(tmp_path: Path) -> None:
+    """All that is counted was kept, so that every file must have two equal rows of counts."""
+    it, ended = pool("spide"), threading.Event()
+    table = it.get().artifact(AcceptanceTable)
+
+    def decode_on() -> None:
+        while not ended.is_set():
+            for confidence in (0.2, 0.5, 0.95):
+                table.update(confidence, kept=True)
+
+    thread = threading.Thread(target=decode_on)
+    snapshots = Snapshots(tmp_path, every=0.01)
+    snapshots.keep(it, ORIGIN)
+    thread.start()
+    snapshots.start()
+    seen = set()
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        if (path := tmp_path / name_of(EVERYBODY)).exists():
+            bins = read(path).table
+            assert bins is not None
+            assert bins.total == bins.accepted
+            seen.add(sum(bins.total))
+    ended.set()
+    thread.join()
+    snapshots.close()
+    assert len(seen) > 3
+    assert total(served(tmp_path)[0]) == sum(table.total), "the last word is written at the end"
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DraftwellError, match="--state-dir"):
+        Snapshots(tmp_path / "file" / "state")
+
+
+def test_a_disk_that_fills_up_later_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    from serving.server.model import snapshots as module
+
+    it, snapshots, _ = served(tmp_path)
+    learn(it)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_atomically", full)
+    assert snapshots.save() == 0
+    assert "No space left on device" in caplog.text
+
+
+WRITER = """
+import sys, os
+from pathlib import Path
+from serving.artifacts import base
+from serving.server.model.snapshots import Snapshots
+from tests.serving.server.model.test_snapshots import ORIGIN, learn, pool
+
+it, snapshots = pool("spide"), Snapshots(Path(sys.argv[1]))
+snapshots.keep(it, ORIGIN)
+learn(it)
+snapshots.save()
+print(sum(it.learnt()[""].table[0]), flush=True)
+replace = os.replace
+def pause(*arguments):
+    print("writing", flush=True)
+    sys.stdin.read()
+base.os.replace = pause
+learn(it)
+snapshots.save()
+"""
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_the_last_whole_one(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    kept = int(child.stdout.readline())
+    assert child.stdout.readline() == "writing\n"
+    assert len(list(tmp_path.iterdir())) == 2, "the last whole one, and one that is being written"
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    it, _, resumed = served(tmp_path)
+    assert (resumed, total(it)) == (1, kept)
+    assert [path.name for path in tmp_path.iterdir()] == [name_of(EVERYBODY)], "what was half written is gone"

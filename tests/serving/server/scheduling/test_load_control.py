@@ -1,0 +1,259 @@
+"""Drafts of a running scheduler under load: limited by what was learnt, lifted when the load goes, and never at a price in text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from serving.recording.prompt_ratings import RatedPrompt
+from serving.runtime.engine.engine import Engine
+from serving.runtime.session import UNLIMITED
+from serving.runtime.strategies import Strategy, build_strategy
+from serving.runtime.types import Sampling
+from serving.server.http.schemas import CompletionRequest
+from serving.server.scheduling.costs import Costs
+from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.load_control import PROBE_EVERY, Acceptance, LoadControl
+from serving.server.scheduling.scheduler import Delta, End, Event, Scheduler, Ticket
+from tests.support.models.kits import table_kit, table_pair
+
+VANILLA = build_strategy("vanilla_sd", {"num_speculative_tokens": 6})
+COMPUTE_BOUND = Costs({1: 0.2, 8: 0.8}, {1: 1.0, 2: 1.1, 8: 4.0, 64: 32.0})
+"""One request verifies for next to nothing, eight pay for every token."""
+
+
+def letters(ids: Sequence[int]) -> str:
+    return "".join(chr(97 + i) for i in ids)
+
+
+def scheduler(costs: Costs, slots: int = 8, strategy: Strategy = VANILLA, noise: float = 0.5) -> Scheduler:
+    return Scheduler(Engine(table_pair(vocab=8, noise=noise)), strategy, slots, load=LoadControl(costs))
+
+
+def submit(it: Scheduler, max_tokens: int = 60, **settings) -> tuple[Ticket, list[Event]]:
+    events: list[Event] = []
+    ticket = Ticket([1, 2], Sampling(max_tokens=max_tokens), TextStream(letters), events.append, **settings)
+    it.submit(ticket)
+    return ticket, events
+
+
+def turn_until_idle(it: Scheduler) -> None:
+    for _ in range(2000):
+        it.turn()
+        if not it.running and not it.waiting:
+            return
+    raise AssertionError("the scheduler does not come to rest")
+
+
+def limits(it: Scheduler) -> list[int]:
+    return [ticket.job.session.draft_limit for ticket in it._running if ticket.job]
+
+
+def test_alone_it_drafts_as_tuned_and_among_many_it_does_not():
+    it = scheduler(COMPUTE_BOUND)
+    one, _ = submit(it, 400)
+    for _ in range(20):
+        it.turn()
+    assert limits(it) == [UNLIMITED]
+    assert max(one.job.session.stats.judged_at) == 5
+    for _ in range(7):
+        submit(it, 20)
+    it.turn()
+    assert limits(it) == [0] * 8
+    before = one.job.session.stats.drafted
+    for _ in range(5):
+        it.turn()
+    assert one.job.session.stats.drafted <= before + 6, "no more than the draft that was under way"
+    while it.running > 1:
+        it.turn()
+    it.turn()
+    assert limits(it) == [UNLIMITED], "the load is gone"
+
+
+def test_the_text_is_the_targets_whatever_the_load():
+    alone = Engine({"target": table_pair(vocab=8)["target"]}).generate([1, 2], Sampling(max_tokens=60), build_strategy("autoregressive"))
+    for name in ("vanilla_sd", "spide", "pearl", "duo_decoding", "prompt_lookup"):
+        it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_kit(8)))
+        results = []
+        for start in range(12):  # they come one by one, so that the limit changes under those that run
+            results.append(submit(it)[1])
+            for _ in range(start % 5):
+                it.turn()
+        turn_until_idle(it)
+        for events in results:
+            assert isinstance(events[-1], End)
+            assert "".join(e.text for e in events if isinstance(e, Delta)) == letters(alone.output), name
+
+
+def test_where_verification_is_free_eight_draft_as_much_as_is_best_for_one():
+    costs = Costs({1: 0.1}, {1: 1.0})
+    it = scheduler(costs)
+    for _ in range(8):
+        submit(it, 20)
+    it.turn()
+    assert limits(it) == [costs.best_gamma(1, Acceptance.USUAL)] * 8 == [4] * 8
+
+
+def test_drafts_longer_than_is_best_are_cut_also_where_the_best_is_as_short_for_one():
+    costs = Costs({1: 0.5}, {1: 1.0})  # six draft tokens take longer than plain decoding
+    assert costs.seconds_per_token(4, 6, 0.7) > costs.seconds_per_token(4, 0, 0.7)
+    best = costs.best_gamma(1, 0.7)
+    assert best == costs.best_gamma(4, 0.7)
+    control = LoadControl(costs)
+    assert control.limit(VANILLA, 4) == best
+    assert control.limit(VANILLA, 1) == UNLIMITED
+
+
+def test_poor_drafts_are_given_up_and_noticed_when_they_are_good_again():
+    it = scheduler(Costs({1: 0.1}, {1: 1.0, 64: 3.0}), slots=2)
+    good = it.engine.models["target"].table
+    it.engine.models["draft"].table = good.roll(1, -1)  # always another token
+    for _ in range(2):
+        submit(it, 480)
+    for _ in range(300):
+        it.turn()
+    learnt = it.load.acceptance["vanilla_sd"]
+    assert learnt.rate < 0.3
+    assert limits(it)[1] == 0
+    judged = learnt.judged
+    it.engine.models["draft"].table = good
+    for _ in range(3 * PROBE_EVERY):
+        it.turn()
+    assert learnt.judged >= judged + 2, "now and then one request drafts a token"
+
+
+def test_strategies_are_limited_each_by_its_own_acceptance_and_its_own_costs():
+    control = LoadControl(Costs({1: 1.0}, {1: 1.0, 64: 2.0}))
+    control.acceptance["vanilla_sd"] = Acceptance(judged=1000, accepted=100)
+    control.acceptance["prompt_lookup"] = Acceptance(judged=1000, accepted=900)
+    assert control.limit(build_strategy("vanilla_sd"), 4) == 0
+    assert control.limit(build_strategy("prompt_lookup"), 4) > 0, "n-grams cost nothing"
+    assert control.limit(build_strategy("autoregressive"), 4) == UNLIMITED
+    assert control.describe()["draft_limits"]["vanilla_sd"] == 0
+
+
+def test_acceptance_forgets_slowly():
+    rate = Acceptance()
+    assert rate.rate == Acceptance.USUAL
+    for _ in range(1000):
+        rate.learn(10, 9)
+    assert 0.88 < rate.rate < 0.91
+    for _ in range(1000):
+        rate.learn(10, 1)
+    assert rate.rate < 0.12
+
+
+def test_long_prompts_with_short_answers_are_not_drafted_for():
+    it = scheduler(Costs({1: 0.01, 101: 5.01}, {1: 1.0, 64: 1.2}), slots=2)
+
+    def ask(times: int, prompt: list[int], max_tokens: int, strategy: Strategy = VANILLA) -> None:
+        for _ in range(times):
+            it.submit(Ticket(prompt, Sampling(max_tokens=max_tokens), TextStream(letters), lambda event: None, strategy=strategy))
+
+    ask(2, [1, 2], 40)
+    it.turn()
+    assert min(limits(it)) > 0
+    turn_until_idle(it)
+    ask(60, [1, 2] * 40, 1, RatedPrompt())
+    ask(60, [1, 2] * 40, 1, build_strategy("prompt_lookup"))
+    ask(2, [1, 2], 40)
+    turn_until_idle(it)
+    assert it.load.prompts.rate < 1, "no draft reads for the others"
+    ask(2, [1, 2] * 40, 40)
+    it.turn()
+    it.turn()
+    assert it.load.prompts.rate < 1, "what is not answered yet says nothing"
+    ask(60, [1, 2] * 40, 1)
+    turn_until_idle(it)
+    ask(2, [1, 2], 40)
+    it.turn()
+    assert it.load.prompts.rate > 5
+    assert limits(it) == [0, 0]
+
+
+def turn_until(it, so):
+    """Workers come and go when nothing is in flight, which on a busy machine takes some rounds."""
+    for _ in range(30):
+        if so():
+            return
+        it.turn()
+    raise AssertionError("not within 30 rounds")
+
+
+def test_models_take_all_cores_while_nobody_overlaps_under_load():
+    pearl = build_strategy("pearl", {}, table_kit(8))
+    it = scheduler(COMPUTE_BOUND, strategy=pearl)
+    submit(it, 400)
+    it.turn()
+    assert it.engine._workers is not None
+    for _ in range(7):
+        submit(it, 40)
+    turn_until(it, lambda: it.engine._workers is None)
+    assert limits(it) == [0] * 8
+    while it.running > 1:
+        it.turn()
+    turn_until(it, lambda: it.engine._workers is not None)
+    it.close()
+    it.engine.close()
+
+
+def test_a_new_request_is_limited_from_its_first_round():
+    it = scheduler(COMPUTE_BOUND, strategy=build_strategy("pearl", {}, table_kit(8)))
+    tickets = [submit(it, 30)[0] for _ in range(8)]
+    it._drop()
+    it._admit()
+    assert [t.job.session.draft_limit for t in tickets[4:]] == [0] * 4, "an overlap would begin with the prompt"
+    turn_until_idle(it)
+
+
+LIMITED = Costs({1: 0.5}, {1: 1.0, 8: 1.0, 64: 8.0})
+"""Two requests draft at most as many tokens as is best, which is fewer than they would alone."""
+
+
+@pytest.mark.parametrize(("name", "settings", "deterministic"), [
+    ("vanilla_sd", {"temperature": 1.0, "seed": 5, "repeatable": True}, False),
+    ("vanilla_sd", {"temperature": 1.0, "seed": 5}, True),
+    ("lossy_sd", {"repeatable": True}, False),
+    ("lossy_sd", {}, True),
+])
+@pytest.mark.parametrize("costs", [COMPUTE_BOUND, LIMITED])
+def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(name, settings, deterministic, costs):
+    strategy = build_strategy(name, {}, replace(table_kit(8), deterministic=deterministic))
+    sampling, texts = Sampling(max_tokens=60, **settings), []
+    for others in (0, 7):
+        it = scheduler(costs, strategy=strategy, noise=2.0)
+        for _ in range(others):
+            submit(it, 40, strategy=VANILLA)
+        events: list[Event] = []
+        it.submit(Ticket([1, 2], sampling, TextStream(letters), events.append))
+        turn_until_idle(it)
+        assert isinstance(events[-1], End)
+        texts.append("".join(e.text for e in events if isinstance(e, Delta)))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("name", "temperature", "probed"), [
+    ("vanilla_sd", 0.0, True), ("vanilla_sd", 1.0, False), ("lossy_sd", 0.0, False)])
+def test_a_recorded_request_is_probed_only_where_that_changes_no_answer(name, temperature, probed):
+    it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_kit(8)))
+    it.strategy.kit = replace(it.strategy.kit, deterministic=False)
+    tickets = []
+    for _ in range(8):
+        ticket = Ticket([1, 2], Sampling(max_tokens=200, temperature=temperature), TextStream(letters), lambda event: None)
+        it.submit(ticket)
+        tickets.append(ticket)
+    it.turn()
+    tickets[3].job.session.recorded = True
+    probes = []
+    for _ in range(PROBE_EVERY):
+        it.turn()
+        probes.append(limits(it))
+    assert [max(of) for of in zip(*probes, strict=True)] == [1, 0, 0, int(probed), 0, 0, 0, 0]
+
+
+def test_a_seed_in_a_request_asks_for_the_same_answer():
+    for body, repeatable in (({"seed": 3}, True), ({"seed": 0}, True), ({}, False)):
+        settings = CompletionRequest(model="pair", prompt="hello", **body).sampling_settings()
+        assert Sampling(**settings).repeatable == repeatable

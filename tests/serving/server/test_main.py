@@ -1,0 +1,405 @@
+"""Starting the server: from a bundle, from the command line, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Artifact, Provenance, sha256_file
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
+from serving.bundle.bundle import FileRecord, Manifest, ModelRecord
+from serving.device import device_class
+from serving.runtime.strategies import build_strategy
+from serving.runtime.types import DraftwellError, Role
+from serving.server.app import create_app
+from serving.server.deployment.deployments import Deployments
+from serving.server.main import names_of, server
+from serving.server.model.served_model import ServedModel, costs_of, from_bundle
+from serving.server.scheduling.costs import Costs
+from tests.support.server.served_pair import served_pair, serving, tiny_pair
+
+ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[Role, Path]:
+    """The tiny pair as folders."""
+    root, pair = tmp_path_factory.mktemp("models"), tiny_pair(1)
+    for role, module in pair.modules.items():
+        module.set_attn_implementation("eager")
+        module.save_pretrained(root / role)
+        pair.tokenizer.save_pretrained(root / role)
+    return {role: root / role for role in pair.modules}
+
+
+def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, parameters: dict[str, Any] | None = None,
+                machine: str | None = None, leave_out: str = "") -> Path:
+    """A bundle with weights; its profile and its config were made on `machine`."""
+    records = {}
+    for role, source in models.items():
+        shutil.copytree(source, folder / "models" / role, ignore=shutil.ignore_patterns(".*"))
+        records[role] = ModelRecord(source="bundled", weights_sha256=weights_digest(source), folder=f"models/{role}")
+    mark = fingerprint(PairFiles("tiny", models["target"], models["draft"]), "float32")
+    provenance = Provenance(pair="tiny", fingerprint=mark, device_class=machine)
+    made: list[Artifact] = [AcceptanceTable([50] * 20, [25] * 20, provenance), HardwareProfile(1.0, {1: 4.0}, 0.1, provenance)]
+    if strategy:
+        made.append(DecodingConfig(strategy, parameters or {}, {}, provenance))
+    made = [artifact for artifact in made if artifact.kind != leave_out]
+    for artifact in made:
+        artifact.save(folder / "artifacts" / artifact.kind)
+    files = {p.relative_to(folder).as_posix(): FileRecord(sha256=sha256_file(p), size=p.stat().st_size)
+             for p in sorted(folder.rglob("*")) if p.is_file()}
+    manifest = Manifest(pair="tiny", device="cpu", dtype="float32", fingerprint=mark, release_version=1, release_digest="r", gated=True,
+                        models=records, versions={artifact.kind: 1 for artifact in made}, runs={}, files=files)
+    (folder / "manifest.json").write_text(manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json())
+    return folder
+
+
+def test_the_strategy_is_the_one_that_was_tuned(tmp_path: Path, models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+    served = from_bundle(bundle, slots=2, max_context=64)
+    assert (served.name, served.strategy.name, served.strategy.config.tau) == ("tiny", "spide", 0.6)
+    assert (served.pair.dtype, served.slots, served.max_context) == ("float32", 2, 64)
+    table = served.strategy.artifact(AcceptanceTable)
+    assert table.total == [50] * 20, "state starts from the artifact, untouched by the warm-up"
+    served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
+    assert sum(table.total) > 50 * 20, "and learns from what is served"
+
+
+def test_a_server_offers_the_strategies_that_it_was_told_to(tmp_path: Path, models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", models, "spide", machine=device_class("cpu"))
+    served = from_bundle(bundle, slots=1, max_context=64, offered=names_of(" vanilla_sd, prompt_lookup,"))
+    with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+        offer = [strategy["name"] for strategy in http.get("/v1/speculation").json()["strategies"]]
+        assert sorted(offer) == ["autoregressive", "prompt_lookup", "spide", "vanilla_sd"]
+        codes = {}
+        for name in ("vanilla_sd", "lossy_sd", "spide", "autoregressive"):
+            body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "speculation": {"strategy": name}}
+            codes[name] = http.post("/v1/completions", json=body).status_code
+        assert codes == {"vanilla_sd": 200, "lossy_sd": 400, "spide": 200, "autoregressive": 200}
+
+
+LOADING = """
+import gc, signal, sys, threading, time
+from pathlib import Path
+
+from serving.runtime.types import DraftwellError
+from serving.server import served
+from serving.server.main import run
+
+seen = []
+
+
+def from_bundle(folder, **options):
+    seen.append(threading.current_thread())
+    assert not gc.isenabled()
+    print("loading", flush=True)
+    time.sleep(float(sys.argv[2]))
+    raise DraftwellError("enough")
+
+
+served.from_bundle = from_bundle
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    run(Path(sys.argv[1]), port=0)
+except DraftwellError:
+    print(seen[0] is not threading.main_thread(), seen[0].is_alive(), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    print(gc.isenabled())
+"""
+
+
+def test_models_are_loaded_on_a_thread_that_ends(tmp_path: Path) -> None:
+    """Else its team of threads would make every forward of the scheduler's thread twice as long."""
+    done = subprocess.run([sys.executable, "-c", LOADING, str(tmp_path), "0"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["loading", "True False True", "True"]
+
+
+def test_a_server_that_still_loads_can_be_interrupted(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADING, str(tmp_path), "600"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+
+
+SWITCHING = """
+import gc, sys, time
+from pathlib import Path
+
+from serving.server import served
+from serving.server.main import run
+
+load = served.from_bundle
+
+
+def from_bundle(folder, beside=None, **options):
+    if beside is not None:
+        assert gc.isenabled()  # it serves
+        print("loading", flush=True)
+        time.sleep(600)
+    return load(folder, beside=beside, **options)
+
+
+served.from_bundle = from_bundle
+run(Path(sys.argv[1]), port=0, slots=1, max_context=64)
+"""
+
+
+def test_a_server_ends_though_it_loads_another_bundle(tmp_path: Path, models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
+    with subprocess.Popen([sys.executable, "-c", SWITCHING, str(bundle)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://[^/\s]+", process.stdout.readline())
+            assert found
+            assert httpx.get(f"{found.group()}/ready", timeout=60).status_code == 200
+            process.send_signal(signal.SIGHUP)
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("value", "message"), [(" ,", "--strategies names none"), ("vanila_sd", "did you mean vanilla_sd")])
+def test_strategies_that_are_none_are_refused(value: str, message: str) -> None:
+    with pytest.raises(DraftwellError, match=message):
+        names_of(value)
+
+
+def test_deterministic_serving_leaves_the_state_alone(tmp_path: Path, models: dict[Role, Path]) -> None:
+    served = from_bundle(make_bundle(tmp_path / "bundle", models, "spide"), deterministic=True)
+    served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
+    assert served.strategy.artifact(AcceptanceTable).total == [50] * 20
+
+
+def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tmp_path: Path, models: dict[Role, Path],
+                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair that runs row by row goes on doing so behind a switch."""
+    monkeypatch.setattr("serving.server.model.served_model.batches", lambda pair: False)
+    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd", machine=device_class("cpu"))
+    first = from_bundle(bundle, slots=2, max_context=64)
+    second = from_bundle(bundle, slots=2, max_context=64, beside=first)
+    assert second.pair is first.pair
+    assert first.costs is not None
+    assert second.costs is not None
+    assert second.costs.source == first.costs.source == "measured at start, and the hardware profile"
+    assert first.costs.batched is False
+    assert second.costs.batched is False
+
+
+def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, timed = tiny_pair(2), Costs({1: 1.0}, {1: 2.0, 8: 4.0})
+    known, later = Costs({1: 1.0}, {1: 1.0, 8: 2.0, 16: 3.0}, per_token=0.5), Costs({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25)
+    monkeypatch.setattr("serving.server.model.served_model.measure", lambda models, slots, *, batched: timed)
+
+    def beside(pair: Any, costs: Costs) -> ServedModel:
+        return ServedModel("tiny", pair, build_strategy("vanilla_sd"), 2, costs=costs)
+
+    assert costs_of(pair, 2, None, None) is timed
+    first = costs_of(pair, 2, known, None)
+    assert first is not None
+    assert (first.target, first.per_token) == ({1: 2.0, 8: 4.0, 16: 6.0}, 0.5)
+    assert costs_of(pair, 1, None, None) is None, "one request at a time: nothing is limited, so nothing is timed"
+    assert costs_of(pair, 2, None, beside(pair, first)) is first
+    shared = costs_of(pair, 2, later, beside(pair, first))
+    assert shared is not None
+    assert (shared.target, shared.per_token) == (first.target, 0.25), "another profile of the same models counts at once"
+    elsewhere = costs_of(pair, 2, known, beside(tiny_pair(2), first))
+    assert elsewhere is not None
+    assert (elsewhere.target, elsewhere.source) == (known.target, known.source), "what is timed beside a server that decodes is worth less"
+    assert costs_of(pair, 2, None, beside(tiny_pair(2), first)) is timed
+
+
+def other_template(target: Path) -> None:
+    (file,) = target.glob("chat_template.jinja")
+    file.write_text("<|start|>Be brief. {{ messages[-1].content }}<|end|>")
+
+
+def another_end(target: Path) -> None:
+    file = target / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [5, 7]}))
+
+
+@pytest.mark.parametrize("change", [other_template, another_end])
+def test_models_are_shared_only_where_what_lies_beside_the_weights_is_the_same(tmp_path: Path, models: dict[Role, Path],
+                                                                               change: Callable[[Path], None]) -> None:
+    """Chat template and stop tokens are no part of the fingerprint."""
+    first = from_bundle(make_bundle(tmp_path / "first", models, "vanilla_sd"), slots=2, max_context=64)
+    changed = {role: tmp_path / "changed" / role for role in models}
+    for role, folder in changed.items():
+        shutil.copytree(models[role], folder)
+    change(changed["target"])
+    second = from_bundle(make_bundle(tmp_path / "second", changed, "vanilla_sd"), slots=2, max_context=64, beside=first)
+    assert second.pair.fingerprint == first.pair.fingerprint, "the weights are the same"
+    alone = from_bundle(tmp_path / "second", slots=2, max_context=64)
+    asked = [{"role": "user", "content": "hi"}]
+    assert (second.encode_chat(asked), second.stop_tokens) == (alone.encode_chat(asked), alone.stop_tokens)
+    assert (first.encode_chat(asked), first.stop_tokens) != (alone.encode_chat(asked), alone.stop_tokens)
+
+
+def test_a_server_goes_on_with_its_device_when_the_link_leads_to_a_bundle_for_another(tmp_path: Path, models: dict[Role, Path]) -> None:
+    """On a host with both, a deployment for the CPU moves the link that the server on CUDA follows."""
+    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
+    first = from_bundle(bundle, slots=2, max_context=64)
+    first.pair.device = "cuda"  # as far as the switch can see
+    deployments = Deployments(first)  # not started: nothing is to be asked
+    assert not deployments.switch(lambda old: from_bundle(bundle, slots=2, max_context=64, beside=old))
+    assert "made for cpu, and this server computes on cuda" in deployments.health()["last_switch_error"]
+    assert deployments.current.served is first
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def refused(bundle: Path, message: str, **options: Any) -> None:
+    with pytest.raises(DraftwellError, match=message) as caught:
+        from_bundle(bundle, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bundle_without_a_choice_is_not_served_some_other_way(tmp_path: Path, models: dict[Role, Path]) -> None:
+    refused(make_bundle(tmp_path / "bundle", models, None), "holds no decoding config")
+
+
+def test_a_missing_artifact_is_found_before_the_first_request(tmp_path: Path, models: dict[Role, Path]) -> None:
+    refused(make_bundle(tmp_path / "bundle", models, "spide", leave_out="acceptance_table"), "needs the artifact acceptance_table")
+
+
+def test_another_dtype_is_refused(tmp_path: Path, models: dict[Role, Path]) -> None:
+    refused(make_bundle(tmp_path / "bundle", models, "vanilla_sd"), "tuned in float32, not bfloat16", dtype="bfloat16")
+
+
+def test_a_profile_of_another_machine_is_refused_where_it_matters(tmp_path: Path, models: dict[Role, Path],
+                                                                  caplog: pytest.LogCaptureFixture) -> None:
+    refused(make_bundle(tmp_path / "spide", models, "spide", machine="abacus"), "profile was measured on abacus, this machine is cpu-")
+    assert from_bundle(make_bundle(tmp_path / "plain", models, "vanilla_sd", machine="abacus")).strategy.name == "vanilla_sd"
+    assert "tuned on abacus" in caplog.text
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ENTRY, *options], capture_output=True, text=True, timeout=60, check=False)
+
+
+def one_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("draftwell-serve: ")
+    assert result.stderr.count("\n") == 1
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_help_has_an_example_and_loads_nothing_heavy() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert "Example: draftwell-serve --bundle" in result.stdout
+    loaded = subprocess.run([sys.executable, "-c", "import sys, serving.server.main; print(*sys.modules)"], capture_output=True,
+                            text=True, timeout=60, check=True).stdout.split()
+    assert not {"torch", "transformers", "fastapi", "uvicorn", "pydantic", "numpy"} & set(loaded)
+
+
+@pytest.mark.parametrize(("options", "word"), [
+    ([], "--bundle"), (["--bundle", "x", "--port", "99999"], "--port"), (["--bundle", "x", "--slots", "0"], "--slots"),
+    (["--wat"], "--wat"),
+])
+def test_a_wrong_option_is_one_line(options: list[str], word: str) -> None:
+    one_line(run(*options), word, "--help")
+
+
+def test_a_missing_bundle_is_one_line(tmp_path: Path) -> None:
+    one_line(run("--bundle", str(tmp_path / "none"), "--port", "0"), str(tmp_path / "none"), "draftwell deploy")
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        one_line(run("--bundle", str(tmp_path), "--port", str(port)), f"127.0.0.1:{port}", "--port")
+
+
+def test_what_outlasts_the_drain_is_answered_503_and_a_stream_ends_with_an_error() -> None:
+    """Waiting, decoding and half told requests; none is left without an answer, and the server does not wait for them to end."""
+    web = create_app(served_pair("autoregressive", slots=2), drain_seconds=0)
+    deployments: Deployments = web.state.deployments
+    scheduler, body = deployments.current.scheduler, {"model": "tiny", "prompt": "hello", "max_tokens": 200, "temperature": 0}
+    step = scheduler.engine.step
+
+    def slowly() -> None:
+        time.sleep(0.1)
+        step()
+
+    scheduler.engine.step = slowly  # type: ignore[method-assign]
+    it = server(uvicorn.Config(web, port=0, log_level="error", timeout_graceful_shutdown=5), deployments, 0.3)
+    serving = threading.Thread(target=it.run, daemon=True)
+    serving.start()
+    until(lambda: it.started)
+    url = f"http://127.0.0.1:{it.servers[0].sockets[0].getsockname()[1]}/v1/completions"
+    answers: list[httpx.Response] = []
+    lines: list[str] = []
+
+    def tell() -> None:
+        with httpx.stream("POST", url, json=body | {"stream": True}, timeout=30) as stream:
+            lines.extend(line for line in stream.iter_lines() if line)
+
+    asking = [threading.Thread(target=tell), *(threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=30)))
+                                               for _ in range(3))]
+    for thread in asking:
+        before = deployments.users
+        thread.start()
+        until(lambda before=before: deployments.users > before)
+    until(lambda: (scheduler.running, scheduler.waiting, len(lines) > 1) == (2, 2, True))
+    asked_at = time.monotonic()
+    it.handle_exit(signal.SIGTERM, None)
+    for thread in (*asking, serving):
+        thread.join(20)
+    assert 0.3 < time.monotonic() - asked_at < 15, "the rest would have taken 40 s"
+    assert [(answer.status_code, answer.json()["error"]["type"]) for answer in answers] == [(503, "server_error")] * 3
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["message"] == "the server is shutting down"
+    assert not scheduler.alive, "nothing decodes while state and feedback are written"
+
+
+def test_the_command_answers_from_a_bundle_and_ends_on_sigterm(tmp_path: Path, models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
+    with subprocess.Popen([*ENTRY, "--bundle", str(bundle), "--port", "0", "--threads", "1"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, line + process.stderr.read()  # type: ignore[union-attr]
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+            request = urllib.request.Request(f"{found.group()}/chat/completions", json.dumps(body).encode(),
+                                             {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as response:
+                answer = json.load(response)
+            assert answer["usage"]["completion_tokens"] <= 3
+            assert answer["speculation"]["strategy"] == "vanilla_sd"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert process.returncode == 0
