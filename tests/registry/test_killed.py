@@ -76,7 +76,8 @@ def test_wherever_it_is_killed_the_champion_is_whole(place: Path) -> None:
 def calls_of_a_whole_run(folder: Path) -> int:
     """How many calls of MLflow's client a whole publish and promotion of a second release take."""
     code = ("import sys; from pathlib import Path; from tests.registry.killed_publisher import ship; "
-            "folder = Path(sys.argv[1]); folder.mkdir(); ship(folder, folder / 'mlflow.db', 1); print(ship(folder, folder / 'mlflow.db', 2))")
+            "folder = Path(sys.argv[1]); folder.mkdir(); ship(folder, folder / 'mlflow.db', 1); "
+            "print(ship(folder, folder / 'mlflow.db', 2))")
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=PROCESSES, check=True)
     return int(done.stdout)
 
