@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from serving.artifacts.pair_files import draftwell_home
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 WORDS_OF_FULL = ("no space left on device", "disk quota exceeded", "file too large", "disk is full")
@@ -19,6 +19,8 @@ MISTAKES = (DraftwellError, ArithmeticError, AssertionError, AttributeError, Imp
 
 class DiskFull(DraftwellError):
     """There was no room for a file; whatever was finished before stands, and nothing half-written is read."""
+
+    code = "disk_full"
 
 
 @contextmanager

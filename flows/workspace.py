@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.pairs import fetch, find_pair
 from serving.artifacts.pair_files import PairFiles, draftwell_home
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact

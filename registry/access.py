@@ -10,7 +10,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 DATABASES = ("postgresql", "postgres", "mysql", "mssql", "oracle")
 

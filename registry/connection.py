@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from registry.access import check_address, hidden, refusal
 from serving.artifacts.pair_files import draftwell_home
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from serving.artifacts.base import MANIFEST, read_manifest, sha256_file
-from serving.runtime.types import DraftwellError
+from serving.artifacts.base import MANIFEST, read_manifest
+from serving.errors import DraftwellError
+from serving.files import sha256_file
 
 
 def base_pair(kind: str, pair: str) -> str:

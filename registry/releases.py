@@ -26,7 +26,8 @@ from registry.store import Published, Store
 from registry.strict import Strict, validate
 from serving.artifacts.base import Artifact, Provenance
 from serving.bundle.bundle import UNBOUND, ModelRecord
-from serving.runtime.types import DraftwellError, Role
+from serving.errors import DraftwellError
+from serving.runtime.commands import Role
 
 __all__ = ["GateCheck", "GateRecord", "ReleaseVersion", "adopt", "create_release", "find_release", "gate_record",
            "is_champion", "objection", "promote", "record_gate", "rollback", "withdrawal"]

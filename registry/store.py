@@ -22,7 +22,7 @@ from registry.folders import base_pair, check_files, copy_artifact, model_name
 from registry.model_card import describe, describe_model, figures_of, fitting, write_mlmodel
 from registry.strict import validate
 from serving.artifacts.base import Provenance, digest_of, read_manifest
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 class Strict(BaseModel):

@@ -17,7 +17,7 @@ import torch
 
 from components.bench.runner import Contender
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import Sampling
+from serving.runtime.requests import Sampling
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MEGABYTE = 1e6

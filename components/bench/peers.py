@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from components.bench.runner import Contender, Generation
+from serving.errors import DraftwellError
 from serving.runtime.models.transformers_model import ATTENTION
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
-from serving.runtime.types import DraftwellError, Sampling
 
 PEERS = ("transformers",)
 LOOKUP_TOKENS, LOOKUP_NGRAM = 10, 3

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 from components.calibrate.hardware_profile import synchronise
 from components.prompts.prompt import Prompt, ids_of
+from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy, find_strategy
-from serving.runtime.types import DraftwellError, Sampling
 
 Config = tuple[str, Mapping[str, Any]]
 """A strategy's name, with `@1+1` behind it for equal cores, and parameters."""

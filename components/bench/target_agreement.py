@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import Forward
 
 NEAR_TIE = 1e-3
 """Top-2 logit gap below which float32 kernels of different widths may disagree (METHODS, "Traps")."""

@@ -18,10 +18,10 @@ from components.collect.decoding import Request, decode_all
 from components.prompts.prompt import Prompt, ids_of, several_turns
 from components.report.machine import describe_machine
 from components.report.tables import first_turns, rich_table
+from serving.errors import DraftwellError
 from serving.runtime.engine.engine import Engine
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, Strategy, build_strategy
-from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,10 @@ from components.prompts.prompt import Prompt, prompts_digest
 from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet
 from serving.runtime.acceptance.exact import Exact
+from serving.runtime.commands import Step
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.pair import LoadedPair
@@ -23,7 +25,7 @@ from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies import Kit
 from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
-from serving.runtime.types import Draft, DraftwellError, Step, Verdict
+from serving.runtime.types import Draft, Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,11 +21,12 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
 from serving.device import device_class
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward, Role
 from serving.runtime.engine.workers import Workers
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import DraftwellError, Forward, Role
 
 Log = Callable[[str, float, int], None]
 

@@ -11,8 +11,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from serving.errors import NotFinite
+from serving.runtime.output import Output
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import spread, warp
-from serving.runtime.types import NotFinite, Output, Sampling
 
 
 class Distributions:

@@ -25,11 +25,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from components.collect.continuations import room_for_prompts, sampling_of, turns_of, write_texts
 from components.collect.trace_rows import observe
 from components.prompts.prompt import Prompt, ids_of
-from serving.artifacts.base import write_atomically
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 from serving.recording.trace import KINDS, LOSSY, TraceError, TraceHeader, TraceSet
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
-from serving.runtime.types import DraftwellError, Sampling
 
 PLAN, LOCK = "plan.json", ".lock"
 SHARD_PROMPTS = 32
@@ -43,6 +44,8 @@ Spread = Callable[[Sequence[int], Callable[[int], None]], None]
 
 class ForeignTrace(DraftwellError):
     """The folder holds a trace of other prompts, another pair or other settings."""
+
+    code = "foreign_trace"
 
 
 class Plan(BaseModel):

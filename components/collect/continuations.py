@@ -14,14 +14,17 @@ import numpy as np
 
 from components.collect.decoding import decode_all, room
 from components.prompts.prompt import Message, Prompt, ids_of
+from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY
 from serving.runtime.acceptance.exact import Exact
+from serving.runtime.commands import Role, Step
 from serving.runtime.engine.engine import Engine
+from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.schedules.sequential import sequential
 from serving.runtime.session import Session
 from serving.runtime.strategies import Kit, Strategy, StrategyConfig, build_strategy
-from serving.runtime.types import DraftwellError, Model, Role, Sampling, Step
 
 TRUST = 0.75
 """Chance that a mixed text keeps a draft token unseen: runs of four on average, about SPRINTER's own."""

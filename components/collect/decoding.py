@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from components.prompts.prompt import Prompt, ids_of
+from serving.errors import ContextTooLong
+from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
-from serving.runtime.types import ContextTooLong, Role, Sampling
 
 Request = tuple[Sequence[int], Sampling]
 

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from serving.runtime.commands import Forward
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import ATTENTION, TransformersModel
-from serving.runtime.types import Forward, Model, Output
+from serving.runtime.output import Model, Output
 
 BRANCHES = "draftwell_branches"
 

@@ -13,7 +13,8 @@ from components.collect.batched_probs import Distributions, draw, residuals
 from components.collect.continuations import WrittenText
 from components.collect.rollouts import Branches, SlowBranches, branches
 from serving.recording.trace import KINDS, LOSSY, TraceHeader, trace_schema
-from serving.runtime.types import Forward, Model, Output, Role
+from serving.runtime.commands import Forward, Role
+from serving.runtime.output import Model, Output
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,9 +12,10 @@ from components.collect.decoding import decode_all, room
 from components.distil.family import NOT_OF_THE_DRAFT
 from serving.artifacts.base import Provenance
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair, build_distilled, over_slots
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Forward, Sampling
 
 
 def to_artifact(draft: Any, head_tokens: Tensor, donor: str, provenance: Provenance) -> DistilledDraft:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from components.distil.writers import Writer
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 @dataclass

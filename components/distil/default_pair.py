@@ -22,9 +22,9 @@ from components.distil.family import keep_layers
 from components.distil.instructions import from_passages, from_rows, invent
 from components.distil.training import Recipe, grow
 from components.distil.writers import LeanWriter, Writer
-from serving.artifacts.base import write_atomically
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, weights_digest
+from serving.files import write_atomically
 from serving.runtime.pair import load_pair
 
 SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsenseqa_train_2000": 900, "gpteacher_codegen": 1500,

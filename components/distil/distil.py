@@ -21,8 +21,8 @@ from components.distil.writers import Writer
 from components.report.provenance import git_commit, library_versions, plain
 from serving.artifacts.base import Provenance
 from serving.artifacts.distilled_draft import DistilledDraft
+from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import DraftwellError
 
 CANDIDATE = "candidate"
 """Folder of the draft that was trained but not measured yet."""

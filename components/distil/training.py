@@ -29,7 +29,7 @@ from torch import Tensor
 
 from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens
 from components.distil.family import Head, keep_layers
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 CHECKPOINT = "checkpoint.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

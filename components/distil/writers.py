@@ -10,10 +10,11 @@ from torch import Tensor
 
 from components.collect.decoding import decode_all, room
 from components.distil.lean import LIKELIEST, LONGEST, LeanLlama, generate_batch
+from serving.runtime.commands import Forward
 from serving.runtime.models.lean_llama import fits
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Forward, Sampling
 
 
 class Writer(Protocol):

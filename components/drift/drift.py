@@ -44,7 +44,7 @@ from components.train.logistic import sigmoid
 from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, PRIOR_WEIGHT, AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.verifier import Verifier
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 BINS = len(EDGES) + 1
 SCORE_BINS = 10

@@ -15,8 +15,8 @@ from components.collect.continuations import template_around
 from components.prompts.prompt import Prompt
 from components.prompts.sources import jsonl_files, readable_requests
 from components.train.examples import Examples, split_by_prompt
-from serving.artifacts.base import write_atomically
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.artifacts.base import sha256_file
+from serving.errors import DraftwellError
+from serving.files import sha256_file
 from serving.recording.trace import LOSSY, TraceError, TraceHeader, TraceSet, trace_schema
-from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,8 +10,8 @@ from typing import Any
 
 from components.export import llama_cpp, sglang, transformers_config, vllm
 from components.export.speculation import Speculation, Weights, speculation_of
+from serving.errors import DraftwellError
 from serving.runtime.strategies import find_strategy
-from serving.runtime.types import DraftwellError
 
 Settings = dict[str, Any]
 Writer = Callable[[Speculation, Weights], tuple[Settings, str, list[str]]]

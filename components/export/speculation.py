@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from serving.errors import DraftwellError
 from serving.runtime.strategies import build_strategy, find_strategy
-from serving.runtime.types import DraftwellError
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.verifier import SCALARS, Verifier
+from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import DraftwellError
 
 
 def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.report.intervals import paired_bootstrap_quantile_ratio, paired_bootstrap_ratio
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 COUNT_TOLERANCE = 0.01
 """Share by which counts may leave the baseline's: a flipped near-tie changes the rest of one output and no more."""

@@ -17,8 +17,8 @@ from components.train.examples import Examples, read_examples, split_by_prompt
 from components.train.logistic import Line, sigmoid
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.verifier import Verifier
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
-from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact

@@ -13,7 +13,7 @@ from components.bench.report import bench_markdown, bench_table, caption, headli
 from components.gate.gate import GateVerdict
 from components.report.tables import markdown, rich_table
 from components.train.plots import acceptance_plot, verifier_plots
-from serving.artifacts.base import write_atomically
+from serving.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.prompts.answer_fields import wrong_field
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from serving.runtime.pair import LoadedPair

@@ -16,7 +16,7 @@ from typing import Any
 
 from components.prompts.prompt import IDS, Prompt, numbered_lines, prompt_of, read_prompts
 from serving.artifacts.pair_files import draftwell_home
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 COLUMNS = ("turns", "prompt", "messages", "conversations", "instruction", "question", "text")
 """Where prompts are looked for, in this order; `instruction` is followed by what the row's `input` says."""

@@ -11,10 +11,10 @@ from components.bench.runner import Config, Progress, labels_of, measure
 from components.prompts.prompt import Prompt
 from components.replay.replay import Texts, replay
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit
-from serving.runtime.types import DraftwellError
 
 REFERENCE: Config = ("autoregressive", {})
 COUNTED = ("target_calls", "draft_calls", "accepted")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from serving.artifacts.hardware_profile import Details, HardwareProfile
-from serving.runtime.types import Forward
+from serving.runtime.commands import Forward
 
 LONGEST_DRAFT = 128
 """No strategy feeds more tokens than a text's and so many of a draft."""

@@ -16,9 +16,11 @@ from components.collect.rollouts import branches
 from components.replay.trace_model import TracedText
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.base import Provenance
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
+from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
-from serving.runtime.types import DraftwellError, Forward, Model
 
 if TYPE_CHECKING:
     from components.replay.replay import Texts

@@ -18,12 +18,14 @@ from components.replay.head_scores import with_recorded_head
 from components.replay.trace_model import TracedText, TraceModel
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from serving.runtime.commands import Overlap, Role
+from serving.runtime.requests import Sampling
 from serving.runtime.session import Session
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
 from serving.runtime.strategies.lossless.draft_verify import SAMPLED
-from serving.runtime.types import DraftwellError, Overlap, Role, Sampling
 
 COLUMNS = ("prompt_id", "turn", "kind", "position", "prompt_tokens", "token", "rollout_tokens", "rollout_confidence", "rollout_entropy")
 

@@ -20,10 +20,10 @@ import numpy as np
 from components.replay.replay import COLUMNS, ReplayResult, Texts, replay, target_rows, text_of
 from components.replay.trace_model import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit
-from serving.runtime.types import DraftwellError
 
 SAMPLED_COLUMNS = (*COLUMNS, "text_q", "text_p", "text_raw_q", "rollout_q")
 COUNTERS = tuple(field.name for field in fields(Stats) if field.type == "int")

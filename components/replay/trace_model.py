@@ -15,7 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serving.runtime.types import DraftwellError, Forward, Output, Role, Sampling, Stream, TokenFigures
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward, Role
+from serving.runtime.output import Output
+from serving.runtime.requests import Sampling
+from serving.runtime.types import Stream, TokenFigures
 
 NO_LOGITS = torch.empty(0)
 OFF_TEXT = -1
@@ -30,6 +34,8 @@ class RolloutExhausted(DraftwellError):
         recorded: K of the trace.
     """
 
+    code = "rollout_exhausted"
+
     def __init__(self, needed: int, recorded: int):
         self.needed, self.recorded = needed, recorded
         super().__init__(f"the draft ran {needed} tokens behind its last right one, the trace holds rollouts of {recorded}: draft "
@@ -38,6 +44,8 @@ class RolloutExhausted(DraftwellError):
 
 class NotInTrace(DraftwellError):
     """A strategy asked for something that a trace does not hold."""
+
+    code = "not_in_trace"
 
 
 @dataclass(frozen=True)

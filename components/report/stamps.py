@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from serving.artifacts.base import write_atomically
+from serving.files import write_atomically
 
 KEY = "draftwell artifact"
 

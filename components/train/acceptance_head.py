@@ -26,9 +26,10 @@ from components.train.examples import Examples, column, prompts_in_both, split_b
 from components.train.metrics import auc_of, calibration_error, intervals, reliability_bins, require_sklearn
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.base import Provenance
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import DraftwellError, Forward
 
 if TYPE_CHECKING:
     import pyarrow as pa

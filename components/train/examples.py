@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
-from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,7 +16,7 @@ import numpy as np
 from components.train.examples import Examples
 from components.train.metrics import auc_of
 from serving.artifacts.verifier import SCALARS
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)
 """Inverse strengths of the L2 penalty against the summed loss, strongest first (scikit-learn's C)."""

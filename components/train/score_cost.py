@@ -7,8 +7,10 @@ from collections.abc import Callable
 from statistics import median
 
 from components.calibrate.hardware_profile import filler, synchronise
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import DraftwellError, Forward, Rows
+from serving.runtime.types import Rows
 
 
 def time_score(pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats: int = 100, context: int = 128) -> dict[str, float]:

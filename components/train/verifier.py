@@ -19,8 +19,8 @@ from components.train.metrics import figures_of, ranking, require_sklearn, roc_p
 from components.train.transfer import transfer_table
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
-from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     import pyarrow as pa

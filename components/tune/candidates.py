@@ -16,9 +16,9 @@ from components.tune.search.search import Search, Trial
 from components.tune.search.space import MEASURED, REPLAYED
 from components.tune.successive_halving import PLAIN
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy, find_strategy
-from serving.runtime.types import DraftwellError
 
 EXPLORE_PROMPTS, EXPLORE_TOKENS = 2, 24
 

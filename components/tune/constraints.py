@@ -14,8 +14,8 @@ import numpy as np
 from components.prompts.prompt import Prompt
 from components.report.intervals import lower_bound
 from components.tune.evaluator import Config, Evaluate, Measured, Quality, QualityOf, label_of, measure_all
+from serving.errors import DraftwellError
 from serving.runtime.strategies import find_strategy
-from serving.runtime.types import DraftwellError
 
 ROUGE_POINTS = 2.0
 """ROUGE-L points that a lossy choice may lose to plain decoding, where prompts have references (docs/benchmarks.md)."""

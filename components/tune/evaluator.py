@@ -13,9 +13,9 @@ from components.bench.target_agreement import argmax_matches
 from components.calibrate.hardware_profile import synchronise
 from components.prompts.prompt import Prompt, ids_of
 from components.tune.search.space import key
+from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
-from serving.runtime.types import DraftwellError
 
 Config = tuple[str, dict[str, Any]]
 """A strategy's name and parameters."""

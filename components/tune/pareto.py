@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 def front(points: Sequence[Sequence[float]]) -> list[int]:

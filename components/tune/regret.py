@@ -26,12 +26,12 @@ from components.tune.evaluator import Config, Contest, Measured, Reader, label_o
 from components.tune.search.space import grid
 from components.tune.successive_halving import PLAIN, compare, named
 from components.tune.tune import tune
-from serving.artifacts.base import write_atomically
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
-from serving.runtime.types import DraftwellError
 
 GRID: list[Config] = [
     *(("vanilla_sd", point) for point in grid({"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)})),

@@ -10,7 +10,7 @@ from typing import Any
 from components.prompts.prompt import Prompt, context_of
 from components.tune.evaluator import Config, Evaluate, Measured, measure_all
 from components.tune.search.studies import digest_of_json
-from serving.artifacts.base import write_atomically
+from serving.files import write_atomically
 
 
 class Ledger:

@@ -32,10 +32,10 @@ from components.tune.successive_halving import PLAIN, halve, named
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.base import ArtifactError
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, find_strategy
-from serving.runtime.types import DraftwellError
 
 SPECDEC_PP = "specdec_pp"
 FEWEST_PROMPTS = 8

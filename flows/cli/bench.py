@@ -32,7 +32,7 @@ from flows.cli.options import (
     wide_console,
     write_json,
 )
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt

@@ -26,7 +26,7 @@ from flows.cli.options import (
     set_threads,
     wide_console,
 )
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:

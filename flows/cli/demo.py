@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import Dtype, Pair, Threads, say, wide_console
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 KNOWN_BAD = (
     ("fastapi", "0.151", "prefect", "prefect 3.8 cannot start its ephemeral server with fastapi 0.151 or newer"),

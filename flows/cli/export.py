@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.options import Pair, check_folder, check_output, say, write_json
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.export import Weights

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from flows.cli import bench, decode, demo, export, lineage, monitor, release, schedule
 from flows.cli.learn import collect, distill, train, tune
 from flows.failures import telling_of_a_full_disk
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 class OneLineErrors(TyperGroup):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +123,7 @@ def write_json(path: Path, value: object) -> None:
     """Write a JSON file atomically."""
     import json
 
-    from serving.artifacts.base import write_atomically
+    from serving.files import write_atomically
 
     check_output(path)
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())

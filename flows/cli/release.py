@@ -24,7 +24,7 @@ from flows.cli.options import (
     wide_console,
 )
 from flows.failures import telling_of_a_full_disk
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.gate.gate import GateVerdict
@@ -152,7 +152,7 @@ def record_baseline(pair: str, name: str) -> None:
 
     from flows.steps.gate import baseline_report
     from registry import gates
-    from serving.artifacts.base import write_atomically
+    from serving.files import write_atomically
 
     with progress("deterministic counts") as bar:
         report = baseline_report(pair, say, bar)

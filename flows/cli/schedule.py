@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import DtypeOption, Pair, say, wide_console
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:

@@ -22,7 +22,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.runtime import deployment, flow_run
 
 from flows.failures import telling_of_a_full_disk
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 GPU_SLOT = "gpu-slot"
 LEASE = 60.0

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ValidationError
 
 from registry.access import hidden
 from registry.pairs import find_pair
-from serving.artifacts.base import write_atomically
 from serving.artifacts.pair_files import draftwell_home
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.workspace import Workspace
-from serving.artifacts.base import write_atomically
+from serving.files import write_atomically
 
 if TYPE_CHECKING:
     from components.drift.schema import DriftReport

@@ -33,7 +33,7 @@ from flows.steps.publish import Station, champion_number, champion_of, now
 from flows.steps.reference_traces import RECALIBRATIONS
 from flows.steps.traffic_prompts import newest_prompts, on_prompts
 from flows.workspace import Workspace
-from serving.artifacts.base import write_atomically
+from serving.files import write_atomically
 from serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:

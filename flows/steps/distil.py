@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.pairs import NAME, ModelSource, PairSpec, fetch, find_pair, list_pairs, write_pair
 from serving.artifacts.pair_files import PairFiles, draftwell_home
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.distil.distil import Source
@@ -128,7 +128,7 @@ def keep_report(made: Distilled) -> Path:
     import json
 
     from flows.workspace import Workspace
-    from serving.artifacts.base import write_atomically
+    from serving.files import write_atomically
 
     path = Workspace(str(made.file)).reports / "distilled_draft.json"
     write_atomically(path, (json.dumps(made.report, indent=2) + "\n").encode())
@@ -272,7 +272,7 @@ def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say
 
     from components.distil.instructions import invent
     from components.prompts.prompt import Prompt
-    from serving.artifacts.base import write_atomically
+    from serving.files import write_atomically
 
     key = hashlib.sha256(json.dumps([donor, writer.identity, wanted.invented, pair.chat]).encode()).hexdigest()[:24]
     path = work_of(wanted, pair.name) / f"instructions-{key}.json"

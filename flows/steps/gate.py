@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.steps.publish import Station, champion_number, champion_of, now
 from flows.workspace import Workspace
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.bench.runner import Config, StrategyContender

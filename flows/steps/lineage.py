@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.artifacts.base import ArtifactError, digest_of
 from serving.artifacts.pair_files import draftwell_home
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from registry.lineage import Lineage

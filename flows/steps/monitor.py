@@ -17,10 +17,10 @@ from flows.failures import will_pass
 from flows.settings import TrafficSettings
 from flows.steps.reference_traces import Served, find_reference, keep_reference, served
 from flows.workspace import Workspace
-from serving.artifacts.base import write_atomically
 from serving.artifacts.pair_files import draftwell_home
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 from serving.recording.trace import LOSSY
-from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from flows.progress import announce
 from flows.workspace import Workspace
-from serving.artifacts.base import digest_of, write_atomically
-from serving.runtime.types import DraftwellError
+from serving.artifacts.base import digest_of
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion

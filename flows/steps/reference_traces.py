@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from flows.steps.publish import Station, champion_of
 from flows.workspace import Workspace
+from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY, TraceError, TraceSet
-from serving.runtime.types import DraftwellError
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion

@@ -14,7 +14,7 @@ from flows.loading import station_of
 from flows.settings import PipelineSettings, TrafficSettings
 from flows.steps.monitor import load_limits, spool_of, watched_temperature
 from flows.workspace import Workspace
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.failures import is_full, worth_retrying
 from flows.workers import worker_jobs as parts
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from prefect import Task

@@ -17,9 +17,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from serving.artifacts.base import write_atomically
 from serving.artifacts.pair_files import draftwell_home, models_root
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt

@@ -25,10 +25,11 @@ from registry.pairs.fetching import link
 from registry.pairs.records import model_records
 from registry.releases import ReleaseVersion, adopt, find_release, gate_record, is_champion, objection, withdrawal
 from registry.store import Published, Store
-from serving.artifacts.base import read_manifest, sha256_file
+from serving.artifacts.base import read_manifest
 from serving.artifacts.pair_files import DTYPES, PairFiles, combine_fingerprint, is_artifact, models_root, tokenizer_digest
 from serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import sha256_file
 
 UNFINISHED = ".build."
 """How names of folders begin that are still being built, or that a killed deployment left."""

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 PROJECT = "draftwell"
 EXTRA = "server"

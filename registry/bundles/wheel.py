@@ -21,7 +21,7 @@ from pathlib import Path
 
 import serving
 from registry.bundles.requirements import PROJECT, runtime_requirements
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 NAME = "draftwell-runtime"
 EPOCH = "315532800"

@@ -15,9 +15,9 @@ from typing import Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from registry.strict import Strict, read_yaml
-from serving.artifacts.base import write_atomically
-from serving.artifacts.pair_files import draftwell_home
-from serving.runtime.types import DraftwellError, Role
+from serving.artifacts.pair_files import ModelRole, draftwell_home
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 
 DEFAULT = "smollm2-135m"
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
@@ -75,7 +75,7 @@ class PairSpec(Strict):
         """Folder that relative paths start from: that of the YAML file."""
         return self._folder
 
-    def sources(self) -> dict[Role, ModelSource]:
+    def sources(self) -> dict[ModelRole, ModelSource]:
         """The sources that are given, by role."""
         found = {"target": self.target, "draft": self.draft, "qualifier": self.qualifier}
         return {role: source for role, source in found.items() if source is not None}  # type: ignore[misc]

@@ -7,7 +7,7 @@ import pickle
 import shutil
 from pathlib import Path
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 def convert_gguf(file: Path, into: Path) -> None:

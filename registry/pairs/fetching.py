@@ -18,9 +18,9 @@ from pathlib import Path
 
 from registry.pairs.catalogue import ModelSource, PackageFile, PairSpec
 from registry.pairs.convert import convert_gguf, convert_pickled
-from serving.artifacts.base import sha256_file
 from serving.artifacts.pair_files import PairFiles, is_artifact, models_root
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import sha256_file
 
 Progress = Callable[[str], None]
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]

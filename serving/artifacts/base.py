@@ -7,10 +7,7 @@ another kind, of a newer schema, or with a changed file.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import re
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -19,13 +16,16 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import json_digest, replace_folder, sha256_file
 
 MANIFEST = "artifact.json"
 
 
 class ArtifactError(DraftwellError):
     """An artifact that is missing, foreign, newer than this runtime, or changed."""
+
+    code = "bad_artifact"
 
 
 class Provenance(BaseModel):
@@ -53,36 +53,6 @@ class ManifestFile(BaseModel):
     schema_version: int
     files: dict[str, str] = Field(min_length=1, description="file name → sha256")
     provenance: Provenance
-
-
-def sha256_file(path: Path) -> str:
-    """Hex sha256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while block := f.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write a file so that a reader sees the old content or the new, never half of it; `mode` says who may read it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def is_left_over(name: str, of: str) -> bool:
-    """Whether a file is what `write_atomically` leaves beside the file `of` while it writes, or where it is killed."""
-    return re.fullmatch(rf"\.{re.escape(of)}\.[a-z0-9_]{{8}}", name) is not None  # mkstemp's characters
 
 
 class Artifact(ABC):
@@ -163,22 +133,6 @@ class Artifact(ABC):
         return artifact
 
 
-def replace_folder(new: Path, folder: Path) -> None:
-    """Put `new` in the place of `folder`; a kill at any moment leaves the old or the new one whole, here or just beside."""
-    if not folder.exists():
-        os.replace(new, folder)
-        return
-    old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
-    os.replace(folder, old / folder.name)
-    try:
-        os.replace(new, folder)
-    except BaseException:
-        os.replace(old / folder.name, folder)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
-
-
 def read_manifest(folder: Path) -> dict:  # type: ignore[type-arg]
     """The parsed `artifact.json` of a folder."""
     path = folder / MANIFEST
@@ -200,5 +154,4 @@ def digest_of(folder: Path) -> str:
 
 def digest_of_manifest(manifest: dict) -> str:  # type: ignore[type-arg]
     """As `digest_of`, of a manifest that was read already."""
-    body = json.dumps([manifest["kind"], manifest["schema_version"], manifest["files"]], sort_keys=True)
-    return hashlib.sha256(body.encode()).hexdigest()
+    return json_digest([manifest["kind"], manifest["schema_version"], manifest["files"]])

@@ -14,9 +14,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from serving.artifacts.base import MANIFEST, digest_of, sha256_file, write_atomically
-from serving.runtime.types import DraftwellError, Role
+from serving.artifacts.base import MANIFEST, digest_of
+from serving.errors import DraftwellError
+from serving.files import sha256_file, write_atomically
 
 SIDECAR = ".weights.sha256.json"
 """Digests of a folder's weight files, with the size and date they were computed at."""
@@ -26,6 +28,9 @@ TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.
 """Files that fix a vocabulary; the first complete set counts (settings and chat templates do not)."""
 SETTINGS = (".json", ".model", ".txt", ".jinja")
 """Suffixes of what lies beside weights: configurations, tokenizer, chat template, generation config."""
+
+ModelRole = Literal["target", "draft", "qualifier"]
+"""Models of a pair that have files."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,9 @@ class PairFiles:
     draft: Path | None = None
     qualifier: Path | None = None
 
-    def roles(self) -> dict[Role, Path]:
+    def roles(self) -> dict[ModelRole, Path]:
         """The models that are present, by role."""
-        found: dict[Role, Path | None] = {"target": self.target, "draft": self.draft, "qualifier": self.qualifier}
+        found: dict[ModelRole, Path | None] = {"target": self.target, "draft": self.draft, "qualifier": self.qualifier}
         return {role: path for role, path in found.items() if path is not None}
 
 
@@ -135,7 +140,7 @@ def settings_digest(files: PairFiles) -> str:
     return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
-def combine_fingerprint(weights: Mapping[Role, str], tokenizer: str, dtype: str) -> str:
+def combine_fingerprint(weights: Mapping[ModelRole, str], tokenizer: str, dtype: str) -> str:
     """The pair fingerprint from digests that are already known.
 
     Args:

@@ -9,16 +9,36 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from serving.artifacts.base import Artifact, ArtifactError, Provenance
-from serving.runtime.types import NotFinite, Rows
+from serving.errors import NotFinite
 
 SCALARS = ("q_token", "confidence", "entropy", "rank")
 """q̄(x), C, H in nats, and log(1 + rank of x); all of the raw draft distribution."""
+
+
+class Figures(Protocol):
+    """Raw probability and rank of a token, and confidence C and entropy H (nats) of the distribution it was drafted from."""
+
+    @property
+    def raw_prob(self) -> float: ...
+    @property
+    def confidence(self) -> float: ...
+    @property
+    def entropy(self) -> float: ...
+    @property
+    def rank(self) -> int: ...
+
+
+class DraftRow(Protocol):
+    """What a verifier reads of a draft distribution; the runtime's `Rows` has it."""
+
+    def hidden(self, row: int) -> Tensor: ...
+    def token_figures(self, row: int, token: int) -> Figures: ...
 
 
 def scalar_features(raw: Tensor, token: int) -> Tensor:
@@ -79,7 +99,7 @@ class Verifier(Artifact):
         x = torch.cat([parts[f].float().cpu() for f in self.features])  # type: ignore[union-attr]
         return logistic(float(x @ self.weight) + self.bias)
 
-    def score_drafted(self, row: Rows, after: Rows | None, token: int) -> float:
+    def score_drafted(self, row: DraftRow, after: DraftRow | None, token: int) -> float:
         """`score` of a token that was drafted from a row, without a distribution over the whole vocabulary.
 
         Args:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.artifacts.base import ArtifactError, digest_of, is_left_over, read_manifest, sha256_file
+from serving.artifacts.base import ArtifactError, digest_of, read_manifest
 from serving.artifacts.pair_files import (
     SIDECAR,
+    ModelRole,
     PairFiles,
     combine_digests,
     combine_fingerprint,
@@ -29,7 +30,8 @@ from serving.artifacts.pair_files import (
     model_digest,
     tokenizer_digest,
 )
-from serving.runtime.types import DraftwellError, Role
+from serving.errors import DraftwellError
+from serving.files import is_left_over, sha256_file
 
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
@@ -47,6 +49,8 @@ UNBOUND = frozenset({"distilled_draft"})
 
 class BundleError(DraftwellError):
     """A bundle that is missing, damaged, foreign or newer than this runtime."""
+
+    code = "bad_bundle"
 
 
 class _Strict(BaseModel):
@@ -87,8 +91,9 @@ class Manifest(_Strict):
     versions: dict[str, int] = Field(description="kind → registered version")
     runs: dict[str, str] = Field(description="kind → run id in the registry")
     runtime: str | None = Field(None, description="version of the runtime whose wheel lies in the bundle")
-    models: dict[Role, ModelRecord]
-    origins: dict[Role, str] = Field(default_factory=dict, description="where the weights of bundled models come from, worded as a source")
+    models: dict[ModelRole, ModelRecord]
+    origins: dict[ModelRole, str] = Field(
+        default_factory=dict, description="where the weights of bundled models come from, worded as a source")
     files: dict[str, FileRecord] = Field(description="path inside the bundle → its record; all files but this one")
 
     def computed_digest(self) -> str:
@@ -132,7 +137,7 @@ class Bundle:
                               "or deploy again")
         return PairFiles(self.manifest.pair, folders["target"], folders.get("draft"), folders.get("qualifier"))
 
-    def _folder(self, role: Role, record: ModelRecord, models_root: Path) -> Path:
+    def _folder(self, role: ModelRole, record: ModelRecord, models_root: Path) -> Path:
         bundled = record.source == "bundled"
         folder = (self.path if bundled else models_root) / record.folder
         name = f"the {role} of pair {self.manifest.pair}"

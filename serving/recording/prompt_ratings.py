@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from serving.runtime.commands import Step
 from serving.runtime.row_view import RowView
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Kit
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
-from serving.runtime.types import Step
 
 PART = 128
 """Prompt tokens of one forward: a row is as wide as the vocabulary, and rows of a whole long prompt would take a gigabyte."""

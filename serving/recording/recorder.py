@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serving.runtime.commands import Role
+from serving.runtime.output import Output
 from serving.runtime.sampling import Stream, residual
 from serving.runtime.session import Session
-from serving.runtime.types import Output, Role, Rows
+from serving.runtime.types import Rows
 
 log = logging.getLogger(__name__)
 

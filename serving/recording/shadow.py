@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from serving.errors import DraftwellError
 from serving.recording.recorder import PositionRecorder
+from serving.runtime.commands import SHADOW, Forward, Step
 from serving.runtime.engine.engine import Job
+from serving.runtime.output import Model, Output
 from serving.runtime.session import Lane
 from serving.runtime.stats import Stats
-from serving.runtime.types import SHADOW, DraftwellError, Forward, Model, Output, Step
 
 MOST_UNREAD = 8
 """Final tokens before the draft reads on. Fewer cost more forwards; more hold more of the target's logits, and are lost where a stop

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.artifacts.base import write_atomically
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +37,8 @@ that strategy's own rule and not by the coin that writes `mixed` ones, so that t
 
 class TraceError(DraftwellError):
     """A trace that is missing, empty, broken, newer than this runtime, or of another pair."""
+
+    code = "bad_trace"
 
 
 class TraceHeader(BaseModel):

@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from serving.errors import DraftwellError, InvalidRequest
+from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.models.transformers_model import ATTENTION, TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
+from serving.runtime.output import Model
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Kit, Strategy, build_strategy
-from serving.runtime.types import DraftwellError, InvalidRequest, Model, Role, Sampling
 
 WARPERS = frozenset({"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"})
 """Processors that `Sampling` says the same as."""

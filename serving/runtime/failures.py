@@ -11,7 +11,10 @@ from contextlib import contextmanager
 
 import torch
 
-from serving.runtime.types import InvalidRequest, Model, OutOfMemory, Role, Sampling, VocabularyMismatch
+from serving.errors import InvalidRequest, OutOfMemory, VocabularyMismatch
+from serving.runtime.commands import Role
+from serving.runtime.output import Model
+from serving.runtime.requests import Sampling
 
 ALLOCATION_FAILED = ("can't allocate memory", "out of memory", "failed to allocate memory", "CUBLAS_STATUS_ALLOC_FAILED",
                      "Storage size calculation overflowed")

@@ -15,6 +15,8 @@ from serving.artifacts.base import MANIFEST
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
 from serving.device import core_ids
+from serving.errors import DraftwellError, VocabularyMismatch
+from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
 from serving.runtime.engine.workers import shares
 from serving.runtime.failures import room_for
@@ -26,7 +28,8 @@ from serving.runtime.models.onnx.onnx_model import OnnxModel
 from serving.runtime.models.padding import pad_to
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
-from serving.runtime.types import DraftwellError, Model, Role, Sampling, VocabularyMismatch
+from serving.runtime.output import Model
+from serving.runtime.requests import Sampling
 
 BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 """What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare exceptions of its own)."""

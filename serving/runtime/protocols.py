@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from serving.runtime.commands import Step
 from serving.runtime.sampling import Streams
-from serving.runtime.types import Choice, Draft, Rows, Step, Verdict
+from serving.runtime.types import Choice, Draft, Rows, Verdict
 
 if TYPE_CHECKING:
     from serving.runtime.session import DraftSequence, Session

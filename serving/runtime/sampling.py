@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from serving.errors import DraftwellError, NotFinite
 from serving.runtime import types
-from serving.runtime.types import DraftwellError, NotFinite, Sampling
+from serving.runtime.requests import Sampling
 
 LEAST_TEMPERATURE = 1e-30
 """What smaller ones are taken for: float32 has no reciprocal of them, and 0/0 is no distribution."""

@@ -6,26 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from serving.runtime.commands import Forward, Role, Step
 from serving.runtime.failures import check_request
+from serving.runtime.output import Model, Output, Recorder
+from serving.runtime.requests import Sampling, Text
 from serving.runtime.row_view import RowView
 from serving.runtime.sampling import Streams, rate
 from serving.runtime.stats import Stats
-from serving.runtime.types import (
-    Draft,
-    Emitted,
-    Forward,
-    Model,
-    Origin,
-    Output,
-    Rating,
-    Recorder,
-    Role,
-    Rows,
-    Sampling,
-    Step,
-    Text,
-    Verdict,
-)
+from serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
 
 UNLIMITED = sys.maxsize
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from serving.runtime.types import SHADOW, Draft, Forward, Verdict
+from serving.runtime.commands import SHADOW, Forward
+from serving.runtime.types import Draft, Verdict
 
 Interval = tuple[str, float, float]
 """Role, start and end of a forward, in seconds from the start of the request."""

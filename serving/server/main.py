@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from serving.server.deployment.deployments import Deployments

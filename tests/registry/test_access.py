@@ -13,7 +13,7 @@ import pytest
 from registry.access import check_address, hidden, refusal
 from registry.connection import connect
 from registry.store import Store
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.loop.publishing import publish, table
 from tests.support.server.processes import mlflow_server
 

@@ -6,7 +6,7 @@ import pytest
 
 import registry.gates
 from registry.gates import Gates, load_baseline, load_gates
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 COUNTS = '{"target_calls": 10, "judged": 20, "accepted": 12, "output_digest": "ab"}'
 BASELINE = ('{"pair": "tiny", "fingerprint": "f", "prompts_digest": "d", "prompts": 2, "max_tokens": 8, '

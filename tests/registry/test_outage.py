@@ -17,7 +17,7 @@ from registry.pairs import PairSpec
 from registry.releases import find_release, promote, rollback
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.loop.publishing import release, verdict
 
 pytestmark = pytest.mark.slow

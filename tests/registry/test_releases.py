@@ -22,7 +22,7 @@ from registry.releases import (
 )
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles, fingerprint
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.loop.publishing import config, distilled, publish, release, table, verdict
 
 

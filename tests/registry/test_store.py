@@ -15,7 +15,7 @@ from registry.model_card import CARDS
 from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import digest_of
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.loop.publishing import config, distilled, head, memory, profile, publish, table, verifier
 
 MARK = "f" * 64

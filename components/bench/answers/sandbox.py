@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.bench.answers import seccomp
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 PRELUDE = """
@@ -43,6 +43,8 @@ REASON_LETTERS = 200
 
 class SandboxUnavailable(DraftwellError):
     """This machine cannot hold a program; none was run."""
+
+    code = "sandbox_unavailable"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from components.report.stamps import stamped
 from components.tune.report.plots import tuning_plots
 from components.tune.report.reading import Entry, words
 from components.tune.report.tables import Section, choice_figures, facts, tuning_tables
-from serving.artifacts.base import write_atomically
+from serving.files import write_atomically
 
 TEMPLATES = Path(__file__).parent / "templates"
 CAPTIONS = {

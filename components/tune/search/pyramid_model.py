@@ -21,10 +21,11 @@ from components.tune.search.search import Trial
 from components.tune.search.space import combinations
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.divergence import divergence
+from serving.runtime.commands import Forward, Role
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import build_strategy, find_strategy
 from serving.runtime.strategies.lossy.pyramid import Pyramid
-from serving.runtime.types import Forward, Role, Rows
+from serving.runtime.types import Rows
 
 SIZES = (1, 2, 4, 8, 16, 32)
 

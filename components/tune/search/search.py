@@ -19,8 +19,9 @@ from components.replay.replay import Texts, replay
 from components.replay.trace_model import RolloutExhausted
 from components.tune.search.space import MEASURED, Space, combinations, completed, key, plain, replayable, space_of, start, suggest
 from components.tune.search.studies import Studies, digest_of_json, import_optuna
-from serving.artifacts.base import Artifact, sha256_file
+from serving.artifacts.base import Artifact
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.files import sha256_file
 from serving.runtime.strategies import Kit, find_strategy
 
 Log = Callable[[str, float, int], None]

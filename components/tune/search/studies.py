@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     import optuna

@@ -10,7 +10,7 @@ import typer
 
 from flows.cli.learn.shared import SOURCES, Column, Publish, Split, load
 from flows.cli.options import DeviceOption, DtypeOption, Limit, MaxTokens, Threads, check_folder, pick_device, say, set_threads
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:

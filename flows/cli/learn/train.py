@@ -10,7 +10,7 @@ import typer
 
 from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load, publish_kinds, station
 from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Seed, Threads, say
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 def add_to(app: typer.Typer) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from serving.runtime.commands import Step
 from serving.runtime.protocols import Drafter
 from serving.runtime.session import Session
-from serving.runtime.types import Draft, Step
+from serving.runtime.types import Draft
 
 
 class Cascade:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from serving.runtime.commands import Step
 from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.row_view import RowView
 from serving.runtime.session import Session
-from serving.runtime.types import Draft, Step, StopPolicy
+from serving.runtime.types import Draft, StopPolicy
 
 
 class DraftModel:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from serving.runtime.commands import Overlap, Step
 from serving.runtime.session import DraftSequence, Lane, Session
-from serving.runtime.types import Draft, Overlap, Step
+from serving.runtime.types import Draft
 
 
 def sequences_in(chances: Sequence[float], theta: float, budget: int) -> int:

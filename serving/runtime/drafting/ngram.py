@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from serving.runtime.commands import Step
 from serving.runtime.session import Session
-from serving.runtime.types import Draft, Step
+from serving.runtime.types import Draft
 
 
 def lookup(ids: list[int], max_ngram: int, num_tokens: int) -> list[int]:

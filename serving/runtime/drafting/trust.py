@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from serving.artifacts.verifier import Verifier
+from serving.errors import DraftwellError
 from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.types import DraftwellError, Rows
+from serving.runtime.types import Rows
 
 
 class Untrusted(FixedLength):

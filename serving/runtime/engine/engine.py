@@ -13,13 +13,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
+from serving.errors import ContextTooLong
+from serving.runtime.commands import SHADOW, Forward, Role
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.workers import Workers
 from serving.runtime.failures import readable
 from serving.runtime.models.cuda.cuda_graph import Marks, read
+from serving.runtime.output import Model, Output
+from serving.runtime.requests import Sampling
 from serving.runtime.session import UNLIMITED, Session
 from serving.runtime.strategies.base import Strategy
-from serving.runtime.types import SHADOW, ContextTooLong, Emitted, Forward, Model, Output, Role, Sampling
+from serving.runtime.types import Emitted
 
 
 class Job:

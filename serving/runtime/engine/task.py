@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from serving.runtime.types import Forward, Overlap
+from serving.runtime.commands import Forward, Overlap
 
 
 class Task:

@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
 from serving.runtime.models.slots import Slots
-from serving.runtime.types import DraftwellError, Forward, Output
+from serving.runtime.output import Output
 
 Placed = tuple[int, int, int]
 """Slot, position of the first token, and number of tokens of a row."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from serving.errors import ContextTooLong, DraftwellError
 from serving.runtime.failures import room_for
-from serving.runtime.types import ContextTooLong, DraftwellError
 
 
 class Slots:

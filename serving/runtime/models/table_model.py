@@ -11,8 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from serving.runtime.commands import Forward
 from serving.runtime.models.slots import Slots
-from serving.runtime.types import Forward, Output
+from serving.runtime.output import Output
 
 
 class TableModel:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from serving.errors import DraftwellError
 from serving.runtime.models.module_model import ModuleModel, Placed, refuse_recurrent
 from serving.runtime.models.slots import Slots
-from serving.runtime.types import DraftwellError
 
 ATTENTION = "draftwell_slots"
 OWN_ATTENTION = frozenset({"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "xlnet", "openai-gpt"})

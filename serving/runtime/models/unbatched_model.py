@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from serving.errors import DraftwellError
 from serving.runtime.models.module_model import ModuleModel, Placed, refuse_recurrent
 from serving.runtime.models.slots import Slots
-from serving.runtime.types import DraftwellError
 
 UNBATCHED = frozenset({"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "falcon", "gpt_neox_japanese", "xglm"})
 """Architectures that this file can run."""

@@ -8,9 +8,10 @@ and nothing is left over. There is no bonus. The prompt's round drafts one token
 
 from __future__ import annotations
 
+from serving.runtime.commands import Overlap, Step
 from serving.runtime.protocols import AcceptanceRule, CandidateRule, SequenceDrafter
 from serving.runtime.session import DraftSequence, Session
-from serving.runtime.types import Draft, Overlap, Rows, Step, Verdict
+from serving.runtime.types import Draft, Rows, Verdict
 
 
 def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRule, candidates: CandidateRule, budget: int) -> Step[None]:

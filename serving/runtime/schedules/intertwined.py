@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from serving.runtime.commands import Overlap, Step
 from serving.runtime.protocols import AcceptanceRule, Drafter
 from serving.runtime.session import Session
-from serving.runtime.types import Draft, Overlap, Rows, Step, Verdict
+from serving.runtime.types import Draft, Rows, Verdict
 
 
 def intertwined(session: Session, drafter: Drafter, continuation: Drafter, rule: AcceptanceRule,

@@ -11,10 +11,11 @@ because the row that would give it tests the next draft's first token.
 
 from __future__ import annotations
 
+from serving.runtime.commands import Step
 from serving.runtime.protocols import AcceptanceRule, Drafter
 from serving.runtime.schedules.intertwined import verify_and_go_on
 from serving.runtime.session import Session
-from serving.runtime.types import Draft, Step
+from serving.runtime.types import Draft
 
 
 def parallel(session: Session, drafter: Drafter, rule: AcceptanceRule, gamma: int) -> Step[None]:

@@ -8,10 +8,11 @@ either stage rolls back every model that has read too far.
 
 from __future__ import annotations
 
+from serving.runtime.commands import Step
 from serving.runtime.protocols import AcceptanceRule, Drafter
 from serving.runtime.row_view import RowView
 from serving.runtime.session import Session
-from serving.runtime.types import Draft, Step
+from serving.runtime.types import Draft
 
 
 def pyramid(session: Session, drafter: Drafter, qualifies: AcceptanceRule, accepts: AcceptanceRule, num_ready: int) -> Step[None]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from serving.runtime.commands import Step
 from serving.runtime.protocols import AcceptanceRule
 from serving.runtime.session import Session
-from serving.runtime.types import Draft, Rows, Step, Verdict
+from serving.runtime.types import Draft, Rows, Verdict
 
 
 def sequential(session: Session, trusts: Callable[[Rows, Rows | None, int], bool], rule: AcceptanceRule, cap: int,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from serving.runtime.commands import Step
 from serving.runtime.protocols import AcceptanceRule, Drafter
 from serving.runtime.session import Session
-from serving.runtime.types import Draft, Step, Verdict
+from serving.runtime.types import Draft, Verdict
 
 
 def serial(session: Session, drafter: Drafter, rule: AcceptanceRule, learn: Callable[[Draft, Verdict], None] | None = None) -> Step[None]:

@@ -10,8 +10,10 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from serving.artifacts.base import Artifact
+from serving.errors import DraftwellError
+from serving.runtime.commands import Role, Step
+from serving.runtime.output import Model
 from serving.runtime.session import Session
-from serving.runtime.types import DraftwellError, Model, Role, Step
 
 A = TypeVar("A", bound=Artifact)
 

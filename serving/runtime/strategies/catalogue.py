@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from serving.errors import DraftwellError
 from serving.runtime.strategies.base import Kit, Strategy
 from serving.runtime.strategies.lossless.adaedl import AdaEDL
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
@@ -26,7 +27,6 @@ from serving.runtime.strategies.lossy.lossy_sd import LossySD
 from serving.runtime.strategies.lossy.mentored import Mentored
 from serving.runtime.strategies.lossy.pyramid import PyramidAssisted, PyramidFuzzy
 from serving.runtime.strategies.lossy.sprinter import Sprinter
-from serving.runtime.types import DraftwellError
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "autoregressive": Autoregressive,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from serving.runtime.commands import Role, Step
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Kit, Strategy, StrategyConfig
-from serving.runtime.types import Role, Step
 
 
 class Composed(Strategy):

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from serving.errors import DraftwellError
 from serving.runtime.strategies import Strategy
-from serving.runtime.types import DraftwellError
 from serving.server.http.errors import without_paths
 from serving.server.http.service import Service
 from serving.server.model.served_model import ServedModel
@@ -41,6 +41,8 @@ CHECK_SECONDS = 60.0
 
 class NoAnswerInTime(DraftwellError):
     """The new model was not answered in time: perhaps the server was busy, and it is worth another try."""
+
+    code = "no_answer_in_time"
 
 
 _pinned: ContextVar[Pin | None] = ContextVar("pin", default=None)

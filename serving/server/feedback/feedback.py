@@ -27,8 +27,8 @@ from serving.recording.recorder import PositionRecorder
 from serving.recording.shadow import read_along
 from serving.recording.trace import LOSSY
 from serving.runtime.engine.engine import Job
+from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import Model
 from serving.server.deployment.deployments import CHECKER
 from serving.server.feedback.settings import FeedbackSettings
 from serving.server.feedback.spool import Origin, Record, Spool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 @dataclass(frozen=True)

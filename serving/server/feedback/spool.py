@@ -24,9 +24,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from serving.artifacts.base import write_atomically
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 from serving.recording.trace import TraceHeader, trace_schema
-from serving.runtime.types import DraftwellError, Sampling
+from serving.runtime.requests import Sampling
 
 log = logging.getLogger(__name__)
 

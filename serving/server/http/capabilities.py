@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from serving.errors import DraftwellError
 from serving.runtime.strategies import Strategy, build_strategy, describe
-from serving.runtime.types import DraftwellError
 from serving.server.http.errors import APIError
 from serving.server.http.security import tenant_of
 from serving.server.model.served_model import ServedModel

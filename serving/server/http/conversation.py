@@ -9,9 +9,11 @@ from typing import Any
 
 from fastapi import Request
 
+from serving.errors import ContextTooLong, InvalidRequest, OutOfMemory
+from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Strategy
-from serving.runtime.types import ContextTooLong, InvalidRequest, OutOfMemory, Rating, Sampling
+from serving.runtime.types import Rating
 from serving.server.http.errors import APIError, internal_error, without_paths
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.detokenize import TextStream

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from serving.server.http.errors import APIError
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"

@@ -16,9 +16,10 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from serving.errors import DraftwellError
 from serving.recording.prompt_ratings import RatedPrompt
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
-from serving.runtime.types import DraftwellError, Sampling
 from serving.server.http.capabilities import with_parameters
 from serving.server.http.conversation import Choice, Conversation
 from serving.server.http.errors import APIError, without_paths

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from serving.artifacts.base import Artifact
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, Strategy, build_strategy, find_strategy
-from serving.runtime.types import DraftwellError
 from serving.server.model.snapshots import Origin
 from serving.server.model.strategy_pool import PLAIN, Mode, StrategyPool
 from serving.server.scheduling.costs import Costs, completed, from_profile, measure

@@ -21,10 +21,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from serving.artifacts.acceptance_table import EDGES
-from serving.artifacts.base import write_atomically
 from serving.artifacts.correction_memory import MAX_PAIRS, MOST_SEEN
 from serving.bundle.bundle import Manifest
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import write_atomically
 from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
 
 log = logging.getLogger(__name__)

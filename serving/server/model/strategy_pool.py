@@ -22,9 +22,9 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Artifact
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.decoding_config import DecodingConfig
+from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import STRATEGIES, Kit, Strategy, build_strategy, find_strategy
-from serving.runtime.types import DraftwellError
 
 Mode = Literal["shared", "tenant", "off"]
 PLAIN = "autoregressive"
@@ -52,6 +52,8 @@ class Learnt:
 
 class UnknownStrategy(DraftwellError):
     """A client named a strategy that this server does not offer."""
+
+    code = "unknown_strategy"
 
 
 class State:

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.types import Forward, Model, Role
+from serving.runtime.commands import Forward, Role
+from serving.runtime.output import Model
 
 LONGEST = 32
 """Longest draft that is considered."""

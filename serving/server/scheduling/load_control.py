@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.session import UNLIMITED, Session
 from serving.runtime.strategies import Strategy
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
-from serving.runtime.types import Sampling
 from serving.server.scheduling.costs import Costs
 
 PROBE_EVERY = 32

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.requests import FinishReason, Sampling
 from serving.runtime.session import UNLIMITED
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Strategy
-from serving.runtime.types import FinishReason, Sampling
 from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
 from serving.server.scheduling.detokenize import TextStream, TokenInfo
 from serving.server.scheduling.load_control import LoadControl

@@ -11,10 +11,10 @@ from components.bench.target_agreement import argmax_matches, difference, first_
 from components.prompts.prompt import Prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
 from serving.runtime.pair import over_slots
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import DraftwellError
 from tests.serving.runtime.models.test_unbatched_model import module_of
 from tests.support.models.kits import ORIGIN, table_kit
 from tests.support.models.tiny import llama_pair, pair_of, table_pair

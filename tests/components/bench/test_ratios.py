@@ -11,11 +11,11 @@ from components.bench.ratios import curves, varied
 from components.bench.report import bench_markdown
 from components.bench.runner import core_plan, labels_of, measure
 from components.prompts.prompt import Prompt
+from serving.errors import DraftwellError
 from serving.runtime.models.padding import pad_to, parameter_count
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit
-from serving.runtime.types import DraftwellError
 from tests.support.models.kits import table_kit
 from tests.support.models.tiny import llama, llama_pair, near, pair_of, table_pair
 

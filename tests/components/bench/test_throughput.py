@@ -9,9 +9,10 @@ import pytest
 
 from components.bench.throughput import batch_throughput, drive
 from components.prompts.prompt import Prompt
+from serving.errors import DraftwellError
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import DraftwellError, Sampling
 from tests.support.models.kits import table_kit
 from tests.support.models.tiny import VOCAB, table_pair
 

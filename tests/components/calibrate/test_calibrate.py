@@ -11,9 +11,9 @@ from components.collect.collect import collect
 from components.prompts.prompt import Prompt, prompts_digest
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
+from serving.errors import ContextTooLong, DraftwellError
 from serving.runtime.sampling import Streams, residual, warp
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import ContextTooLong, DraftwellError
 from tests.support.models.tiny import llama_pair, table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)

@@ -6,8 +6,8 @@ from components.calibrate.hardware_profile import filler, profile, rest_of, slop
 from components.report.provenance import provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.device import device_class
+from serving.errors import DraftwellError
 from serving.runtime.stats import Stats
-from serving.runtime.types import DraftwellError
 from tests.support.models.tiny import pair_of, table_pair
 
 

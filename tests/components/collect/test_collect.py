@@ -14,12 +14,15 @@ from components.collect.collect import alone, collect, cuts, is_complete
 from components.drift.prompts import prompts_of_trace
 from components.prompts.prompt import Prompt
 from serving.artifacts.correction_memory import CorrectionMemory
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from serving.runtime.commands import Forward, Role
 from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.output import Output
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import Kit, Strategy, build_strategy
-from serving.runtime.types import DraftwellError, Forward, Output, Role, Sampling
 from tests.support.models.tiny import EOS, VOCAB, llama, llama_pair, near, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", "qa", [text], None) for i, text in enumerate(["hello world", "abc", "a longer prompt of words", "xyzzy!"])]

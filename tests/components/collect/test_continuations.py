@@ -8,8 +8,8 @@ import pytest
 
 from components.collect.continuations import WrittenText, cut_messages, template_around, write_texts
 from components.prompts.prompt import Message, Prompt, context_of, ids_of
+from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import DraftwellError
 from tests.support.server.served_pair import MAX_CONTEXT, tiny_pair
 
 SCRIPTS = ["今天天气怎么样？", "كيف حالك اليوم؟", "🙂👩‍👩‍👧 ok", "Grüße an die Füße"]

@@ -6,8 +6,8 @@ import pytest
 
 from components.collect.decoding import decode_all, room
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
 from tests.support.models.tiny import table_pair
 
 REQUESTS = [([3, i], Sampling(max_tokens=3 + i)) for i in range(6)]

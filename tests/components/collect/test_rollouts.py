@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from components.collect.rollouts import SlowBranches, TransformersBranches, branches
+from serving.runtime.commands import Forward
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.types import Forward
 from tests.support.models.tiny import VOCAB, llama, table_pair
 
 

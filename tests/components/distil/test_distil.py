@@ -23,8 +23,8 @@ from components.distil.training import Recipe, grow, head_of, losses, train
 from components.distil.writers import EngineWriter, LeanWriter, writer_of
 from serving.artifacts.base import Provenance, digest_of
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.errors import DraftwellError
 from serving.runtime.pair import build_distilled
-from serving.runtime.types import DraftwellError
 from tests.support.models.families import some_prompts, target_pair, tiny_source, tiny_target
 from tests.support.paths import REPO
 

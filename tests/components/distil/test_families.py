@@ -16,9 +16,9 @@ from components.distil.family import Family, Head, check_layers, default_layers,
 from components.distil.training import Recipe, head_of, losses, train
 from serving.artifacts.base import Provenance
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.errors import DraftwellError
 from serving.runtime.pair import build_distilled
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import DraftwellError
 from tests.support.models.families import CONTEXT, FAMILIES, LAYERS, VOCAB, some_prompts, tiny_source, tiny_target
 
 MADE = Provenance(pair="tiny", fingerprint="d" * 64)

@@ -22,8 +22,8 @@ from components.prompts.prompt import Prompt
 from components.train.verifier import train_verifier
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
-from serving.runtime.types import DraftwellError
 from tests.support.loop.drift_traffic import LIMITS, LOOSE, compared, rows, traffic, verifier
 from tests.support.models.tiny import llama_pair
 

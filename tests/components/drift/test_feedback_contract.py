@@ -16,9 +16,10 @@ from components.drift.schema import DRIFTED, STEADY
 from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_spool, read_traffic, shared_kinds
 from components.prompts.prompt import Prompt
 from serving.artifacts.verifier import Verifier
+from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY, TraceSet
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.types import DraftwellError, Sampling
 from serving.server.feedback.feedback import blind
 from serving.server.feedback.spool import Origin, Record, Spool
 from tests.serving.server.feedback.test_feedback import PROMPTS, TOKENS, Server

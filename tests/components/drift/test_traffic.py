@@ -16,7 +16,7 @@ from components.collect.collect import collect
 from components.drift.prompts import spooled_prompts, write_prompts
 from components.drift.traffic import Shard, newest, read_spool, shared_kinds
 from components.prompts.prompt import Prompt, ids_of, read_prompts
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, rows, spool, traffic
 from tests.support.server.served_pair import tiny_pair
 

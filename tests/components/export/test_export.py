@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from components.export import ENGINES, Weights, export, problems, schema
+from serving.errors import DraftwellError
 from serving.runtime.strategies import STRATEGIES
-from serving.runtime.types import DraftwellError
 from tests.support.models.tiny import llama, near
 
 WEIGHTS = Weights("org/target", "org/draft", "abc")

@@ -8,7 +8,7 @@ from components.gate.baseline_counts import deterministic_report
 from components.gate.gate import Footprint, GateVerdict, columns, compare_with_baseline, judge, judge_footprint, leaves_doubt, paces
 from components.prompts.prompt import Prompt
 from components.report.intervals import paired_bootstrap_ratio
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.models.tiny import llama_pair, table_pair
 
 THRESHOLDS = {"min_speedup_lower_bound": 1.0, "max_regression": 0.05, "lossless_identical": True, "min_acceptance_ratio": 0.98,

@@ -19,8 +19,8 @@ from components.train.examples import Examples, read_examples, split_by_prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
-from serving.runtime.types import DraftwellError
 from tests.support.models.tiny import llama_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)

@@ -11,7 +11,7 @@ import pytest
 
 from components.bench.answers.checks import checker_for
 from components.prompts.prompt import Prompt, demo_prompts, read_prompts
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 GOOD = '{"prompt": "Hello"}\n'
 

@@ -13,7 +13,7 @@ import pytest
 
 from components.prompts.prompt import Prompt
 from components.prompts.sources import load_prompts
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 SCRIPTS = ["今天天气怎么样？", "كيف حالك؟", "🙂 ok\nin two lines"]
 

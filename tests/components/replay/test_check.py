@@ -17,9 +17,10 @@ from components.replay.replay import Texts, read_texts, replay
 from components.report.provenance import provenance
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit
-from serving.runtime.types import DraftwellError, Forward
 from tests.support.models.tiny import pair_of, table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)

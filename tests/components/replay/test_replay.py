@@ -21,12 +21,14 @@ from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet
+from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import DraftwellError, Forward, Sampling
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.kits import random_head
 from tests.support.models.tiny import VOCAB, llama_pair, table_pair

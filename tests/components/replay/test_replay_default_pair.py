@@ -35,8 +35,8 @@ from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import Sampling
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, kit_of, two_threads
 

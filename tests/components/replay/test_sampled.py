@@ -19,12 +19,13 @@ from components.replay.replay import Texts, read_texts, replay
 from components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
 from components.replay.trace_model import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
 from serving.recording.trace import HEADER, TraceError
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import residual, warp
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import DraftwellError, Sampling
 from tests.support.models import tiny
 from tests.support.models.enumeration import Oracle, run_once
 from tests.support.models.kits import table_kit, table_pair

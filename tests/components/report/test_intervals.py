@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from components.report.intervals import expanded_tail, paired_bootstrap_ratio, resamples_for
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 def test_constant_advantage_has_no_width_although_prompts_differ_hundredfold() -> None:

@@ -25,10 +25,11 @@ from components.train.acceptance_head import (
 from components.train.examples import Examples
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.base import Provenance
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import DraftwellError, Forward
 from tests.support.models.tiny import llama_pair, pair_of
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")

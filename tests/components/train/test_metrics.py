@@ -21,7 +21,8 @@ from components.train.score_cost import time_score
 from components.train.verifier import train_verifier
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
-from serving.runtime.types import DraftwellError, Rows
+from serving.errors import DraftwellError
+from serving.runtime.types import Rows
 from tests.components.train.test_verifier import ORIGIN, trace
 from tests.support.models.tiny import llama_pair, pair_of
 

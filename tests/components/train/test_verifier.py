@@ -20,8 +20,8 @@ from components.train.metrics import auc_of
 from components.train.verifier import choose_threshold, train_verifier
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier, scalar_features
+from serving.errors import DraftwellError
 from serving.recording.trace import KINDS, TraceHeader, TraceSet, trace_schema
-from serving.runtime.types import DraftwellError
 from tests.support.models.tiny import llama_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.tune.pareto import front
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 VALUES = st.integers(0, 4).map(float)  # few values, so that ties in one objective, and in all of them, are common
 

@@ -22,8 +22,8 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import DraftwellError
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import DraftwellError
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.models.tiny import table_pair
 

@@ -16,9 +16,9 @@ from components.tune.search.search import Search, Trial
 from components.tune.search.space import REPLAYED, key
 from components.tune.search.studies import Studies
 from components.tune.tune import tune
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import DraftwellError
 from tests.components.tune.test_tune import KIT, PROFILE
 from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import llama_pair

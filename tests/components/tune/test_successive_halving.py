@@ -12,7 +12,7 @@ from components.tune.constraints import Objection
 from components.tune.evaluator import Config, Measured, label_of, measure_all
 from components.tune.resume import Ledger
 from components.tune.successive_halving import PLAIN, TAIL, Halved, compare, halve
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.loop.scripted_clock import Clock, gamma
 
 PROMPTS = [Prompt(f"p{i}", None, [f"prompt {i}"]) for i in range(16)]

@@ -39,11 +39,11 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.errors import ContextTooLong, DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Kit, build_strategy
-from serving.runtime.types import ContextTooLong, DraftwellError
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.models.counters import counters
 from tests.support.models.kits import random_head

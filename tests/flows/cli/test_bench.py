@@ -12,7 +12,7 @@ import torch
 
 from flows.cli.bench import parse_wanted
 from serving.artifacts.pair_files import draftwell_home
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.flows.cli.test_generate_bench import artifacts
 
 PADDED = 120_000.0

@@ -13,7 +13,7 @@ import yaml
 from registry.pairs import find_pair
 from registry.store import Store
 from serving.artifacts.base import digest_of
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.loop.tiny_files import snapshot, write_prompts
 
 QUICK = ("--tokens", 2000, "--max-tokens", 12, "--head-tokens", 64, "--dtype", "float32")

@@ -23,8 +23,8 @@ from flows.steps.publish import Station
 from flows.steps.reference_traces import kept_reference
 from flows.workspace import Workspace
 from serving.artifacts.decoding_config import DecodingConfig
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
-from serving.runtime.types import DraftwellError
 from tests.support.loop import drift_traffic as drifting
 from tests.support.loop import traffic
 from tests.support.loop.drift_traffic import compared, rows

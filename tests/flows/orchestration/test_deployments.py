@@ -55,8 +55,8 @@ from registry import gates
 from registry.gates import GateCheck
 from registry.releases import promote, record_gate, rollback
 from serving.artifacts.pair_files import fingerprint
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet
-from serving.runtime.types import DraftwellError
 from tests.flows.cli.test_cli import refused
 from tests.flows.steps.test_gate import ANY_SPEED
 from tests.support.loop.publishing import config, table, verdict

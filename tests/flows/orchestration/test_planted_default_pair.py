@@ -26,9 +26,11 @@ from registry.gates import load_gates
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.verifier import Verifier
 from serving.recording.trace import TraceSet
+from serving.runtime.commands import Forward
+from serving.runtime.output import Output
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, Kit
-from serving.runtime.types import Forward, Output, Sampling
 from tests.flows.orchestration.test_hands_off import quick_dtype
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]

@@ -23,7 +23,7 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.pair_files import weights_digest
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.flows.steps.test_gate import ANY_SPEED
 from tests.support.loop.publishing import verdict
 from tests.support.loop.tiny_files import PROMPTS

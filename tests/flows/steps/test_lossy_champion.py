@@ -22,9 +22,9 @@ from flows.steps.publish import Station
 from flows.steps.reference_traces import Served, of_release, served_reference
 from registry.releases import ReleaseVersion
 from serving.artifacts.decoding_config import DecodingConfig
+from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY, TraceSet
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import DraftwellError
 from tests.support.loop import traffic
 
 STRATEGY, PARAMETERS = "lossy_sd", {"num_speculative_tokens": 5}

@@ -26,7 +26,7 @@ from flows.steps import tune as tuning
 from flows.steps.monitor import DriftSettings
 from flows.steps.publish import Station
 from registry.store import Store
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.loop import traffic
 from tests.support.loop.tiny_files import snapshot
 

@@ -18,8 +18,8 @@ from flows.settings import TrafficSettings
 from flows.steps import monitor as monitoring
 from flows.steps import traffic_prompts as served
 from flows.workspace import Workspace
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
-from serving.runtime.types import DraftwellError
 from tests.support.loop import traffic
 
 

@@ -18,8 +18,8 @@ import pytest
 from components.collect import collect as collection
 from flows.workers import task_runners as runners
 from flows.workers.task_runners import Fan, failure_of, fan_of
+from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
-from serving.runtime.types import DraftwellError
 from tests.support.paths import REPO
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("prefect_ray") is None,

@@ -20,7 +20,7 @@ from registry.store import Store
 from serving.artifacts.base import digest_of
 from serving.artifacts.pair_files import PairFiles, fingerprint, models_root
 from serving.bundle.bundle import open_bundle
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from tests.support.loop.publishing import config, distilled, model_folder, publish, release, verdict
 
 

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from registry.bundles.requirements import closure, locked, runtime_requirements
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 
 def pins(text: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 import registry.pairs
 from registry.pairs import ModelSource, find_pair, list_pairs
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 
 CATALOGUE = sorted(Path(registry.pairs.__file__).parent.glob("*.yaml"))
 MINE = """name: mine

@@ -13,9 +13,9 @@ import registry.pairs.fetching as fetching
 from registry.pairs import PairSpec, fetch, find_pair, model_records
 from registry.pairs.convert import convert_pickled
 from registry.pairs.fetching import place
-from serving.artifacts.base import sha256_file
 from serving.artifacts.pair_files import PairFiles, is_artifact, model_digest, weights_digest
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import sha256_file
 from tests.support.loop.publishing import distilled, model_folder
 
 

@@ -11,9 +11,11 @@ from torch import Tensor
 from components.replay.trace_model import NotInTrace, TraceModel, TraceRows
 from serving.artifacts.base import ArtifactError
 from serving.artifacts.verifier import Verifier, logistic
+from serving.errors import NotFinite
+from serving.runtime.output import Output
+from serving.runtime.requests import Sampling
 from serving.runtime.row_view import RowView
 from serving.runtime.sampling import LogitRows, Stream
-from serving.runtime.types import NotFinite, Output, Sampling
 from tests.support.models.kits import ORIGIN
 
 VOCAB, HIDDEN = 500, 6

@@ -14,11 +14,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Provenance, sha256_file
+from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.pair_files import SIDECAR, PairFiles, combine_digests, fingerprint, models_root, tokenizer_digest, weights_digest
 from serving.bundle.bundle import ARTIFACT_SCHEMAS, SCHEMA, Bundle, FileRecord, Manifest, ModelRecord, artifact_classes, open_bundle
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
+from serving.files import sha256_file
 
 
 def model_folder(folder: Path, seed: int) -> Path:

@@ -11,8 +11,9 @@ import torch
 from serving.artifacts.pair_files import SIDECAR
 from serving.bundle.bundle import open_bundle
 from serving.device import device_class
+from serving.errors import DraftwellError
+from serving.runtime.commands import Role
 from serving.runtime.models.onnx.onnx_export import GRAPH, exportable
-from serving.runtime.types import DraftwellError, Role
 from serving.server.main import run
 from serving.server.model.served_model import from_bundle
 from tests.serving.server.test_main import make_bundle

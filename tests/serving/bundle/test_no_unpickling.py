@@ -17,8 +17,9 @@ import torch
 from serving.artifacts.pair_files import PairFiles, weights_digest
 from serving.bundle.bundle import artifact_classes
 from serving.device import device_class
+from serving.errors import DraftwellError
+from serving.runtime.commands import Role
 from serving.runtime.pair import load_module, load_pair
-from serving.runtime.types import DraftwellError, Role
 from serving.server.model.served_model import from_bundle
 from tests.serving.server.test_main import make_bundle, models
 from tests.support.loop.publishing import every_kind

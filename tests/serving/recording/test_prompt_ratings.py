@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from serving.recording.prompt_ratings import PART, RatedPrompt
+from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.types import Emitted, Forward, Sampling
+from serving.runtime.types import Emitted
 from tests.support.models.kits import table_kit, table_pair
 
 VOCAB = 8

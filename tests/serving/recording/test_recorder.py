@@ -13,9 +13,10 @@ from serving.recording.recorder import PositionRecorder
 from serving.recording.shadow import MOST_UNREAD, read_along
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.models.cuda.static_llama import StaticLlama
+from serving.runtime.output import Output
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import warp
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.types import Output, Sampling
 from tests.serving.runtime.models.cuda.test_static_llama import words
 from tests.serving.runtime.test_chain import MODULES, counters
 from tests.support.models.kits import NEEDED, table_kit, table_pair

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from serving.errors import NotFinite
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows, Streams, residual, warp
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import NotFinite, Sampling
 from tests.serving.runtime.models.cuda.test_static_llama import words
 from tests.serving.runtime.models.test_lean_llama import llama
 

@@ -11,6 +11,7 @@ import torch
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.verifier import Verifier
+from serving.errors import DraftwellError
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.acceptance.rescue import Rescue
 from serving.runtime.drafting.cascade import Cascade
@@ -19,11 +20,11 @@ from serving.runtime.drafting.ngram import NGram
 from serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
 from serving.runtime.drafting.trust import Untrusted
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.schedules.intertwined import intertwined
 from serving.runtime.schedules.serial import serial
 from serving.runtime.strategies import Strategy, build_strategy
 from serving.runtime.strategies.compose import compose
-from serving.runtime.types import DraftwellError, Sampling
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest
 from tests.support.models.kits import ORIGIN, table_kit, table_pair

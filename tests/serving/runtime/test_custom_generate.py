@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from serving.errors import DraftwellError
 from serving.runtime.custom_generate import draftwell_generate
-from serving.runtime.types import DraftwellError
 from tests.support.models.kits import table_kit
 from tests.support.models.tiny import EOS, llama, near
 

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.errors import InvalidRequest, NotFinite
+from serving.runtime.output import Output
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows, Stream, Streams, adjusted, residual, warp
-from serving.runtime.types import InvalidRequest, NotFinite, Output, Sampling
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
 

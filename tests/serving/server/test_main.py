@@ -21,14 +21,16 @@ import pytest
 import uvicorn
 
 from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Artifact, Provenance, sha256_file
+from serving.artifacts.base import Artifact, Provenance
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
 from serving.bundle.bundle import FileRecord, Manifest, ModelRecord
 from serving.device import device_class
+from serving.errors import DraftwellError
+from serving.files import sha256_file
+from serving.runtime.commands import Role
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import DraftwellError, Role
 from serving.server.app import create_app
 from serving.server.deployment.deployments import Deployments
 from serving.server.main import names_of, server

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from serving.device import device_class
-from serving.runtime.types import Role
+from serving.runtime.commands import Role
 from tests.serving.server.test_main import ENTRY, make_bundle
 from tests.support.server.served_pair import tiny_pair
 

@@ -12,12 +12,14 @@ from collections.abc import Callable
 
 import torch
 
+from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Job
 from serving.runtime.engine.task import Task
+from serving.runtime.output import Model
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import warp
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy
-from serving.runtime.types import Model, Role, Sampling
 
 
 class Oracle:

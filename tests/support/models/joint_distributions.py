@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
-from serving.runtime.types import Sampling
 
 Law = dict[tuple[int, ...], float]
 

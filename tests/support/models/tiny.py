@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from serving.runtime.commands import Role
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
-from serving.runtime.types import Model, Role
 
 VOCAB = 24
 EOS = 2

@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from serving.runtime.commands import Forward
 from serving.runtime.models.cuda.cuda_graph import CapturedForward, Marks
 from serving.runtime.models.cuda.static_slots import StaticSlots
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.module_model import Placed
-from serving.runtime.types import Forward, Output
+from serving.runtime.output import Output
 
 LONGEST_STEP = 32
 """Rows of at most so many tokens run as one batch; the parts of a longer prompt run one by one."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from serving.artifacts.base import replace_folder
+from serving.files import replace_folder
 from serving.runtime.models.lean_llama import fits
 
 if TYPE_CHECKING:

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
 from serving.runtime.failures import room_for
 from serving.runtime.models.slots import Slots
-from serving.runtime.types import DraftwellError, Forward, Output
+from serving.runtime.output import Output
 
 BRANCHES = 7
 """Branch slots for each slot: DuoDecoding drafts at most 8 sequences."""

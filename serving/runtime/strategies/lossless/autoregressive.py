@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from serving.runtime.commands import Step
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Step
 
 
 class Autoregressive(Strategy):

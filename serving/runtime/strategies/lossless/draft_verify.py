@@ -8,13 +8,15 @@ from __future__ import annotations
 from pydantic import Field
 
 from serving.runtime.acceptance.exact import Exact
+from serving.runtime.commands import Step
 from serving.runtime.drafting.adaptive import AdaptiveThreshold
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import UnlikelyToken
+from serving.runtime.requests import Sampling
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Draft, Sampling, Step, Verdict
+from serving.runtime.types import Draft, Verdict
 
 GREEDY, SAMPLED = 0.8, 0.5
 

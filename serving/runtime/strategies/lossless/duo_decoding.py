@@ -7,12 +7,12 @@ from pydantic import Field
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.acceptance.ranked import Ranked
+from serving.runtime.commands import Step
 from serving.runtime.drafting.multi_sequence import MultiSequence
 from serving.runtime.models.onnx.onnx_model import OnnxModel
 from serving.runtime.schedules.heterogeneous import heterogeneous
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Step
 
 LONGEST = 64
 

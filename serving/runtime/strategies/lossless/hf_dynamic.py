@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from serving.runtime.acceptance.exact import Exact
+from serving.runtime.commands import Step
 from serving.runtime.drafting.adaptive import HeuristicLength
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import UnlikelyToken
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Kit, Strategy, StrategyConfig
-from serving.runtime.types import Draft, Step, Verdict
+from serving.runtime.types import Draft, Verdict
 
 FIRST_LENGTH = 5
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from serving.runtime.acceptance.exact import Exact
+from serving.runtime.commands import Step
 from serving.runtime.drafting.ngram import NGram
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Step
 
 
 class PromptLookup(Strategy):

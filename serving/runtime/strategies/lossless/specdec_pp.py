@@ -6,12 +6,12 @@ from pydantic import Field, model_validator
 
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.runtime.acceptance.exact import Exact
+from serving.runtime.commands import Step
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import PredictedRejection
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Step
 
 
 class SpecDecPP(Strategy):

@@ -9,13 +9,14 @@ from pydantic import Field, model_validator
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.exact import Exact
+from serving.runtime.commands import Step
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength
 from serving.runtime.schedules.intertwined import intertwined
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Draft, Step, StopPolicy, Verdict
+from serving.runtime.types import Draft, StopPolicy, Verdict
 
 
 class Spide(Strategy):

@@ -6,12 +6,12 @@ from pydantic import Field, model_validator
 
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.acceptance.rescue import Rescue
+from serving.runtime.commands import Step
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Step
 
 
 class CSD(Strategy):

@@ -8,12 +8,13 @@ from pydantic import Field
 
 from serving.runtime.acceptance.divergence import DivergenceName, check_support
 from serving.runtime.acceptance.relaxed import Fuzzy
+from serving.runtime.commands import Role, Step
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.output import Model
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Model, Role, Step
 
 
 class FuzzySD(Strategy):

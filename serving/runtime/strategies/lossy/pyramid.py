@@ -9,13 +9,14 @@ from pydantic import Field, model_validator
 
 from serving.runtime.acceptance.divergence import DivergenceName, check_support
 from serving.runtime.acceptance.relaxed import Fuzzy, SampleAndMatch
+from serving.runtime.commands import Role, Step
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.output import Model
 from serving.runtime.protocols import AcceptanceRule
 from serving.runtime.schedules.pyramid import pyramid
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Model, Role, Step
 
 
 class PyramidConfig(StrategyConfig):

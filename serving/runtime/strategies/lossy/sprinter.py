@@ -6,10 +6,11 @@ from pydantic import Field
 
 from serving.artifacts.verifier import Verifier
 from serving.runtime.acceptance.exact import Exact
+from serving.runtime.commands import Step
 from serving.runtime.schedules.sequential import sequential
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
-from serving.runtime.types import Rows, Step
+from serving.runtime.types import Rows
 
 
 class Sprinter(Strategy):

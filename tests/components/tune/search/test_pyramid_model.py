@@ -24,8 +24,8 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
 from tests.support.models.tiny import table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")

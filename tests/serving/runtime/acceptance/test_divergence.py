@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.errors import DraftwellError
 from serving.runtime.acceptance.divergence import INFINITE_AT_ZEROS, check_support, divergence
-from serving.runtime.types import DraftwellError
 
 NAMES = ("tv", "kl", "js", "logit_gap", "fsd_js")
 

@@ -8,15 +8,17 @@ import pytest
 import torch
 
 from serving.artifacts.acceptance_head import AcceptanceHead
+from serving.errors import DraftwellError
 from serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import HighEntropy, LowAcceptanceBound, PredictedRejection, UnlikelyToken
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
 from serving.runtime.session import UNLIMITED
 from serving.runtime.strategies import STRATEGIES, Kit, build_strategy, describe
-from serving.runtime.types import Draft, DraftwellError, Sampling, Verdict
+from serving.runtime.types import Draft, Verdict
 from tests.serving.runtime.strategies.test_lossless import distance
 from tests.serving.runtime.strategies.test_spide import counting_pair
 from tests.support.models.enumeration import joint_law, true_law
@@ -80,7 +82,7 @@ def test_mutant_that_drops_the_trigger_is_caught(monkeypatch, name, parameters):
         return distance(law, true_law(models["target"], [1], sampling))
 
     assert far_off() < 1e-6
-    monkeypatch.setattr(f"serving.runtime.strategies.{name}.DraftModel", Dropping)
+    monkeypatch.setattr(f"serving.runtime.strategies.lossless.{name}.DraftModel", Dropping)
     assert far_off() > 1e-3
 
 

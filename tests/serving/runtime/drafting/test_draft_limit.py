@@ -7,9 +7,9 @@ from itertools import cycle
 import pytest
 
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.session import UNLIMITED, Session
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
-from serving.runtime.types import Sampling
 from tests.serving.runtime.strategies.test_lossless import VARIANTS, distance
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.kits import NEEDED, table_kit, table_pair

@@ -10,8 +10,8 @@ import pytest
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.types import Sampling
 from tests.serving.runtime.strategies.test_lossless import VARIANTS
 from tests.support.models.kits import NEEDED, table_kit, table_pair
 from tests.support.models.tiny import VOCAB, llama, near

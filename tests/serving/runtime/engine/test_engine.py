@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from serving.errors import ContextTooLong, DraftwellError
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling, Text
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
-from serving.runtime.types import ContextTooLong, DraftwellError, Sampling, Text
 from tests.support.models.kits import NEEDED, table_kit, table_pair
 
 

@@ -15,9 +15,9 @@ from serving.device import usable_cores
 from serving.runtime.engine.engine import Engine
 from serving.runtime.engine.workers import shares
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
 from tests.support.models.kits import table_kit, table_pair
 
 TARGET_SECONDS, DRAFT_SECONDS = 0.02, 0.004

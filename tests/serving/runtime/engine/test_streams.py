@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import Stream
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.types import Sampling
 from tests.support.models.kits import table_kit, table_pair
 
 PARALLEL = {"spide": {"tau": 0.4, "max_draft": 5}, "pearl": {"num_speculative_tokens": 4}, "duo_decoding": {"num_speculative_tokens": 6}}

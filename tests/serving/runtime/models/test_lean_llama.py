@@ -7,10 +7,10 @@ import torch
 import transformers as tf
 
 from serving.artifacts.distilled_draft import quantise
+from serving.runtime.commands import Forward
 from serving.runtime.models.lean_llama import LeanLlama, fits, linear, linear_int8
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
-from serving.runtime.types import Forward
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 128}

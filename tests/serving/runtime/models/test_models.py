@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from serving.errors import ContextTooLong, DraftwellError
+from serving.runtime.commands import Forward
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
-from serving.runtime.types import ContextTooLong, DraftwellError, Forward
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 128}

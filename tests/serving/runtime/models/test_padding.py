@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.padding import feed_forwards, pad_to, parameter_count
 from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.types import DraftwellError, Forward
 from tests.support.models.tiny import llama
 from tests.support.paths import REPO
 

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
+from serving.errors import ContextTooLong, DraftwellError
+from serving.runtime.commands import Forward
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import residual, warp
-from serving.runtime.types import ContextTooLong, DraftwellError, Forward, Sampling
 from tests.support.models.kits import ORIGIN
 from tests.support.models.tiny import VOCAB, llama
 

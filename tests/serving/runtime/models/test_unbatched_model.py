@@ -12,13 +12,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from serving.artifacts.pair_files import PairFiles
+from serving.errors import ContextTooLong, DraftwellError
+from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.pair import load_pair, over_slots
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.types import ContextTooLong, DraftwellError, Forward, Sampling
 from tests.serving.runtime.engine.test_batches import outputs, requests
 from tests.serving.runtime.models.test_properties import CONTEXT, COUNT, STEPS, run_step
 from tests.support.models.kits import NEEDED, table_kit

@@ -8,23 +8,16 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from serving.errors import ContextTooLong, DraftwellError, InvalidRequest, NotFinite, OutOfMemory, VocabularyMismatch
+from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.output import Output
 from serving.runtime.pair import load_module, over_slots
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
-from serving.runtime.types import (
-    ContextTooLong,
-    DraftwellError,
-    Forward,
-    InvalidRequest,
-    NotFinite,
-    OutOfMemory,
-    Output,
-    Sampling,
-    VocabularyMismatch,
-)
 from tests.serving.runtime.strategies.test_lossless import VARIANTS
 from tests.support.models.kits import table_kit, table_pair
 from tests.support.models.tiny import VOCAB, llama, near

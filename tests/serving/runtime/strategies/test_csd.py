@@ -10,9 +10,10 @@ import torch
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.acceptance.rescue import Rescue
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows, Streams
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Draft, Sampling
+from serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
 from tests.support.models.kits import ORIGIN, table_kit, table_pair

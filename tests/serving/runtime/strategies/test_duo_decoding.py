@@ -10,9 +10,9 @@ from serving.runtime.acceptance.ranked import Ranked
 from serving.runtime.drafting.multi_sequence import sequences_in
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
 from tests.serving.runtime.strategies.test_lossless import distance
 from tests.serving.runtime.strategies.test_spide import counting_pair, judged_positions
 from tests.support.models.enumeration import Oracle, joint_law, true_law

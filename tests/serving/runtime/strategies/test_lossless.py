@@ -7,8 +7,8 @@ import torch
 
 from serving.runtime import sampling as sampling_module
 from serving.runtime.drafting.draft_model import DraftModel
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from serving.runtime.types import Sampling
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.kits import table_kit, table_pair
 from tests.support.models.mutants import Twice

@@ -10,13 +10,15 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from serving.errors import DraftwellError
 from serving.runtime.acceptance.divergence import divergence
 from serving.runtime.acceptance.mentored import mentored
 from serving.runtime.acceptance.relaxed import Fuzzy
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows, Streams, residual
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import Draft, DraftwellError, Sampling
+from serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
 from tests.support.models.kits import table_kit, table_pair

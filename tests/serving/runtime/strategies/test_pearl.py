@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
 from tests.serving.runtime.strategies.test_lossless import distance
 from tests.serving.runtime.strategies.test_spide import counting_pair, judged_positions
 from tests.support.models.enumeration import joint_law, true_law

@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
+from serving.errors import DraftwellError
 from serving.runtime.acceptance.divergence import divergence
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import DraftwellError, Sampling
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest
 from tests.support.models.kits import table_pair

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
+from serving.errors import DraftwellError
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import DraftwellError, Sampling
 from tests.support.models.kits import ORIGIN, table_kit, table_pair
 
 

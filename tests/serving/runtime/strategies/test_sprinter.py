@@ -11,11 +11,12 @@ import torch
 from serving.artifacts.verifier import Verifier
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows, Streams
 from serving.runtime.schedules.sequential import sequential
 from serving.runtime.strategies import build_strategy
 from serving.runtime.strategies.compose import compose
-from serving.runtime.types import Draft, Sampling
+from serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.kits import ORIGIN, table_kit, table_pair
 

@@ -18,11 +18,12 @@ import torch
 from serving.runtime.acceptance import exact
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows, Stream, Streams
 from serving.runtime.session import Lane
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
-from serving.runtime.types import Draft, Sampling, Verdict
+from serving.runtime.types import Draft, Verdict
 from tests.serving.runtime.strategies.test_lossless import VARIANTS, distance
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.kits import NEEDED, table_kit, table_pair

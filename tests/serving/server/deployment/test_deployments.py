@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.errors import DraftwellError
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import DraftwellError
 from serving.server.app import create_app
 from serving.server.deployment.bundle_watch import BundleWatch, followed
 from serving.server.deployment.deployments import CHECKER, Deployment, Deployments, Pinning

@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.drift.traffic import Shard, read_spool
+from serving.errors import DraftwellError
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.recording.recorder import PositionRecorder
 from serving.recording.shadow import MOST_UNREAD
 from serving.recording.trace import KINDS, LOSSY, TraceSet
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import DraftwellError, Sampling
 from serving.server.deployment.deployments import CHECKER
 from serving.server.feedback import feedback as module
 from serving.server.feedback.feedback import Feedback

@@ -23,7 +23,7 @@ from serving.artifacts.decoding_config import DecodingConfig
 from serving.bundle.bundle import open_bundle
 from serving.device import device_class
 from serving.recording.trace import TraceSet
-from serving.runtime.types import Role
+from serving.runtime.commands import Role
 from serving.server.feedback.persistence import Keeping
 from serving.server.feedback.settings import FeedbackSettings
 from serving.server.http.security import Security

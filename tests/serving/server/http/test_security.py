@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from serving.server.app import create_app
 from serving.server.http.errors import without_paths
 from serving.server.http.security import KEY_VARIABLE, Security, key_in, origins, read_keys

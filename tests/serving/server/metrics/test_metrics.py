@@ -17,9 +17,9 @@ from fastapi import FastAPI, Response
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
 from serving.server.app import create_app
 from serving.server.deployment.deployments import CHECKER
 from serving.server.feedback.feedback import Feedback

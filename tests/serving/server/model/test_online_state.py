@@ -14,10 +14,12 @@ from serving.artifacts import acceptance_table, correction_memory
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.decoding_config import DecodingConfig
+from serving.errors import DraftwellError
 from serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
-from serving.runtime.types import Draft, DraftwellError, Sampling, Verdict
+from serving.runtime.types import Draft, Verdict
 from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
 from tests.support.models.kits import ORIGIN, table_kit, table_pair
 

@@ -18,7 +18,7 @@ import pytest
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
-from serving.runtime.types import DraftwellError
+from serving.errors import DraftwellError
 from serving.server.model.snapshots import Origin, Snapshots, name_of, read
 from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
 from tests.serving.server.model.test_online_state import decode, pool

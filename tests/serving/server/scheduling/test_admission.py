@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.errors import ContextTooLong
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import ContextTooLong, Sampling
 from serving.server.app import create_app
 from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
 from serving.server.scheduling.detokenize import TextStream

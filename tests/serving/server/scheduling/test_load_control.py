@@ -9,9 +9,9 @@ import pytest
 
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
 from serving.runtime.session import UNLIMITED
 from serving.runtime.strategies import Strategy, build_strategy
-from serving.runtime.types import Sampling
 from serving.server.http.schemas import CompletionRequest
 from serving.server.scheduling.costs import Costs
 from serving.server.scheduling.detokenize import TextStream

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from serving.errors import ContextTooLong
+from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
+from serving.runtime.output import Output
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import ContextTooLong, Forward, Output, Sampling
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Cancelled, Delta, End, Event, Failure, Scheduler, SchedulerClosed, Ticket
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.cuda.cuda_graph import Marks, read
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from serving.runtime.types import Sampling
 from tests.support.models.kits import table_pair
 
 WORK = 0.004

@@ -12,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.errors import ContextTooLong
+from serving.runtime.commands import Forward
 from serving.runtime.models.cuda.static_llama import LONGEST_STEP, Bucket, StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
-from serving.runtime.types import ContextTooLong, Forward
 from tests.serving.runtime.models.test_lean_llama import SHAPES, TEXTS, check_ragged, llama, ragged
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured there only")]

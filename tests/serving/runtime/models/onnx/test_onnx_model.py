@@ -12,13 +12,15 @@ from components.calibrate.hardware_profile import profile
 from components.report.provenance import provenance
 from registry.pairs import fetch, find_pair
 from serving.artifacts.pair_files import PairFiles, draftwell_home
+from serving.errors import ContextTooLong
+from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.onnx.onnx_export import cached, export, exportable
 from serving.runtime.models.onnx.onnx_model import OnnxModel, neighbours
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import in_onnx, load_pair
+from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Kit, build_strategy
-from serving.runtime.types import ContextTooLong, Forward, Sampling
 from tests.support.models.kits import table_kit
 from tests.support.server.served_pair import tiny_tokenizer
 

@@ -1,0 +1,55 @@
+"""Errors that a person can act on. Each is one line that names what is wrong and how to fix it, and carries a stable code.
+
+The command line prints the line and exits with 2; the server answers with it. Tests and scripts compare `code`, never the text.
+"""
+
+from __future__ import annotations
+
+
+class DraftwellError(Exception):
+    """A user's mistake or a refused input.
+
+    Args:
+        message: one line that names the cause and the fix.
+        code: stable snake_case identifier of this mistake; default: the code of the class.
+
+    >>> DraftwellError("no traces: run `draftwell collect` first", code="no_traces").code
+    'no_traces'
+    """
+
+    code: str = "invalid_input"
+
+    def __init__(self, message: str, *, code: str | None = None):
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(DraftwellError):
+    """A prompt or a sampling parameter that no model could serve."""
+
+    code = "invalid_request"
+
+
+class ContextTooLong(InvalidRequest):
+    """Prompt plus requested tokens exceed what a model can read."""
+
+    code = "context_too_long"
+
+
+class VocabularyMismatch(DraftwellError):
+    """Two models of a pair do not share a tokenizer."""
+
+    code = "vocabulary_mismatch"
+
+
+class NotFinite(DraftwellError):
+    """A model returned NaN or infinite logits."""
+
+    code = "not_finite"
+
+
+class OutOfMemory(DraftwellError):
+    """The device has no room for a forward pass or for the slots."""
+
+    code = "out_of_memory"

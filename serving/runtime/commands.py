@@ -1,0 +1,53 @@
+"""What a strategy asks of the engine: forward passes, and generators that run at once.
+
+A strategy is a generator. It yields `Forward` (or `Overlap` of generators) and is sent an `Output`; everything else
+it does is plain Python on plain data. The engine alone decides where, when and with whom a forward pass runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+Role = Literal["target", "draft", "qualifier", "draft_onnx", "shadow"]
+"""What a model is to its pair. `draft_onnx` is the draft in ONNX Runtime, loaded for strategies that prefer it."""
+SHADOW: Literal["shadow"] = "shadow"
+"""The draft where it only reads along (serving/recording/shadow.py)."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Feed `tokens` to `model`'s slot and return the last `keep` rows of logits.
+
+    Args:
+        model: role of the model within the pair.
+        slot: the slot that the engine opened for this request.
+        tokens: tokens behind the slot's current end, at least one.
+        keep: number of trailing positions whose logits are wanted, at most `len(tokens)`.
+        prefill: the slot was empty; such a forward is timed and counted apart.
+        steps: rows to return, the last of `tokens` and so many less one tokens that follow it greedily, each chosen by the
+            largest logit where the model computes; above 1 for models with `chains` alone, and with `keep` = 1.
+    """
+
+    model: Role
+    slot: int
+    tokens: tuple[int, ...]
+    keep: int = 1
+    prefill: bool = False
+    steps: int = 1
+
+
+class Overlap:
+    """Generators that run at once; the reply is the tuple of their return values.
+
+    Sides that wait for the same model are run as one batch, sides that wait for different models side by side.
+    """
+
+    def __init__(self, *sides: Generator[Any, Any, Any]):
+        self.sides = sides
+
+
+Step = Generator["Forward | Overlap", Any, T]
+"""A generator of commands that ends with a value of type T."""

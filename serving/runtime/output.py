@@ -1,0 +1,103 @@
+"""What a model is to the engine: forward passes over slots in, distributions out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from serving.runtime.commands import Forward, Role
+from serving.runtime.requests import Sampling
+from serving.runtime.sampling import LogitRows, spread
+from serving.runtime.types import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Output:
+    """What a forward returns: distributions and last hidden states of the kept positions.
+
+    A model whose head covers a part of the vocabulary gives the logits of that part; all others are −∞.
+
+    Args:
+        compact: `[keep, columns]` float32 logits, as the model gives them.
+        hidden: `[keep, hidden]`, normalised last hidden states, or None where the model has none.
+        support: `[columns]` ascending ids of the tokens that the columns are for; None: column i is token i.
+        vocab_size: of the pair, needed with `support`.
+    """
+
+    def __init__(self, compact: Tensor, hidden: Tensor | None = None, support: Tensor | None = None, vocab_size: int = 0):
+        self.compact, self.hidden, self.support, self.vocab_size = compact, hidden, support, vocab_size
+        self._logits: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """`[keep, vocab]` float32, made when first looked at."""
+        if self._logits is None:
+            self._logits = spread(self.compact, self.support, self.vocab_size, -math.inf)
+        return self._logits
+
+    def __len__(self) -> int:
+        return int(self.compact.shape[0])
+
+    def last(self, count: int) -> Output:
+        """The last `count` of the kept positions."""
+        return self.part(len(self) - count, len(self)) if count < len(self) else self
+
+    def part(self, start: int, end: int) -> Output:
+        """The kept positions from `start` up to `end`."""
+        states = None if self.hidden is None else self.hidden[start:end]
+        return Output(self.compact[start:end], states, self.support, self.vocab_size)
+
+    def rows(self, sampling: Sampling, written: Sequence[int] = ()) -> Rows:
+        """The kept positions under a request's sampling parameters.
+
+        Args:
+            written: output and draft tokens before the token that the last row predicts, for penalties; the row before it
+                counts one token fewer, and so on.
+        """
+        if sampling.banned_token_ids or sampling.biases or sampling.penalises:  # they name tokens, of which some may have no column
+            return LogitRows(self.logits, sampling, self.hidden, written)
+        return LogitRows(self.compact, sampling, self.hidden, support=self.support, vocab_size=self.vocab_size)
+
+
+class Recorder(Protocol):
+    """Sees what the models of one request say."""
+
+    def saw(self, role: Role, sequence: Sequence[int], output: Output, steps: int) -> None:
+        """A forward of draft or target is over; must not raise.
+
+        Args:
+            sequence: text and draft that the model has read now; its list may grow, what is in it stays.
+            output: what it says at its last positions, each about the token that comes next.
+            steps: as in `Forward`: behind `sequence` the model has read its own greedy tokens, one fewer.
+        """
+
+
+class Model(Protocol):
+    """A model over slots. `module_model.ModuleModel`, the ONNX and the table model implement it.
+
+    A slot is one request's view: tokens are fed in order, `rollback` forgets the last ones.
+    """
+
+    vocab_size: int
+    max_context: int
+
+    def open(self) -> int:
+        """Take a free slot of length 0."""
+
+    def close(self, slot: int) -> None:
+        """Give the slot back."""
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Forget everything behind the first `length` tokens of a slot."""
+
+    def open_branch(self) -> int:
+        """Take a slot for a further sequence of a request that has a slot already; there is always one."""
+
+    def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
+        """Make slot `into` hold the first `length` tokens of slot `source`, and nothing else; the first `known` it holds already."""
+
+    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+        """Run all rows as one ragged batch; at most one row per slot."""

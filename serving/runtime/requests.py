@@ -1,0 +1,123 @@
+"""A request: how its tokens are drawn, and the text that is being written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from serving.errors import InvalidRequest
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a request's tokens are drawn.
+
+    Args:
+        max_tokens: tokens to emit at most, at least 1.
+        temperature: 0 means greedy.
+        top_k: keep the k most likely tokens, 0 keeps all.
+        top_p: keep the smallest set with at least this probability, in (0, 1].
+        seed: seed of all random streams of the request.
+        stop_token_ids: tokens that end the text (EOS among them); the token itself is part of the output.
+        banned_token_ids: tokens that neither draft nor target may produce.
+        presence_penalty: subtracted once from the logit of every token that the output holds already (OpenAI's meaning).
+        frequency_penalty: subtracted as often as the output holds the token. Prompt tokens never count for either.
+        logit_bias: token → number added to its logit; kept as sorted pairs.
+        repeatable: the client chose the seed to get the same answer again: a busy server leaves such a request's drafts alone.
+        logprobs: rate every token by the target and name so many of the likeliest beside it; None: rate nothing, which costs nothing.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    banned_token_ids: frozenset[int] = frozenset()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    repeatable: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        object.__setattr__(self, "logit_bias", tuple(sorted(pairs)))
+        if self.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if not 0 <= self.temperature < math.inf:
+            raise InvalidRequest(f"temperature must be a finite number of at least 0, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise InvalidRequest(f"top_p must be in (0, 1], not {self.top_p}")
+        if self.top_k < 0:
+            raise InvalidRequest(f"top_k must be at least 0, not {self.top_k}")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise InvalidRequest(f"logprobs must be at least 0, not {self.logprobs}: leave it out for none")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise InvalidRequest(f"{name} must be a finite number, not {getattr(self, name)}")
+        for token, bias in self.biases:
+            if not math.isfinite(bias):
+                raise InvalidRequest(f"logit_bias of token {token} must be a finite number, not {bias}: to forbid a token, ban it")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as (token, number) pairs."""
+        return self.logit_bias if isinstance(self.logit_bias, tuple) else tuple(self.logit_bias.items())
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the logits of a position depend on the output before it."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class Text:
+    """Prompt and output of a request; only final tokens are ever appended.
+
+    >>> text = Text([5, 6], Sampling(max_tokens=3, stop_token_ids=frozenset({9})))
+    >>> text.append([7, 9, 8]), text.output, text.finish_reason
+    (2, [7, 9], 'stop')
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling):
+        if not prompt:
+            raise InvalidRequest("the prompt is empty: give at least one token")
+        self.ids = list(prompt)
+        self.prompt_length = len(prompt)
+        self.sampling = sampling
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def output(self) -> list[int]:
+        return self.ids[self.prompt_length :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.sampling.max_tokens - (len(self.ids) - self.prompt_length)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def append(self, tokens: Sequence[int]) -> int:
+        """Append final tokens up to the first stop token or the budget; return how many were taken."""
+        taken = 0
+        for token in tokens:
+            if self.finished:
+                break
+            self.ids.append(token)
+            taken += 1
+            if token in self.sampling.stop_token_ids:
+                self.finish_reason = "stop"
+            elif self.remaining == 0:
+                self.finish_reason = "length"
+        return taken
