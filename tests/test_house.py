@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import REPO
 
-PROMPTS = REPO / "components" / "data" / "demo_prompts.jsonl"
+PROMPTS = REPO / "components" / "prompts" / "data" / "demo_prompts.jsonl"
 TASKS = ["setup", "demo", "test", "test-all", "lint", "audit", "bench", "bench-gpu", "gate", "deploy", "serve", "ui", "prefect-server",
          "worker", "schedule", "clean"]
 LARGEST_FILE = 40_000_000  # bytes: what the largest shipped model, a qualifier, may take

@@ -56,7 +56,7 @@ def library_versions() -> dict[str, str]:
 def git_commit() -> str | None:
     """Commit of this project's own checkout; None where it is installed, not checked out."""
     here = Path(__file__).resolve()
-    if not (here.parent.parent / ".git").exists():  # an installed copy may lie inside another project's repository
+    if not (here.parents[2] / ".git").exists():  # an installed copy may lie inside another project's repository
         return None
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here.parent, capture_output=True, text=True, timeout=10)

@@ -26,7 +26,7 @@ def test_the_commit_is_the_checkouts_own(monkeypatch, tmp_path):
         assert git_commit() == head.stdout.strip()
     monkeypatch.chdir(tmp_path)
     assert git_commit() == (head.stdout.strip() or None)  # of the project, not of the current directory
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "site-packages" / "components" / "provenance.py"))
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "site-packages" / "components" / "report" / "provenance.py"))
     assert git_commit() is None
 
 

@@ -60,7 +60,7 @@ CHILD = """
 import sys
 from pathlib import Path
 import pytest
-from tests.serving import test_no_unpickling as it
+from tests.serving.bundle import test_no_unpickling as it
 
 with pytest.MonkeyPatch.context() as patch:
     tried = it.forbid_pickles(patch)

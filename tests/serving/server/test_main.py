@@ -103,8 +103,8 @@ LOADING = """
 import gc, signal, sys, threading, time
 from pathlib import Path
 
-from serving.runtime.types import DraftwellError
-from serving.server import served
+from serving.errors import DraftwellError
+from serving.server.model import served_model
 from serving.server.main import run
 
 seen = []
@@ -118,7 +118,7 @@ def from_bundle(folder, **options):
     raise DraftwellError("enough")
 
 
-served.from_bundle = from_bundle
+served_model.from_bundle = from_bundle
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     run(Path(sys.argv[1]), port=0)
@@ -149,10 +149,10 @@ SWITCHING = """
 import gc, sys, time
 from pathlib import Path
 
-from serving.server import served
+from serving.server.model import served_model
 from serving.server.main import run
 
-load = served.from_bundle
+load = served_model.from_bundle
 
 
 def from_bundle(folder, beside=None, **options):
@@ -163,7 +163,7 @@ def from_bundle(folder, beside=None, **options):
     return load(folder, beside=beside, **options)
 
 
-served.from_bundle = from_bundle
+served_model.from_bundle = from_bundle
 run(Path(sys.argv[1]), port=0, slots=1, max_context=64)
 """
 

@@ -125,11 +125,12 @@ def ask(address: str, prompt: str) -> dict[str, Any]:
 # The command, with a switch of bundles that stands still at the moment named first, and says so on a line of its own.
 PAUSED = """
 import sys
-from serving.server import main, served
+from serving.server import main
+from serving.server.model import served_model
 from serving.server.model.snapshots import Snapshots
 
 moment = sys.argv.pop(1)
-load, follow = served.from_bundle, Snapshots.follow
+load, follow = served_model.from_bundle, Snapshots.follow
 
 def pause():
     print("paused", flush=True)
@@ -152,7 +153,7 @@ def following(self, pool, origin):
     if switched and moment == "its state is written":
         pause()
 
-served.from_bundle, Snapshots.follow = from_bundle, following
+served_model.from_bundle, Snapshots.follow = from_bundle, following
 main.main()
 """
 MOMENTS = ("in a stream", "the link has moved", "the next bundle is read", "the next bundle is loaded", "the next bundle serves",

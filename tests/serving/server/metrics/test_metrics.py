@@ -208,7 +208,7 @@ def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> N
 
 def test_every_outcome_of_feedback_has_a_series() -> None:
     """Names that the code counts requests under, read from the code itself."""
-    folder = Path(metrics_module.__file__).parent
+    folder = Path(metrics_module.__file__).parents[1] / "feedback"
     code = "".join((folder / name).read_text(encoding="utf-8") for name in ("feedback.py", "spool.py"))
     named = set(re.findall(r'"((?:dropped|skipped)_\w+|recorded|written|failed)"', code))
     assert named == set(FEEDBACK)
