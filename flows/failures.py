@@ -24,7 +24,7 @@ class DiskFull(DraftwellError):
 
 
 @contextmanager
-def telling_of_a_full_disk() -> Iterator[None]:
+def disk_full_as_error() -> Iterator[None]:
     """Turn what any library raises for lack of room into one line that says where and what to do.
 
     Raises:

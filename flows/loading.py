@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.progress import announce, counting
-from flows.steps.publish import Bar, Station
+from flows.steps.publish import Bar, StepContext
 from flows.workspace import Say, Workspace
 from serving.artifacts.pair_files import draftwell_home
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from flows.settings import PipelineSettings
-    from flows.workers.task_runners import Fan
+    from flows.workers.task_runners import WorkerPool
 
 
-_kept: dict[Any, Station] = {}
+_kept: dict[Any, StepContext] = {}
 """The pair that was loaded last, by all that it was loaded with."""
 
 
-def _loaded(*asked: Any) -> Station:
+def _loaded(*asked: Any) -> StepContext:
     """The kept pair, or another in its place; it is let go before the next is loaded, as both may not fit into memory."""
     if asked not in _kept:
         _kept.clear()
@@ -29,18 +29,18 @@ def _loaded(*asked: Any) -> Station:
 
 
 def _load(name: str, dtype: str | None, device: str, slots: int, max_context: int | None, any_strategy: bool,
-          pad_target: float | None, say: Say, *places: Path) -> Station:
+          pad_target: float | None, say: Say, *places: Path) -> StepContext:
     workspace = Workspace(name, dtype, say)
     from serving.runtime.strategies import STRATEGIES
 
     strategies = STRATEGIES if any_strategy else ()
-    return Station(workspace, workspace.load(slots=slots, device=device, max_context=max_context, pad_target=pad_target,
+    return StepContext(workspace, workspace.load(slots=slots, device=device, max_context=max_context, pad_target=pad_target,
                                              strategies=strategies))
 
 
-def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, max_context: int | None = None,
+def open_pair(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, max_context: int | None = None,
                  say: Say = announce, bar: Bar | None = None, any_strategy: bool = True,
-                 pad_target: float | None = None) -> Station:
+                 pad_target: float | None = None) -> StepContext:
     """A pair's workspace with its models; the last one loaded is kept.
 
     Args:
@@ -49,23 +49,23 @@ def open_station(name: str, dtype: str | None = None, *, device: str = "cpu", sl
         pad_target: as in `load_pair`.
     """
     station = _loaded(name, dtype, device, slots, max_context, any_strategy, pad_target, say, draftwell_home().absolute(), Path.cwd())
-    return Station(station.workspace, station.pair, bar)
+    return StepContext(station.workspace, station.pair, bar)
 
 
-def station_of(settings: PipelineSettings, say: Say = announce, **load: Any) -> Station:
-    """The station of a pipeline's settings; `load`: further arguments of `open_station`."""
+def open_from_settings(settings: PipelineSettings, say: Say = announce, **load: Any) -> StepContext:
+    """The station of a pipeline's settings; `load`: further arguments of `open_pair`."""
     if settings.threads:
         import torch
 
         torch.set_num_threads(settings.threads)
-    return open_station(settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"), **load)
+    return open_pair(settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"), **load)
 
 
-def fan_of_settings(settings: PipelineSettings) -> Fan | None:
+def worker_pool_of(settings: PipelineSettings) -> WorkerPool | None:
     """How a pipeline's settings spread its stations over workers."""
-    from flows.workers.task_runners import fan_of
+    from flows.workers.task_runners import worker_pool_for
 
-    return fan_of(settings.runner, settings.workers, threads=settings.threads, device=settings.device)
+    return worker_pool_for(settings.runner, settings.workers, threads=settings.threads, device=settings.device)
 
 
 def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:

@@ -19,7 +19,7 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
     from serving.runtime.pair import LoadedPair
-    from serving.runtime.strategies import Kit, Strategy
+    from serving.runtime.strategies import Strategy, StrategyResources
 
 Say = Callable[[str], None]
 
@@ -92,13 +92,13 @@ class Workspace:
                          pad_target=pad_target, onnx_draft=onnx_draft, draft_device=draft_device, keep_modules=keep_modules,
                          qualifier=qualifier)
 
-    def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> Kit:
+    def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> StrategyResources:
         """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.
 
         Args:
             folder: a folder of artifact folders that goes before the workspace's; a foreign artifact there is an error.
         """
-        from serving.runtime.strategies import Kit, find_strategy
+        from serving.runtime.strategies import StrategyResources, find_strategy
 
         if folder is not None and not folder.is_dir():
             raise DraftwellError(f"no artifacts folder {folder}: check --artifacts")
@@ -107,7 +107,7 @@ class Workspace:
         if "hardware_profile" in found:
             found["hardware_profile"] = self._profile_for(pair, found["hardware_profile"])
         artifacts = {kind: artifact for kind, artifact in found.items() if artifact is not None}
-        return Kit(artifacts, pair.special_tokens, deterministic)
+        return StrategyResources(artifacts, pair.special_tokens, deterministic)
 
     def strategies(self, pair: LoadedPair, wanted: Iterable[tuple[str, Mapping[str, Any]]], **options: Any) -> list[Strategy]:
         """Strategies by name and parameters, with their artifacts."""
@@ -148,13 +148,13 @@ class Workspace:
             return found
         if "draft" not in pair.models:
             return None
-        from components.calibrate.hardware_profile import profile
+        from components.calibrate.hardware_profile import measure_profile
         from components.report.provenance import provenance
 
         words = [*(["with the padded target"] if pair.padded_to is not None else []),
                  *([f"with the draft on {special['draft_device']}"] if special["draft_device"] is not None else [])]
         self.say(f"measuring a hardware profile for {here} " + (", ".join(words) or "(once, about 10 s)"))
-        made = profile(pair, provenance(pair, device_class=here, parameters=unlike or None))
+        made = measure_profile(pair, provenance(pair, device_class=here, parameters=unlike or None))
         if not unlike:
             self.save(made)
         return made

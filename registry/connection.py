@@ -60,7 +60,7 @@ def connect(uri: str) -> MlflowClient:
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry.abstract_store"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _say_once_that_we_wait(uri)
-    with reaching(uri), _one_at_a_time(uri):
+    with registry_errors(uri), _one_at_a_time(uri):
         client = MlflowClient(uri, registry_uri)
         if uri.startswith(SQLITE):
             client.search_registered_models(max_results=1)  # creates the tables
@@ -113,7 +113,7 @@ def _one_at_a_time(uri: str) -> Iterator[None]:
 
 
 @contextmanager
-def reaching(uri: str) -> Iterator[None]:
+def registry_errors(uri: str) -> Iterator[None]:
     """Turn what MLflow, its database or its files raise into one line that names the registry, without its password."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.connection import artifact_folder, connect, default_uri, reaching
+from registry.connection import artifact_folder, connect, default_uri, registry_errors
 from registry.folders import base_pair, check_files, copy_artifact, model_name
 from registry.model_card import describe, describe_model, figures_of, fitting, write_mlmodel
 from registry.strict import validate
@@ -96,7 +96,7 @@ class Store:
         tags = {"kind": kind, "pair": base_pair(kind, pair), "digest": digest, "fingerprint": made["fingerprint"],
                 "trace_digest": made["trace_digest"] or "", "git_commit": made["git_commit"] or "",
                 "device_class": made["device_class"] or "", "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True)}
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             if existing := self._find(name, digest, made["fingerprint"]):
                 return existing
             figures, settings = figures_of(folder, manifest)
@@ -185,7 +185,7 @@ class Store:
         name, wanted = model_name(kind, pair), str(version_or_alias)
         from mlflow.exceptions import MlflowException
 
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             try:
                 if wanted.isdigit():
                     return _published(self.client.get_model_version(name, wanted))
@@ -204,7 +204,7 @@ class Store:
 
         into.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}.") as place:
-            with reaching(self.uri):
+            with registry_errors(self.uri):
                 raw = Path(download_artifacts(artifact_uri=published.source, dst_path=place, tracking_uri=self.uri))
             manifest = read_manifest(raw)
             check_files(raw, manifest)
@@ -218,14 +218,14 @@ class Store:
 
     def set_alias(self, published: Published, alias: str) -> None:
         """Let an alias name this version; it leaves the version that had it."""
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             _insert_or_change(lambda: self.client.set_registered_model_alias(published.name, alias, str(published.version)))
 
     def get_aliases(self, kind: str, pair: str) -> dict[str, int]:
         """alias → version (searching for versions does not tell their aliases)."""
         from mlflow.exceptions import MlflowException
 
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             try:
                 model = self.client.get_registered_model(model_name(kind, pair))
             except MlflowException as error:
@@ -236,27 +236,27 @@ class Store:
 
     def set_tag(self, published: Published, key: str, value: str) -> None:
         """Add a tag to a version, or change it."""
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             _insert_or_change(lambda: self.client.set_model_version_tag(published.name, str(published.version), key, value))
 
     def describe(self, published: Published, words: str) -> None:
         """Replace a version's description."""
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             self.client.update_model_version(published.name, str(published.version), fitting(words))
 
     def description(self, published: Published) -> str:
         """A version's description."""
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             return self.client.get_model_version(published.name, str(published.version)).description or ""
 
     def log_text(self, published: Published, text: str, file: str) -> None:
         """Keep a text with the version's run."""
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             self.client.log_text(published.run_id, text, file)
 
     def log_files(self, published: Published, files: Iterable[Path], folder: str) -> None:
         """Keep files with the version's run, under a folder of its artifacts."""
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             for file in files:
                 self.client.log_artifact(published.run_id, str(file), folder)
 
@@ -265,17 +265,17 @@ class Store:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             self.client.log_batch(published.run_id, [Metric(key, float(value), now, 0) for key, value in metrics.items()])
 
     def metrics(self, published: Published) -> dict[str, float]:
         """The figures of the version's run."""
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             return dict(self.client.get_run(published.run_id).data.metrics)
 
     def versions(self, kind: str, pair: str) -> list[Published]:
         """All versions, the oldest first."""
-        with reaching(self.uri):
+        with registry_errors(self.uri):
             found: list[ModelVersion] = []
             token: str | None = None
             while token != "":

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from components.bench.device_parity import check_against
-from components.bench.metrics import REFERENCE, Judge, fastest, gamma_of_parameters
+from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters
 from components.bench.peak_memory import peaks_over_models
 from components.bench.peers import load_peers
-from components.bench.ratios import curves, headlines, worst
+from components.bench.ratios import curves, headlines, largest_overheads
 from components.bench.runner import Config, Log, Progress, StrategyContender, contenders_of, measure, naming
 from components.bench.target_agreement import argmax_matches
 from components.prompts.prompt import Prompt, ids_of, prompts_digest, several_turns
 from components.report.machine import describe_machine
 from components.report.threads import using_threads
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 
 FASTEST = "vanilla_sd at its fastest gamma"
 PILOT_GAMMAS, PILOT_PROMPTS, PILOT_TOKENS = (1, 2, 3, 5), 3, 24
 
 
-def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], kit: Kit, *, max_tokens: int = 128,
+def run_bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], kit: StrategyResources, *, max_tokens: int = 128,
           temperature: float = 0.0, runs: int = 1, warmup: bool = True, seed: int = 0, peers: Sequence[str] = (),
           threads: int | None = None, extra: Sequence[StrategyContender] = (), cost_ratios: bool = True, memory: bool = False,
           check: LoadedPair | None = None, log: Log | None = None, progress: Progress | None = None) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         plain JSON: `pair`, `fingerprint`, `padded_to` (None: the target as it is), `machine`, `settings`, `prompts` (how many),
         `prompt_ids`, `prompts_digest`, `several_turns` (prompts of which only the first of several turns was decoded), `references`
         (prompts behind every ROUGE-L), `strategies: {label: figures}`, `cost_reference` (vanilla SD at its fastest gamma, which
-        cost ratios are against), `peers: {name: {label: figures}}`, `headlines` (ratios with intervals), `worst`, `curves` and
+        cost ratios are against), `peers: {name: {label: figures}}`, `headlines` (ratios with intervals), `largest_overheads`, `curves` and
         `cpu_check`. A label is the strategy's name, with its parameters where it was measured with several. Beside the
         figures each entry has `per_prompt` rows, digests of what it rests on (`origins`) and, for lossy strategies, quality. A
         figure that cannot be had is None.
@@ -58,7 +58,7 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
         measured = measure(pair, kit, configs, prompts, max_tokens=max_tokens, temperature=temperature, runs=runs,
                            warmup=warmup, seed=seed, progress=progress,
                            extra=[*extra, *(contender for group in groups.values() for contender in group.contenders)])
-        judge = Judge(pair, prompts, measured, temperature=temperature)
+        judge = BenchMetrics(pair, prompts, measured, temperature=temperature)
         entries = {label: judge.figures(label) | {"peak_memory_mb": peaks.get(label)} for label in measured}
         machine = describe_machine(pair)
         checked = check_against(check, measured, prompts, max_tokens=max_tokens) if check else None
@@ -68,13 +68,28 @@ def bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prom
     if log:
         log_figures(own, log)
     return {
-        "pair": pair.name, "fingerprint": pair.fingerprint, "padded_to": pair.padded_to, "machine": machine, "settings": settings,
-        "prompts": len(prompts), "prompt_ids": [p.id for p in prompts], "prompts_digest": prompts_digest(prompts),
-        "several_turns": several_turns(prompts), "references": sum(bool(p.reference) for p in prompts),
-        "longest_prompt": max(len(ids) for ids in judge.encoded), "strategies": own, "cost_reference": judge.cost_reference(),
-        "peers": {name: {c.label.partition("/")[2]: entries[c.label] for c in group.contenders} | {"notes": group.notes}
-                  for name, group in groups.items()},
-        "headlines": headlines(judge, entries, gamma_of(configs)), "worst": worst(own), "curves": curves(own), "cpu_check": checked}
+        "pair": pair.name,
+        "fingerprint": pair.fingerprint,
+        "padded_to": pair.padded_to,
+        "machine": machine,
+        "settings": settings,
+        "prompts": len(prompts),
+        "prompt_ids": [p.id for p in prompts],
+        "prompts_digest": prompts_digest(prompts),
+        "several_turns": several_turns(prompts),
+        "references": sum(bool(p.reference) for p in prompts),
+        "longest_prompt": max(len(ids) for ids in judge.encoded),
+        "strategies": own,
+        "cost_reference": judge.cost_reference(),
+        "peers": {
+            name: {c.label.partition("/")[2]: entries[c.label] for c in group.contenders} | {"notes": group.notes}
+            for name, group in groups.items()
+        },
+        "headlines": headlines(judge, entries, gamma_of(configs)),
+        "worst": largest_overheads(own),
+        "curves": curves(own),
+        "cpu_check": checked,
+    }
 
 
 def warm_up(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int) -> None:
@@ -87,7 +102,7 @@ def warm_up(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int) -> Non
             model.warm_up(reach=min(reach, model.max_context))
 
 
-def config_quality(pair: LoadedPair, kit: Kit, config: Config, prompts: Sequence[Prompt], *, max_tokens: int = 64) -> float:
+def config_quality(pair: LoadedPair, kit: StrategyResources, config: Config, prompts: Sequence[Prompt], *, max_tokens: int = 64) -> float:
     """Share of a config's emitted tokens, decoded greedily, that are the target's argmax behind the same prefix."""
     measured = next(iter(measure(pair, kit, [config], prompts, max_tokens=max_tokens, warmup=False).values()))
     encoded = [ids_of(pair, prompt) for prompt in prompts]
@@ -95,7 +110,7 @@ def config_quality(pair: LoadedPair, kit: Kit, config: Config, prompts: Sequence
     return matches / sum(measured.tokens)
 
 
-def missing_fastest_vanilla(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt],
+def missing_fastest_vanilla(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt],
                             max_tokens: int) -> list[StrategyContender]:
     """Vanilla SD at its fastest gamma, the measure of every cost ratio, where the run does not hold it already.
 
@@ -115,7 +130,7 @@ def missing_fastest_vanilla(pair: LoadedPair, kit: Kit, configs: Sequence[Config
     return [StrategyContender(pair, kit, ("vanilla_sd", best.contender.parameters), FASTEST)]
 
 
-def memory_peaks(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
+def memory_peaks(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
                  progress: Progress | None) -> dict[str, float | None]:
     """Peak megabytes of every config over the models, on the longest prompt (see `memory`)."""
     if progress:

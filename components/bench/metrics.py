@@ -11,7 +11,7 @@ from components.bench.answers.accuracy import Checked, checked, task_accuracy
 from components.bench.answers.rouge import mean_rouge_l
 from components.bench.origins import origins
 from components.bench.runner import Measurement, StrategyContender
-from components.bench.target_agreement import Agreement, Difference, agreement_of, difference
+from components.bench.target_agreement import Difference, TargetAgreement, agreement_of, difference
 from components.prompts.prompt import Prompt, ids_of
 from components.report.intervals import paired_bootstrap_ratio
 from serving.runtime.pair import LoadedPair
@@ -22,7 +22,7 @@ FLOOR_SHARE, FLOOR_POINTS = 0.90, 2.0
 """Quality floor of lossy strategies: share of tokens that are the target's argmax, and ROUGE-L points lost to vanilla SD."""
 
 
-class Judge:
+class BenchMetrics:
     """Figures of contenders, each against the autoregressive one.
 
     Args:
@@ -122,7 +122,7 @@ class Judge:
         accuracy where answers can be checked, and whether it holds the floor."""
         ours = m.contender if isinstance(m.contender, StrategyContender) else None
         lossy = ours is not None and not ours.lossless
-        kept = self.agreement(m) if lossy else Agreement(0, 0, 0.0)
+        kept = self.agreement(m) if lossy else TargetAgreement(0, 0, 0.0)
         points, base = self.rouge_l(m), self.base_rouge_l
         gained = None if points is None or base is None else points - base
         held = None if kept.share is None or gained is None else kept.share >= FLOOR_SHARE and gained >= -FLOOR_POINTS
@@ -159,7 +159,7 @@ class Judge:
                 found.append(difference(self.pair, m.prompt_ids[i], self.encoded[i], run.tokens, reference))
         return [d for d in found if d is not None]
 
-    def agreement(self, m: Measurement) -> Agreement:
+    def agreement(self, m: Measurement) -> TargetAgreement:
         """How the emitted tokens stand to the target behind the same prefixes."""
         return agreement_of(self.pair, self.encoded, [run.tokens for run in m.typical], self.temperature)
 

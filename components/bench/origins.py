@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from serving.runtime.strategies import Kit, find_strategy
+from serving.runtime.strategies import StrategyResources, find_strategy
 
 
-def origins(strategy: str, parameters: Mapping[str, Any], kit: Kit) -> dict[str, Any]:
+def origins(strategy: str, parameters: Mapping[str, Any], kit: StrategyResources) -> dict[str, Any]:
     """Digests by which `draftwell lineage` walks from a row back to the traces.
 
     Args:

@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from components.bench.metrics import REFERENCE, Judge, fastest, gamma_of_parameters, splits_cores, strategy_of
+from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters, splits_cores, strategy_of
 from components.bench.runner import Measurement, StrategyContender
 
 GENERATE, ASSISTED = "transformers/autoregressive", "transformers/assisted"
 
 
-def headlines(judge: Judge, entries: Mapping[str, Mapping[str, Any]], assisted_gamma: int | None = None) -> list[dict[str, Any]]:
+def headlines(judge: BenchMetrics, entries: Mapping[str, Mapping[str, Any]], assisted_gamma: int | None = None) -> list[dict[str, Any]]:
     """Rows of `name`, `contender`, `against`, `ratio`, `low`, `high`, `cost_ratio` (None where it says nothing).
 
     Args:
@@ -33,7 +33,7 @@ def headlines(judge: Judge, entries: Mapping[str, Mapping[str, Any]], assisted_g
     return rows
 
 
-def comparisons(judge: Judge, entries: Mapping[str, Mapping[str, Any]],
+def comparisons(judge: BenchMetrics, entries: Mapping[str, Mapping[str, Any]],
                 assisted_gamma: int | None) -> Iterator[tuple[str, Measurement | None, Measurement | None]]:
     """(name, contender, base); either is None where it was not measured."""
     measured, plain = judge.measured, judge.reference
@@ -60,12 +60,12 @@ def same_gamma(measured: Sequence[Measurement], gamma: int | None) -> Measuremen
                  and isinstance(m.contender, StrategyContender) and gamma_of_parameters(m.contender.parameters) == gamma), None)
 
 
-def unrestricted(judge: Judge) -> Measurement | None:
+def unrestricted(judge: BenchMetrics) -> Measurement | None:
     """The fastest vanilla SD on all cores."""
     return None if judge.vanilla is judge.vanilla_split else judge.vanilla
 
 
-def worst(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any] | None]:
+def largest_overheads(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any] | None]:
     """`overhead_fraction` and `peak_memory_mb` → the `label` of the strategy with the largest, and its `value`; None of none."""
     found: dict[str, dict[str, Any] | None] = {}
     for key in ("overhead_fraction", "peak_memory_mb"):

@@ -17,7 +17,7 @@ Entry = Mapping[str, Any]
 
 def entries_of(report: Mapping[str, Any]) -> list[tuple[str, Entry]]:
     """Label and figures of all that were measured: strategies, the cost reference where it is none of them, peers."""
-    entries = [(shown(label, entry), entry) for label, entry in report["strategies"].items()]
+    entries = [(label_with_parameters(label, entry), entry) for label, entry in report["strategies"].items()]
     reference = report.get("cost_reference")
     if reference and all(reference["per_prompt"] != entry["per_prompt"] for _, entry in entries):
         entries.append((f"vanilla_sd(num_speculative_tokens={reference['num_speculative_tokens']})", reference))
@@ -26,7 +26,7 @@ def entries_of(report: Mapping[str, Any]) -> list[tuple[str, Entry]]:
     return entries
 
 
-def shown(label: str, entry: Entry) -> str:
+def label_with_parameters(label: str, entry: Entry) -> str:
     """A label with the parameters that were set, which it leaves out where a strategy was measured once.
 
     >>> shown("sprinter", {"parameters": {"tau": "0.9"}}), shown("spide(tau=0.5)", {"parameters": {"tau": "0.5"}}), shown("x", {})
@@ -80,10 +80,18 @@ def quality_table(report: Mapping[str, Any]) -> str:
     for label, entry in report["strategies"].items():
         if not entry["lossless"]:
             over = entry.get("over_vanilla")
-            rows.append([shown(label, entry), between(over["ratio"], over["low"], over["high"]) if over else "–",
-                         number(entry.get("target_argmax_share"), ".1%"), number(entry.get("kl"), ".3f"),
-                         number(entry.get("rouge_l"), ".1f"), number(entry.get("rouge_l_difference"), "+.1f"),
-                         number(entry.get("rescued_share"), ".1%"), floors[entry.get("holds_floor")]])
+            rows.append(
+                [
+                    label_with_parameters(label, entry),
+                    ratio_with_interval(over["ratio"], over["low"], over["high"]) if over else "–",
+                    number(entry.get("target_argmax_share"), ".1%"),
+                    number(entry.get("kl"), ".3f"),
+                    number(entry.get("rouge_l"), ".1f"),
+                    number(entry.get("rouge_l_difference"), "+.1f"),
+                    number(entry.get("rescued_share"), ".1%"),
+                    floors[entry.get("holds_floor")],
+                ]
+            )
     # Of samples it is KL(π ‖ p) + H(π) − H(p), no divergence (`quality.agreement`): it may be negative.
     divergence = "KL, nats" if report["settings"]["temperature"] == 0 else "excess surprisal, nats"
     columns = ("lossy strategy", "over vanilla_sd", "argmax share", divergence, rouge_l_column(report), "± vanilla", "rescued",
@@ -96,23 +104,23 @@ def task_table(report: Mapping[str, Any]) -> str:
     rows = []
     for label, entry in report["strategies"].items():
         for task, figures in (entry.get("tasks") or {}).items():
-            change = "–" if figures["difference"] is None else between(figures["difference"], figures["low"], figures["high"])
-            rows.append([shown(label, entry), task, str(figures["count"]), number(figures["accuracy"], ".1%"), change,
+            change = "–" if figures["difference"] is None else ratio_with_interval(figures["difference"], figures["low"], figures["high"])
+            rows.append([label_with_parameters(label, entry), task, str(figures["count"]), number(figures["accuracy"], ".1%"), change,
                          figures["note"] or ""])
     return markdown(("lossy strategy", "task", "prompts", "right", "± autoregressive", "note"), rows) if rows else ""
 
 
 def headline_rows(report: Mapping[str, Any]) -> list[list[str]]:
     """The ratios of the bench, in `HEADLINE_COLUMNS`."""
-    names = {label: shown(label, entry) for label, entry in report["strategies"].items()}
-    return [[row["name"], between(row["ratio"], row["low"], row["high"]), number(row["cost_ratio"], ".2f"),
+    names = {label: label_with_parameters(label, entry) for label, entry in report["strategies"].items()}
+    return [[row["name"], ratio_with_interval(row["ratio"], row["low"], row["high"]), number(row["cost_ratio"], ".2f"),
              names.get(row["contender"], row["contender"]), names.get(row["against"], row["against"])]
             for row in report.get("headlines", [])]
 
 
-def worst_lines(report: Mapping[str, Any]) -> str:
+def overhead_lines(report: Mapping[str, Any]) -> str:
     """The largest overhead and the largest peak of memory among the strategies, as a Markdown list."""
-    names = {label: shown(label, entry) for label, entry in report["strategies"].items()}
+    names = {label: label_with_parameters(label, entry) for label, entry in report["strategies"].items()}
     forms = {"overhead_fraction": ("largest overhead", ".1%", ""), "peak_memory_mb": ("largest peak over weights and caches", ".0f", " MB")}
     return "".join(f"- {forms[key][0]}: {number(found['value'], forms[key][1])}{forms[key][2]} ({names[found['label']]})\n"
                    for key, found in report.get("worst", {}).items() if found)
@@ -128,10 +136,10 @@ def interval(entry: Entry) -> str:
     """`1.31 [1.25, 1.38]`."""
     if entry.get("speedup") is None:
         return "–"
-    return between(entry["speedup"], entry["speedup_low"], entry["speedup_high"])
+    return ratio_with_interval(entry["speedup"], entry["speedup_low"], entry["speedup_high"])
 
 
-def between(ratio: float, low: float, high: float) -> str:
+def ratio_with_interval(ratio: float, low: float, high: float) -> str:
     """A ratio with its interval."""
     return f"{ratio:.2f} [{low:.2f}, {high:.2f}]"
 
@@ -186,7 +194,7 @@ def markdown_table(report: Mapping[str, Any]) -> str:
 def bench_markdown(report: Mapping[str, Any]) -> str:
     """All tables of a bench as Markdown: speed, ratios, time and memory, quality of lossy strategies, curves."""
     parts = [f"## Bench of {report['pair']}\n\n{markdown_table(report)}",
-             f"### Ratios\n\n{markdown(HEADLINE_COLUMNS, headline_rows(report))}\n{worst_lines(report)}",
+             f"### Ratios\n\n{markdown(HEADLINE_COLUMNS, headline_rows(report))}\n{overhead_lines(report)}",
              "### Time and memory\n\nShares of the wall time; TTFT and prefill are medians over prompts; memory is over weights and caches."
              f"\n\n{time_table(report)}"]
     if quality := quality_table(report):

@@ -18,7 +18,7 @@ from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import Kit, build_strategy, find_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy, find_strategy
 
 Config = tuple[str, Mapping[str, Any]]
 """A strategy's name, with `@1+1` behind it for equal cores, and parameters."""
@@ -66,7 +66,7 @@ class StrategyContender:
     `split_cores` says whether each model had its own share of the cores, by plan or because the strategy overlaps them.
     """
 
-    def __init__(self, pair: LoadedPair, kit: Kit, config: Config, label: str):
+    def __init__(self, pair: LoadedPair, kit: StrategyResources, config: Config, label: str):
         self.pair, self.kit, self.label = pair, kit, label
         self.strategy, self.split = core_plan(config[0])
         self.parameters = dict(config[1])
@@ -142,12 +142,12 @@ def check_labels(labels: Sequence[str]) -> None:
         raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters")
 
 
-def contenders_of(pair: LoadedPair, kit: Kit, configs: Sequence[Config]) -> list[StrategyContender]:
+def contenders_of(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config]) -> list[StrategyContender]:
     """The configs, ready to run, under their labels."""
     return [StrategyContender(pair, kit, config, label) for config, label in zip(configs, labels_of(configs), strict=True)]
 
 
-def measure(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int = 128,
+def measure(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int = 128,
             temperature: float = 0.0, runs: int = 1, warmup: bool = True, seed: int = 0,
             extra: Sequence[Contender] = (), progress: Progress | None = None) -> dict[str, Measurement]:
     """Label → measurement of every config, and of the `extra` contenders, all interleaved.

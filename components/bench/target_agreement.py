@@ -88,7 +88,7 @@ def argmax_matches(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int
 
 
 @dataclass(frozen=True)
-class Agreement:
+class TargetAgreement:
     """How an output stands to the target behind the output's own prefixes; sums over its tokens, so that texts add up.
 
     Args:
@@ -101,8 +101,8 @@ class Agreement:
     matches: int
     divergence: float
 
-    def __add__(self, other: Agreement) -> Agreement:
-        return Agreement(self.tokens + other.tokens, self.matches + other.matches, self.divergence + other.divergence)
+    def __add__(self, other: TargetAgreement) -> TargetAgreement:
+        return TargetAgreement(self.tokens + other.tokens, self.matches + other.matches, self.divergence + other.divergence)
 
     @property
     def share(self) -> float | None:
@@ -115,7 +115,7 @@ class Agreement:
         return self.divergence / self.tokens if self.tokens else None
 
 
-def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], temperature: float = 0.0) -> Agreement:
+def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], temperature: float = 0.0) -> TargetAgreement:
     """Argmax matches of an output, and its divergence from the target, by one teacher-forced pass.
 
     The divergence is an estimate from one text of KL(π ‖ p) + H(π) − H(p) a token, where π is what the strategy draws from
@@ -130,7 +130,7 @@ def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], te
         temperature: that of the output; 0 compares with p̄, the softmax at 1 (METHODS, "Two pairs").
     """
     if not output:
-        return Agreement(0, 0, 0.0)
+        return TargetAgreement(0, 0, 0.0)
     logits = target_logits(pair, prompt, output[:-1], keep=len(output)).float()
     tokens = torch.tensor(list(output), device=logits.device)
     log_probs = (logits / (temperature or 1.0)).log_softmax(-1)
@@ -139,10 +139,12 @@ def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], te
         expected = log_probs.amax(-1)
     else:
         expected = -torch.special.entr(log_probs.exp()).sum(-1)
-    return Agreement(len(output), int((logits.argmax(-1) == tokens).sum()), float((expected - said).double().sum()))
+    return TargetAgreement(len(output), int((logits.argmax(-1) == tokens).sum()), float((expected - said).double().sum()))
 
 
 def agreement_of(pair: LoadedPair, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]],
-                 temperature: float = 0.0) -> Agreement:
+                 temperature: float = 0.0) -> TargetAgreement:
     """Of several outputs together; prompts are token ids."""
-    return sum((agreement(pair, ids, output, temperature) for ids, output in zip(prompts, outputs, strict=True)), Agreement(0, 0, 0.0))
+    return sum(
+        (agreement(pair, ids, output, temperature) for ids, output in zip(prompts, outputs, strict=True)), TargetAgreement(0, 0, 0.0)
+    )

@@ -21,15 +21,25 @@ from components.report.tables import first_turns, rich_table
 from serving.errors import DraftwellError
 from serving.runtime.engine.engine import Engine
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit, Strategy, build_strategy
+from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def batch_throughput(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt], *, concurrency: int = 8,
-                     max_tokens: int = 64, temperature: float = 0.0, runs: int = 1, seed: int = 0,
-                     progress: Progress | None = None) -> dict[str, Any]:
+def batch_throughput(
+    pair: LoadedPair,
+    kit: StrategyResources,
+    configs: Sequence[Config],
+    prompts: Sequence[Prompt],
+    *,
+    concurrency: int = 8,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    runs: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Tokens a second of every config, with one request in flight and with `concurrency` in flight.
 
     Args:

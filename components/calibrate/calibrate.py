@@ -23,7 +23,7 @@ from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.pair import LoadedPair
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from serving.runtime.types import Draft, Verdict
 
@@ -108,7 +108,7 @@ def judged_tokens(rows: pa.Table) -> list[tuple[float, bool]]:
 class RecordingSD(VanillaSD):
     """Standard speculative decoding that keeps every (rejected token, token recovered in its place)."""
 
-    def __init__(self, config: Any, kit: Kit):
+    def __init__(self, config: Any, kit: StrategyResources):
         super().__init__(config, kit)
         self.rejections: list[tuple[int, int]] = []
 
@@ -138,7 +138,7 @@ def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provena
     encoded = encode_all(pair, prompts, max_tokens, RecordingSD.roles)
     config = VanillaSD.Config(num_speculative_tokens=gamma)
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    recorders = [RecordingSD(config, Kit()) for _ in prompts]
+    recorders = [RecordingSD(config, StrategyResources()) for _ in prompts]
     requests = [(ids, replace(base, seed=seed + i)) for i, ids in enumerate(encoded)]
     engine = pair.engine()
     decode_all(engine, requests, recorders, room(engine, batch),

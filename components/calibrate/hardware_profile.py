@@ -19,14 +19,14 @@ import torch
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.device import device_class
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward, Role
 from serving.runtime.engine.workers import Workers
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 
 Log = Callable[[str, float, int], None]
 
@@ -37,7 +37,7 @@ DEEP_CONTEXT = 512
 ROLES: tuple[Role, ...] = ("target", "draft")
 
 
-def profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), repeats: int = 15,
+def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), repeats: int = 15,
             context: int = 128, log: Log | None = None) -> HardwareProfile:
     """Measure single forwards behind a context, and what a round costs beside them.
 
@@ -63,35 +63,35 @@ def profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = 
     split = time_overlapped(pair, sizes, few, context)
     onnx = time_overlapped(pair, [1], few, context, "draft_onnx")[0] if "draft_onnx" in pair.models else None
     runs = short_runs(pair)
-    details = Details(t_draft=t_draft, prefill=time_prompts(pair, [k for k in PROMPT_SIZES if k <= room + context], few),
+    details = RequestTimes(t_draft=t_draft, prefill=time_prompts(pair, [k for k in PROMPT_SIZES if k <= room + context], few),
                       per_context_token=slopes(pair, few, context, min(DEEP_CONTEXT, room + context - 1)), context=context,
-                      split_alone=time_overlapped(pair, sizes, few, context, busy=False), rest=rest_of(runs),
+                      split_alone=time_overlapped(pair, sizes, few, context, busy=False), rest=overheads_from(runs),
                       chains=bool(getattr(pair.models["draft"], "chains", False)))
     t_rest = runs["vanilla_sd"].overhead_seconds / max(1, runs["vanilla_sd"].rounds)
     made = HardwareProfile(t_draft[1], t_verify, t_rest, provenance, split, onnx, details)
     if provenance.device_class is None:
         made.provenance = provenance.model_copy(update={"device_class": device_class(pair.device)})
     if log:
-        tell(made, log)
+        log_profile(made, log)
     return made
 
 
-def tell(profile: HardwareProfile, log: Log) -> None:
+def log_profile(measure_profile: HardwareProfile, log: Log) -> None:
     """Log what a profile holds, in milliseconds."""
     def times(name: str, seconds: Mapping[int, float]) -> None:
         for tokens, value in seconds.items():
             log(name, value * 1e3, tokens)
 
-    times("t_draft_ms", {1: profile.t_draft})
-    times("t_verify_ms", profile.t_verify)
-    if profile.split:
-        times("t_draft_split_ms", {1: profile.split[0]})
-        times("t_verify_split_ms", profile.split[1])
-    if profile.t_draft_onnx is not None:
-        times("t_draft_onnx_ms", {1: profile.t_draft_onnx})
-    times("t_rest_ms", {0: profile.t_rest})
-    if profile.details:
-        for role, prompts in profile.details.prefill.items():
+    times("t_draft_ms", {1: measure_profile.t_draft})
+    times("t_verify_ms", measure_profile.t_verify)
+    if measure_profile.split:
+        times("t_draft_split_ms", {1: measure_profile.split[0]})
+        times("t_verify_split_ms", measure_profile.split[1])
+    if measure_profile.t_draft_onnx is not None:
+        times("t_draft_onnx_ms", {1: measure_profile.t_draft_onnx})
+    times("t_rest_ms", {0: measure_profile.t_rest})
+    if measure_profile.details:
+        for role, prompts in measure_profile.details.prefill.items():
             times(f"t_prompt_{role}_ms", prompts)
 
 
@@ -202,7 +202,9 @@ def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
     """Strategy → counters of a short generation. In these four, target calls, drafted tokens and figures come in different
     proportions."""
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
-    kit = Kit({"acceptance_table": AcceptanceTable.empty(origin), "hardware_profile": HardwareProfile(1.0, {1: 1.0}, 0.0, origin)})
+    kit = StrategyResources(
+        {"acceptance_table": AcceptanceTable.empty(origin), "hardware_profile": HardwareProfile(1.0, {1: 1.0}, 0.0, origin)}
+    )
     plans: dict[str, dict[str, Any]] = {"autoregressive": {}, "vanilla_sd": {}, "svip": {}, "spide": {"parallel": False}}
 
     def run(name: str, budget: int) -> Stats:
@@ -213,7 +215,7 @@ def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
     return {name: run(name, tokens) for name in plans}
 
 
-def rest_of(runs: Mapping[str, Stats]) -> Rest:
+def overheads_from(runs: Mapping[str, Stats]) -> RoundOverheads:
     """Seconds outside forwards of a target call, of a drafted token and of a figure, from `short_runs`.
 
     Each has a run that fixes it once the ones before are known: plain decoding only calls the target, a draft of fixed length
@@ -225,7 +227,7 @@ def rest_of(runs: Mapping[str, Stats]) -> Rest:
     others = [stats for name, stats in runs.items() if name not in ("autoregressive", "vanilla_sd")]
     drafted = sum(stats.draft_calls for stats in others)
     left = sum(stats.overhead_seconds - round_ * stats.target_calls for stats in others) - token * drafted
-    return Rest(round=round_, token=token, figure=max(0.0, left) / max(1, drafted))
+    return RoundOverheads(round=round_, token=token, figure=max(0.0, left) / max(1, drafted))
 
 
 def synchronise(device: str) -> None:

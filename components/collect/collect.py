@@ -4,7 +4,7 @@ One shard holds the texts of a few prompts and is written when they are done. A 
 the first missing shard: what a shard holds depends on its own prompts only, and on what the plan says. Texts in bfloat16 also
 depend on the kind of processor and on the number of threads, so a collection should be resumed where it was begun.
 
-Shards do not depend on each other, so others may write them: `collect` hands the missing ones to `spread`, and whoever gets one
+Shards do not depend on each other, so others may write them: `collect_traces` hands the missing ones to `spread`, and whoever gets one
 calls `collect_shard`. The trace is the same, row by row, as that of a run which writes them itself.
 """
 
@@ -105,7 +105,7 @@ class Work:
                     strategy=self.strategy, meter=meter)
 
 
-def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, fresh: bool = False, spread: Spread | None = None,
+def collect_traces(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, fresh: bool = False, spread: Spread | None = None,
             log: Log | None = None, progress: Progress | None = None, **settings: Any) -> TraceSet:
     """Write texts for all prompts and record both models along them.
 
@@ -124,8 +124,8 @@ def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, fresh:
     """
     work = work_of(pair, prompts, **settings)
     traces = TraceSet(Path(folder), fingerprint=pair.fingerprint)
-    with alone(traces.folder):
-        plan = claim_afresh(pair, prompts, traces, work.plan) if fresh else claim(traces, work.plan)
+    with exclusive_folder(traces.folder):
+        plan = claim_or_reset(pair, prompts, traces, work.plan) if fresh else claim(traces, work.plan)
         if len(traces.shards) < plan.shards:
             check_room(traces.folder, plan, work.plan)
         missing = [index for index in range(plan.shards) if not traces.shard(index).is_file()]
@@ -157,7 +157,7 @@ def collect(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, fresh:
 
 
 def collect_shard(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, index: int, **settings: Any) -> Path:
-    """Write one shard of a folder that a `collect` of the same inputs holds; one that is there already is left alone.
+    """Write one shard of a folder that a `collect_traces` of the same inputs holds; one that is there already is left alone.
 
     Two who write the same shard write the same bytes, and each file appears by a rename, so it harms nobody if a worker that was
     given up for dead comes back.
@@ -197,7 +197,7 @@ def work_of(pair: LoadedPair, prompts: Sequence[Prompt], *, max_tokens: int = 96
         seed: of sampled and mixed texts, at least 0.
         strategy: a lossy one that writes the texts of kind `lossy`, which beside `KINDS` may then be among the prefix kinds.
     Raises:
-        DraftwellError: as in `collect`.
+        DraftwellError: as in `collect_traces`.
     """
     if rollout < 1:
         raise DraftwellError(f"rollout must be at least 1, not {rollout}")
@@ -308,7 +308,7 @@ def cuts(traces: TraceSet) -> tuple[int, int]:
 
 
 @contextmanager
-def alone(folder: Path, what: str = "collection", mend: str = "choose another folder") -> Iterator[None]:
+def exclusive_folder(folder: Path, what: str = "collection", mend: str = "choose another folder") -> Iterator[None]:
     """Hold a folder against others that do the same; the lock goes with the process, however that ends."""
     import fcntl
 
@@ -341,7 +341,7 @@ def claim(traces: TraceSet, wanted: Plan) -> Plan:
     return plan
 
 
-def claim_afresh(pair: LoadedPair, prompts: Sequence[Prompt], traces: TraceSet, wanted: Plan) -> Plan:
+def claim_or_reset(pair: LoadedPair, prompts: Sequence[Prompt], traces: TraceSet, wanted: Plan) -> Plan:
     """As `claim`, but what the folder holds of other inputs is forgotten: not before these prompts are known to be readable."""
     try:
         return claim(traces, wanted)

@@ -24,7 +24,7 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.schedules.sequential import sequential
 from serving.runtime.session import Session
-from serving.runtime.strategies import Kit, Strategy, StrategyConfig, build_strategy
+from serving.runtime.strategies import Strategy, StrategyConfig, StrategyResources, build_strategy
 
 TRUST = 0.75
 """Chance that a mixed text keeps a draft token unseen: runs of four on average, about SPRINTER's own."""
@@ -155,7 +155,7 @@ def _writer(kind: str, lossy: Strategy | None) -> Strategy:
     if kind == LOSSY:
         assert lossy is not None  # checked by `collection.check_inputs`
         return type(lossy)(lossy.config, replace(lossy.kit, deterministic=True))
-    return Interleaved(Interleaved.Config(), Kit()) if kind == "mixed" else build_strategy("autoregressive")
+    return Interleaved(Interleaved.Config(), StrategyResources()) if kind == "mixed" else build_strategy("autoregressive")
 
 
 def bare(ids: list[int], max_tokens: int, head: int, tail: int) -> tuple[list[int], list[int]]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from components.distil.distil import LONGEST_PROMPT, Source, distil
+from components.distil.distil import LONGEST_PROMPT, Source, distil_draft
 from components.distil.family import keep_layers
 from components.distil.instructions import from_passages, from_rows, invent
 from components.distil.training import Recipe, grow
@@ -79,7 +79,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
         return draft if role == "draft" else grow(draft, module, MIDDLE, MIDDLE_AT)
 
     recipe = Recipe(LAYERS[role], minutes=minutes) if start is None else Recipe(LAYERS[role], minutes=minutes, peak_rate=GENTLE)
-    artifact, _ = distil(source, recipe, work, name="smollm2-135m", data=DATA, new=new, folder=role, say=typer.echo)
+    artifact, _ = distil_draft(source, recipe, work, name="smollm2-135m", data=DATA, new=new, folder=role, say=typer.echo)
     artifact.provenance.parameters["started_from"] = (
         "the target's layers" if start is None else f"a draft trained on {trained_on(start)} output tokens")
     artifact.save(out)

@@ -16,7 +16,7 @@ from components.collect.decoding import room
 from components.distil.artifact import agreement, to_artifact, with_draft
 from components.distil.corpus import Conversation, corpus_digest, read_corpus, write_corpus
 from components.distil.family import keep_layers
-from components.distil.training import Log, Recipe, head_of, train
+from components.distil.training import Log, Recipe, head_of, train_draft
 from components.distil.writers import Writer
 from components.report.provenance import git_commit, library_versions, plain
 from serving.artifacts.base import Provenance
@@ -53,7 +53,7 @@ class Source:
     batch: int = 128
 
 
-def distil(source: Source, recipe: Recipe, work: Path, *, name: str, data: str, new: Callable[[Any], Any] | None = None,
+def distil_draft(source: Source, recipe: Recipe, work: Path, *, name: str, data: str, new: Callable[[Any], Any] | None = None,
            folder: str = "training", log: Log = lambda name, value, step: None, say: Callable[[str], None] = print,
            ) -> tuple[DistilledDraft, dict[str, Any]]:
     """Distil a draft.
@@ -64,9 +64,9 @@ def distil(source: Source, recipe: Recipe, work: Path, *, name: str, data: str, 
         data: a few words on what the prompts are, for the provenance.
         new: makes the draft to train out of the target's module; None keeps the recipe's layers.
         folder: where in `work` the checkpoint lies.
-        log, say: as in `train`.
+        log, say: as in `train_draft`.
     Returns:
-        the artifact with its provenance, and a report: what `train` says, `agreement` (as in `export.agreement`, after
+        the artifact with its provenance, and a report: what `train_draft` says, `agreement` (as in `export.agreement`, after
         rounding to int8) and `corpus`.
     Raises:
         DraftwellError: no prompts, layers that the target lacks, or another run's checkpoint.
@@ -79,7 +79,7 @@ def distil(source: Source, recipe: Recipe, work: Path, *, name: str, data: str, 
                           say=say)
     corpus = read_corpus(shards)
     head = head_of(corpus, module, recipe.head_tokens, source.target.models["target"].vocab_size)
-    progress = train(draft, corpus, head, recipe, work / folder, bound={"target": source.donor}, log=log, say=say)
+    progress = train_draft(draft, corpus, head, recipe, work / folder, bound={"target": source.donor}, log=log, say=say)
     made_of = provenance_of(source, recipe, corpus, progress, name=name, data=data, head_tokens=len(head.ids))
     artifact = to_artifact(draft, head.ids, source.donor, made_of)
     artifact.save(work / CANDIDATE)

@@ -32,7 +32,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
 
-class LeanLlama:
+class BatchedLlama:
     """Llama weights in a static left-padded batch.
 
     Args:
@@ -97,7 +97,7 @@ class LeanLlama:
 
 
 @torch.inference_mode()
-def generate_batch(model: LeanLlama, prompts: list[list[int]], new_tokens: int, stops: frozenset[int], temperature: float = 0.0,
+def generate_batch(model: BatchedLlama, prompts: list[list[int]], new_tokens: int, stops: frozenset[int], temperature: float = 0.0,
                    generator: torch.Generator | None = None) -> list[tuple[list[int], Tensor]]:
     """Continue every prompt by up to `new_tokens` tokens.
 

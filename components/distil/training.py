@@ -135,8 +135,17 @@ def losses(draft: Any, group: Sequence[Conversation], head: Head, recipe: Recipe
     return loss, {recipe.loss: soft.item(), "hidden": hidden.item(), "agreement": agreement.item()}
 
 
-def train(draft: Any, corpus: Sequence[Conversation], head: Head, recipe: Recipe, folder: Path, *, bound: Mapping[str, str] | None = None,
-          log: Log = lambda name, value, step: None, say: Callable[[str], None] = print) -> dict[str, Any]:
+def train_draft(
+    draft: Any,
+    corpus: Sequence[Conversation],
+    head: Head,
+    recipe: Recipe,
+    folder: Path,
+    *,
+    bound: Mapping[str, str] | None = None,
+    log: Log = lambda name, value, step: None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
     """Train until the budget is used; checkpoints make it resumable, and a finished run that is resumed returns at once.
 
     Args:

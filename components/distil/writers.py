@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from components.collect.decoding import decode_all, room
-from components.distil.lean import LIKELIEST, LONGEST, LeanLlama, generate_batch
+from components.distil.lean import LIKELIEST, LONGEST, BatchedLlama, generate_batch
 from serving.runtime.commands import Forward
 from serving.runtime.models.lean_llama import fits
 from serving.runtime.pair import LoadedPair
@@ -59,7 +59,7 @@ class LeanWriter:
     """
 
     def __init__(self, module: Any, stops: frozenset[int], dtype: torch.dtype):
-        self.model, self.stops = LeanLlama(module.state_dict(), module.config, dtype), stops
+        self.model, self.stops = BatchedLlama(module.state_dict(), module.config, dtype), stops
         self.identity = f"lean {dtype}"
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:

@@ -54,7 +54,7 @@ FINE = 256
 """Cuts of the confidence that Kolmogorov and Smirnov's statistic is computed at under exchanges."""
 
 
-def compare(reference: Traffic, feedback: Traffic, limits: DriftLimits, *, pair: str, fingerprint: str, kinds: Sequence[str],
+def compare_traffic(reference: Traffic, feedback: Traffic, limits: DriftLimits, *, pair: str, fingerprint: str, kinds: Sequence[str],
             digests: tuple[str, str], baseline: str, table: AcceptanceTable | None = None, verifier: Verifier | None = None,
             memory: CorrectionMemory | None = None, untouched: Sequence[str] = (), notes: Sequence[str] = (), doubts: Sequence[str] = (),
             seed: int = 0) -> DriftReport:

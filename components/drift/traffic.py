@@ -39,7 +39,7 @@ STAMPED = re.compile(r"shard-(\d{15})-\d+\.parquet")
 
 
 @dataclass(frozen=True)
-class Spool:
+class RecentTraffic:
     """The newest prompts of a spool.
 
     Args:
@@ -62,7 +62,7 @@ class Spool:
 
 
 def read_spool(folder: Path, fingerprint: str, *, window: int, hidden: bool = False, temperature: float | None = None,
-               since: datetime | None = None) -> Spool:
+               since: datetime | None = None) -> RecentTraffic:
     """The last `window` prompts of a spool; older shards are not opened.
 
     Args:
@@ -127,8 +127,15 @@ def read_spool(folder: Path, fingerprint: str, *, window: int, hidden: bool = Fa
         notes.append(f"what was recorded before {since:%Y-%m-%d at %H:%M} UTC is left out")
     rows = newest(pa.concat_tables(tables[::-1]), window)
     content = "\n".join([str(window), *reversed(digests)])
-    return Spool(rows, tuple(headers), hashlib.sha256(content.encode()).hexdigest(), tuple(reversed(names)), max(dates, default=None),
-                 len(others), tuple(notes))
+    return RecentTraffic(
+        rows,
+        tuple(headers),
+        hashlib.sha256(content.encode()).hexdigest(),
+        tuple(reversed(names)),
+        max(dates, default=None),
+        len(others),
+        tuple(notes),
+    )
 
 
 def written_at(path: Path) -> datetime:

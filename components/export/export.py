@@ -35,7 +35,7 @@ def problems(engine: str, settings: Mapping[str, Any]) -> list[str]:
             for error in Draft202012Validator(schema(engine)).iter_errors(dict(settings))]
 
 
-def export(engine: str, strategy: str, parameters: Mapping[str, Any], weights: Weights, *,
+def export_config(engine: str, strategy: str, parameters: Mapping[str, Any], weights: Weights, *,
            draft_tokens: int | None = None) -> dict[str, Any]:
     """A decoding config in the words of an engine, as plain JSON.
 

@@ -22,11 +22,11 @@ from serving.artifacts.verifier import SCALARS, Verifier
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 
 
 def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
-                         kit: Kit | None = None, progress: Progress | None = None,
+                         kit: StrategyResources | None = None, progress: Progress | None = None,
                          texts: dict[str, list[list[int]]] | None = None) -> dict[str, Any]:
     """Greedy counts of strategies over prompts.
 
@@ -45,7 +45,7 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
     kit = kit or fixed_kit(pair)
     counts: dict[str, dict[str, Any]] = {}
     for number, (label, (name, parameters)) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
-        strategy = build_strategy(name, dict(parameters), Kit(kit.artifacts, kit.special_tokens, deterministic=True))
+        strategy = build_strategy(name, dict(parameters), StrategyResources(kit.artifacts, kit.special_tokens, deterministic=True))
         outputs: list[list[int]] = []
         parts: list[Stats] = []
         for prompt in prompts:
@@ -63,7 +63,7 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
             "prompts": len(prompts), "max_tokens": max_tokens, "strategies": counts}
 
 
-def fixed_kit(pair: LoadedPair) -> Kit:
+def fixed_kit(pair: LoadedPair) -> StrategyResources:
     """Artifacts that need no calibration and are the same on every machine.
 
     An empty table and memory; a profile with the draft at a fifth of the target's time (a measured one would make
@@ -73,4 +73,4 @@ def fixed_kit(pair: LoadedPair) -> Kit:
     by_confidence = torch.tensor([20.0 if name == "confidence" else 0.0 for name in SCALARS])
     artifacts = [AcceptanceTable.empty(origin), CorrectionMemory.empty(origin), HardwareProfile(1.0, {1: 5.0, 32: 8.0}, 0.0, origin),
                  Verifier(by_confidence, -10.0, ("scalars",), 0.5, 1.2, origin)]
-    return Kit({artifact.kind: artifact for artifact in artifacts}, pair.special_tokens, deterministic=True)
+    return StrategyResources({artifact.kind: artifact for artifact in artifacts}, pair.special_tokens, deterministic=True)

@@ -1,6 +1,6 @@
 """The gate: may a candidate be released? Figures and thresholds in, a verdict out; nothing is run, read or written.
 
-`judge` reads an entry of a bench report: speed with intervals, identity, quality, all measured on this machine now.
+`judge_release` reads an entry of a bench report: speed with intervals, identity, quality, all measured on this machine now.
 `judge_predictions` reads how well artifacts foretell the target, `judge_footprint` how large a bundle is and how fast it
 starts. `compare_with_baseline` reads float32 greedy counts, which are the same on every machine: what a fresh clone in CI can
 check without trusting its clock. What rests on a clock fails only where the interval leaves no doubt.
@@ -57,7 +57,7 @@ class GateVerdict:
         return GateVerdict((*self.checks, *other.checks), (*self.notes, *other.notes))
 
 
-def judge(candidate: Mapping[str, Any], champion: Mapping[str, Any] | None, baseline: Mapping[str, Any] | None,
+def judge_release(candidate: Mapping[str, Any], champion: Mapping[str, Any] | None, baseline: Mapping[str, Any] | None,
           thresholds: Mapping[str, Any], *, reference: Mapping[str, Any] | None = None) -> GateVerdict:
     """Judge a candidate by its bench.
 
@@ -99,7 +99,7 @@ def leaves_doubt(verdict: GateVerdict, candidate: Mapping[str, Any], champion: M
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictiveLoss:
     """How well an artifact foretells the target's verdicts on some traces, prompt by prompt.
 
     Args:
@@ -116,7 +116,7 @@ class Prediction:
     against: str
 
 
-def judge_predictions(predictions: Sequence[Prediction], thresholds: Mapping[str, Any]) -> GateVerdict:
+def judge_predictions(predictions: Sequence[PredictiveLoss], thresholds: Mapping[str, Any]) -> GateVerdict:
     """Judge artifacts that predict: fails once even the lower end of the paired bootstrap's interval says that they predict worse.
 
     An artifact that is the champion's own has a ratio of just 1, with no interval: no clock has a part in this.

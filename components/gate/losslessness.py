@@ -8,13 +8,15 @@ from typing import Any
 
 from components.bench.runner import Config, measure
 from components.bench.target_agreement import near_tie_gap, target_logits
-from components.gate.gate import Check, GateVerdict, judge
+from components.gate.gate import Check, GateVerdict, judge_release
 from components.prompts.prompt import Prompt, ids_of
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit, find_strategy
+from serving.runtime.strategies import StrategyResources, find_strategy
 
 
-def identity_entry(pair: LoadedPair, kit: Kit, config: Config, prompts: Sequence[Prompt], *, max_tokens: int) -> dict[str, Any]:
+def identity_entry(
+    pair: LoadedPair, kit: StrategyResources, config: Config, prompts: Sequence[Prompt], *, max_tokens: int
+) -> dict[str, Any]:
     """A strategy's greedy outputs, each read once by the target: as autoregressive decoding would write them, or not.
 
     Returns:
@@ -37,7 +39,7 @@ def judge_texts(pair: LoadedPair, prompts: Sequence[Prompt], texts: Mapping[str,
     checks: list[Check] = []
     for name, outputs in texts.items():
         if find_strategy(name).lossless and name != "autoregressive":
-            verdict = judge(entry_of(pair, name, prompts, outputs, max_tokens), None, None, {"lossless_identical": True})
+            verdict = judge_release(entry_of(pair, name, prompts, outputs, max_tokens), None, None, {"lossless_identical": True})
             checks += [replace(check, name=f"{name}: {check.name}") for check in verdict.checks]
     return GateVerdict(tuple(checks))
 

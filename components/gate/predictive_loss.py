@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from components.calibrate.calibrate import greedy_rows, judged_tokens
-from components.gate.gate import Prediction
+from components.gate.gate import PredictiveLoss
 from components.train.examples import Examples, read_examples, split_by_prompt
 from components.train.logistic import Line, sigmoid
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -27,7 +27,9 @@ SMALLEST = 1e-6
 """No prediction is taken for surer than this: a single surprise would outweigh everything else."""
 
 
-def predictions(candidate: Mapping[str, Artifact], champion: Mapping[str, Artifact], trace: TraceSet) -> tuple[list[Prediction], list[str]]:
+def predictions(
+    candidate: Mapping[str, Artifact], champion: Mapping[str, Artifact], trace: TraceSet
+) -> tuple[list[PredictiveLoss], list[str]]:
     """Losses of what a candidate foretells with, and notes on what could not be compared.
 
     Args:
@@ -37,7 +39,7 @@ def predictions(candidate: Mapping[str, Artifact], champion: Mapping[str, Artifa
     Raises:
         DraftwellError: the trace lacks what a candidate's artifact reads.
     """
-    found: list[Prediction] = []
+    found: list[PredictiveLoss] = []
     notes: list[str] = []
     table: Any = candidate.get(AcceptanceTable.kind)
     if table is not None:
@@ -51,7 +53,7 @@ def predictions(candidate: Mapping[str, Artifact], champion: Mapping[str, Artifa
     return found, notes
 
 
-def table_prediction(table: AcceptanceTable, rival: AcceptanceTable, trace: TraceSet, against: str) -> Prediction:
+def table_prediction(table: AcceptanceTable, rival: AcceptanceTable, trace: TraceSet, against: str) -> PredictiveLoss:
     """Two tables over the tokens that greedy speculative decoding judges in the target's own texts.
 
     Raises:
@@ -68,10 +70,10 @@ def table_prediction(table: AcceptanceTable, rival: AcceptanceTable, trace: Trac
             mine.append(log_loss(np.array([table.alpha(confidence) for confidence, _ in judged]), kept))
             theirs.append(log_loss(np.array([rival.alpha(confidence) for confidence, _ in judged]), kept))
             counts.append(len(judged))
-    return Prediction(table.kind, tuple(mine), tuple(theirs), tuple(counts), against)
+    return PredictiveLoss(table.kind, tuple(mine), tuple(theirs), tuple(counts), against)
 
 
-def verifier_prediction(verifier: Verifier, rival: Any, trace: TraceSet) -> tuple[Prediction, list[str]]:
+def verifier_prediction(verifier: Verifier, rival: Any, trace: TraceSet) -> tuple[PredictiveLoss, list[str]]:
     """A verifier, over draft tokens that it has not learnt from, and another one or a constant; with notes.
 
     Args:
@@ -91,7 +93,7 @@ def verifier_prediction(verifier: Verifier, rival: Any, trace: TraceSet) -> tupl
     else:
         theirs = scores_of(rival, tested)
     groups = [tested.prompt == name for name in np.unique(tested.prompt)]
-    return Prediction(verifier.kind, tuple(log_loss(mine[rows], labels[rows]) for rows in groups),
+    return PredictiveLoss(verifier.kind, tuple(log_loss(mine[rows], labels[rows]) for rows in groups),
                       tuple(log_loss(theirs[rows], labels[rows]) for rows in groups), tuple(int(rows.sum()) for rows in groups),
                       against), notes
 

@@ -24,7 +24,7 @@ def wrong_field(fields: Mapping[str, Any]) -> str | None:
     if fields.get("test") and fields.get("entry_point"):
         wrong = next((f"`{name}` must be text" for name in ("test", "entry_point") if not isinstance(fields[name], str)), None)
     elif fields.get("test_list"):
-        wrong = None if are(str, fields["test_list"]) else "`test_list` must be a list of assertions, each a text"
+        wrong = None if is_list_of(str, fields["test_list"]) else "`test_list` must be a list of assertions, each a text"
         if wrong is None and not isinstance(fields.get("test_setup_code") or "", str):
             wrong = "`test_setup_code` must be text"
     else:
@@ -39,9 +39,9 @@ def wrong_choices(fields: Mapping[str, Any]) -> str | None:
     if not fields.get(name) or not (isinstance(key, str) and re.fullmatch(r"\s*[A-Za-z]\s*", key)):
         return None
     found = fields[name].get("text") if isinstance(fields[name], Mapping) else fields[name]
-    return None if are(str | int | float, found) else f'`{name}` must be a list of texts, or {{"text": [...]}}'
+    return None if is_list_of(str | int | float, found) else f'`{name}` must be a list of texts, or {{"text": [...]}}'
 
 
-def are(kind: Any, values: Any) -> bool:
+def is_list_of(kind: Any, values: Any) -> bool:
     """Whether these are a list of things of one kind."""
     return isinstance(values, list) and all(isinstance(value, kind) for value in values)

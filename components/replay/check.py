@@ -9,12 +9,12 @@ from typing import Any
 
 from components.bench.runner import Config, Progress, labels_of, measure
 from components.prompts.prompt import Prompt
-from components.replay.replay import Texts, replay
+from components.replay.replay import Texts, replay_strategy
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 
 REFERENCE: Config = ("autoregressive", {})
 COUNTED = ("target_calls", "draft_calls", "accepted")
@@ -56,7 +56,7 @@ class Prediction:
         return max(abs(told - real) / max(1, real) for told, real in self.counts.values())
 
 
-def check_prediction(pair: LoadedPair, texts: Texts, kit: Kit, profile: HardwareProfile, configs: Sequence[Config],
+def check_prediction(pair: LoadedPair, texts: Texts, kit: StrategyResources, profile: HardwareProfile, configs: Sequence[Config],
                      prompts: Sequence[Prompt], *, max_tokens: int | None = None, runs: int = 1,
                      progress: Progress | None = None) -> list[Prediction]:
     """Replay configs, measure them interleaved with plain decoding, and put both side by side.
@@ -73,7 +73,7 @@ def check_prediction(pair: LoadedPair, texts: Texts, kit: Kit, profile: Hardware
         raise DraftwellError("the prompts are not those of the trace: measure what was replayed")
     budget = max_tokens or texts.max_tokens
     plans = [REFERENCE, *(config for config in configs if config != REFERENCE)]
-    replays = [replay(texts, name, parameters, kit, profile, max_tokens=budget, extend=True) for name, parameters in plans]
+    replays = [replay_strategy(texts, name, parameters, kit, profile, max_tokens=budget, extend=True) for name, parameters in plans]
     measured = measure(pair, kit, plans, prompts, max_tokens=budget, runs=runs, progress=progress)
     paces = [sum(one.seconds) / sum(one.tokens) for one in measured.values()]
     factor = paces[0] / replays[0].predicted_seconds_per_token

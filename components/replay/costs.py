@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.artifacts.hardware_profile import Details, HardwareProfile
+from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes
 from serving.runtime.commands import Forward
 
 LONGEST_DRAFT = 128
@@ -44,7 +44,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Costs:
+class ReplayCosts:
     """What everything in a replay costs, in seconds.
 
     Args:
@@ -70,7 +70,7 @@ class Costs:
         return shared + alone * (1 - shared / busy) if busy else 0.0
 
 
-def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overlap: bool = True) -> Costs:
+def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overlap: bool = True) -> ReplayCosts:
     """The costs of a strategy.
 
     Args:
@@ -81,14 +81,14 @@ def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overl
     details = profile.details
     if details is None:
         rates = plain_rates(profile.when(overlapping), count)
-        return Costs(rates, rates, profile.t_rest, 0.0, 0.0, overlap)
+        return ReplayCosts(rates, rates, profile.t_rest, 0.0, 0.0, overlap)
     rest = details.rest
     if not overlapping or profile.split is None:
         rates = detailed_rates(profile, details, (profile.t_draft, profile.t_verify), count)
-        return Costs(rates, rates, rest.round, rest.token, rest.figure, overlap)
+        return ReplayCosts(rates, rates, rest.round, rest.token, rest.figure, overlap)
     busy = detailed_rates(profile, details, profile.split, count)
     alone = detailed_rates(profile, details, details.split_alone, count) if details.split_alone else busy
-    return Costs(alone, busy, rest.round, rest.token, rest.figure, overlap)
+    return ReplayCosts(alone, busy, rest.round, rest.token, rest.figure, overlap)
 
 
 def plain_rates(profile: HardwareProfile, count: int) -> Rates:
@@ -99,7 +99,7 @@ def plain_rates(profile: HardwareProfile, count: int) -> Rates:
     return Rates(tables, tables, {"target": 0.0, "draft": 0.0}, 0)
 
 
-def detailed_rates(profile: HardwareProfile, details: Details, times: tuple[float, Mapping[int, float]], count: int) -> Rates:
+def detailed_rates(profile: HardwareProfile, details: RequestTimes, times: tuple[float, Mapping[int, float]], count: int) -> Rates:
     """Rates under the given (t_draft, t_verify): what was measured with all cores only is stretched as one of these is."""
     t_draft, t_verify = times
     largest = max(t_verify)

@@ -20,7 +20,7 @@ from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 
 if TYPE_CHECKING:
     from components.replay.replay import Texts
@@ -81,7 +81,7 @@ def predictions(head: AcceptanceHead, states: Tensor | None) -> Tensor:
     return torch.sigmoid(head.logit(states.float().cpu()))
 
 
-def with_recorded_head(kit: Kit, head: AcceptanceHead | None) -> Kit:
+def with_recorded_head(kit: StrategyResources, head: AcceptanceHead | None) -> StrategyResources:
     """The kit for texts that `head` has scored; None where none has.
 
     Raises:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.collect.trace_checks import check_rollouts, greedy_header, targets_own
-from components.replay.costs import Costs, costs_of
+from components.replay.costs import ReplayCosts, costs_of
 from components.replay.head_scores import with_recorded_head
 from components.replay.trace_model import TracedText, TraceModel
 from serving.artifacts.acceptance_head import AcceptanceHead
@@ -24,7 +24,7 @@ from serving.runtime.commands import Overlap, Role
 from serving.runtime.requests import Sampling
 from serving.runtime.session import Session
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from serving.runtime.strategies.lossless.draft_verify import SAMPLED
 
 COLUMNS = ("prompt_id", "turn", "kind", "position", "prompt_tokens", "token", "rollout_tokens", "rollout_confidence", "rollout_entropy")
@@ -106,8 +106,17 @@ def text_of(columns: Mapping[str, list[Any]], rows: slice) -> TracedText:
                       columns["rollout_entropy"][rows])
 
 
-def replay(trace: TraceSet | Texts, strategy_name: str, parameters: Mapping[str, Any], kit: Kit, profile: HardwareProfile, *,
-           max_tokens: int | None = None, overlap: bool = True, extend: bool = False) -> ReplayResult:
+def replay_strategy(
+    trace: TraceSet | Texts,
+    strategy_name: str,
+    parameters: Mapping[str, Any],
+    kit: StrategyResources,
+    profile: HardwareProfile,
+    *,
+    max_tokens: int | None = None,
+    overlap: bool = True,
+    extend: bool = False,
+) -> ReplayResult:
     """Run a strategy over a trace.
 
     Args:
@@ -148,7 +157,7 @@ def replay(trace: TraceSet | Texts, strategy_name: str, parameters: Mapping[str,
     return ReplayResult(total, sum(result.seconds for result in results) / total.emitted, results, exact)
 
 
-def play(steps: Generator[Any, Any, Any], models: Mapping[Role, TraceModel], costs: Costs) -> tuple[Any, float, float]:
+def play(steps: Generator[Any, Any, Any], models: Mapping[Role, TraceModel], costs: ReplayCosts) -> tuple[Any, float, float]:
     """Drive a strategy's generator, or a side of an overlap, to its end.
 
     Nothing waits, nothing is batched and no clock is read, so this does without the engine. The sides of an overlap are played

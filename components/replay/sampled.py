@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from components.replay.replay import COLUMNS, ReplayResult, Texts, replay, target_rows, text_of
+from components.replay.replay import COLUMNS, ReplayResult, Texts, replay_strategy, target_rows, text_of
 from components.replay.trace_model import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 
 SAMPLED_COLUMNS = (*COLUMNS, "text_q", "text_p", "text_raw_q", "rollout_q")
 COUNTERS = tuple(field.name for field in fields(Stats) if field.type == "int")
@@ -108,7 +108,7 @@ class ExpectedReplay:
         return all(run.exact for run in self.runs)
 
 
-def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, parameters: Mapping[str, Any], kit: Kit,
+def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, parameters: Mapping[str, Any], kit: StrategyResources,
                     profile: HardwareProfile, *, seeds: int = 4, seed: int = 0, max_tokens: int | None = None, overlap: bool = True,
                     extend: bool = False) -> ExpectedReplay:
     """Run a strategy over sampled texts with different lots.
@@ -116,16 +116,20 @@ def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, paramete
     Args:
         seeds: replays, at least 1.
         seed: of the first one; the others follow.
-        kit, profile, max_tokens, overlap, extend: as in `replay`.
+        kit, profile, max_tokens, overlap, extend: as in `replay_strategy`.
     Raises:
         TraceError: the trace cannot be replayed so.
-        DraftwellError, RolloutExhausted: as in `replay`.
+        DraftwellError, RolloutExhausted: as in `replay_strategy`.
     """
     if seeds < 1:
         raise DraftwellError(f"the number of seeds must be at least 1, not {seeds}")
     texts = trace if isinstance(trace, SampledTexts) else read_sampled(trace)
-    runs = [replay(texts.draw(seed + i), strategy_name, parameters, kit, profile, max_tokens=max_tokens, overlap=overlap, extend=extend)
-            for i in range(seeds)]
+    runs = [
+        replay_strategy(
+            texts.draw(seed + i), strategy_name, parameters, kit, profile, max_tokens=max_tokens, overlap=overlap, extend=extend
+        )
+        for i in range(seeds)
+    ]
     figures = {name: [float(getattr(run.stats, name)) for run in runs] for name in COUNTERS}
     figures["predicted_seconds_per_token"] = [run.predicted_seconds_per_token for run in runs]
     mean = {name: float(np.mean(values)) for name, values in figures.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from components.prompts.prompt import Prompt, prompts_digest
-from components.tune.constraints import Constraints, Judge
+from components.tune.constraints import ConstraintChecker, Constraints
 from components.tune.evaluator import Config, Evaluate, QualityOf
 from components.tune.search.pyramid_model import predict_pyramids
 from components.tune.search.search import Search, Trial
@@ -18,19 +18,19 @@ from components.tune.successive_halving import PLAIN
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit, build_strategy, find_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy, find_strategy
 
 EXPLORE_PROMPTS, EXPLORE_TOKENS = 2, 24
 
 
-def choose_strategies(pair: LoadedPair, kit: Kit, wanted: Sequence[str] | None, lossless_only: bool,
+def choose_strategies(pair: LoadedPair, kit: StrategyResources, wanted: Sequence[str] | None, lossless_only: bool,
                       quality: QualityOf | None) -> tuple[list[str], dict[str, str]]:
     """Names to try, and why the others are left out. A name that the user gave and that is unfit is an error."""
     names, left_out = [], {}
     for name in wanted if wanted is not None else [*REPLAYED, *MEASURED]:
         if name == PLAIN[0]:
             continue  # always measured
-        problem = unfit(pair, kit, name, lossless_only, quality)
+        problem = reason_not_tunable(pair, kit, name, lossless_only, quality)
         if problem is None:
             names.append(name)
         elif wanted is not None:
@@ -40,7 +40,7 @@ def choose_strategies(pair: LoadedPair, kit: Kit, wanted: Sequence[str] | None, 
     return names, left_out
 
 
-def unfit(pair: LoadedPair, kit: Kit, name: str, lossless_only: bool, quality: QualityOf | None) -> str | None:
+def reason_not_tunable(pair: LoadedPair, kit: StrategyResources, name: str, lossless_only: bool, quality: QualityOf | None) -> str | None:
     """Why a strategy cannot be tuned, or None."""
     cls = find_strategy(name)
     if name not in REPLAYED and name not in MEASURED:
@@ -53,7 +53,7 @@ def unfit(pair: LoadedPair, kit: Kit, name: str, lossless_only: bool, quality: Q
     return f"it needs {lacking[0]}, which is not at hand" if lacking else None
 
 
-def unfit_champion(pair: LoadedPair, kit: Kit, champion: Config, quality: QualityOf | None) -> str | None:
+def unfit_champion(pair: LoadedPair, kit: StrategyResources, champion: Config, quality: QualityOf | None) -> str | None:
     """Why the champion cannot be measured here, or None; constraints are no reason, they only keep it from being chosen."""
     try:
         build_strategy(*champion)
@@ -107,7 +107,7 @@ class Explorer:
         divergence = 0.0
         if not find_strategy(name).lossless:
             [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)  # a ledger answers from the second time on
-            divergence, _ = Judge(Constraints(), self.quality, None, {}).losses((name, parameters), few, result, plain)
+            divergence, _ = ConstraintChecker(Constraints(), self.quality, None, {}).losses((name, parameters), few, result, plain)
         return Trial(name, parameters, result.pace, False, result.calls_per_token, divergence, "measured")
 
 

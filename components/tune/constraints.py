@@ -57,7 +57,7 @@ class Constraints:
 
 
 @dataclass(frozen=True)
-class Objection:
+class ConstraintViolation:
     """Why a config may not be chosen.
 
     Args:
@@ -68,7 +68,7 @@ class Objection:
     sure: bool
 
 
-class Judge:
+class ConstraintChecker:
     """Quality and cost of configs.
 
     Args:
@@ -79,7 +79,7 @@ class Judge:
     """
 
     def __init__(self, constraints: Constraints, quality: QualityOf | None, vanilla_calls: float | None, replayed: Mapping[str, float],
-                 beside: Beside | None = None):
+                 beside: VanillaBaseline | None = None):
         self.constraints, self.quality, self.vanilla_calls, self.replayed = constraints, quality, vanilla_calls, replayed
         self.beside = beside if constraints.max_cost_ratio is not None else None
 
@@ -121,19 +121,21 @@ class Judge:
         """Why a config may not be chosen, or None."""
         return self.constraints.objection(self.figures(config, prompts, measured, plain))
 
-    def fit(self, config: Config, prompts: Sequence[Prompt], measured: Measured, plain: Measured) -> Objection | None:
+    def fit(self, config: Config, prompts: Sequence[Prompt], measured: Measured, plain: Measured) -> ConstraintViolation | None:
         """As `objection`, for prompts that may be too few to tell."""
         why = self.objection(config, prompts, measured, plain)
         if why is None:
             return None
-        return Objection(why, self.constraints.objection(self.least(config, prompts, measured, plain)) is not None)
+        return ConstraintViolation(why, self.constraints.objection(self.least(config, prompts, measured, plain)) is not None)
 
     def least(self, config: Config, prompts: Sequence[Prompt], measured: Measured, plain: Measured) -> dict[str, Any]:
         """`figures` in which a lossy config's losses are as small as these prompts leave possible (lower bounds, 5 %)."""
         figures = self.figures(config, prompts, measured, plain)
         if not figures["lossless"]:
             ours, theirs = self.by_prompt(prompts, measured), self.by_prompt(prompts, plain)
-            figures["quality_loss"] = lower_bound(share_lost, [kept(ours, measured), measured.tokens, kept(theirs, plain), plain.tokens])
+            figures["quality_loss"] = lower_bound(
+                share_lost, [tokens_matching_target(ours, measured), measured.tokens, tokens_matching_target(theirs, plain), plain.tokens]
+            )
             lost = [b.rouge_l - a.rouge_l for a, b in zip(ours, theirs, strict=True) if a.rouge_l is not None and b.rouge_l is not None]
             if lost:
                 figures["rouge_l_lost"] = lower_bound(lambda sums: sums[0] / sums[1], [lost, [1.0] * len(lost)])
@@ -149,7 +151,7 @@ class Judge:
                 zip(prompts, measured.seconds, measured.outputs, measured.calls, strict=True)]
 
 
-class Beside:
+class VanillaBaseline:
     """Vanilla SD on the prompts of others; each prompt is measured once.
 
     Args:
@@ -170,7 +172,7 @@ class Beside:
         return reduce(add, (self._known[prompt.id, max_tokens] for prompt in prompts))
 
 
-def kept(qualities: Sequence[Quality], measured: Measured) -> list[float]:
+def tokens_matching_target(qualities: Sequence[Quality], measured: Measured) -> list[float]:
     """Of every prompt's tokens those that are the target's argmax."""
     return [quality.share * tokens for quality, tokens in zip(qualities, measured.tokens, strict=True)]
 

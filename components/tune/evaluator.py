@@ -15,7 +15,7 @@ from components.prompts.prompt import Prompt, ids_of
 from components.tune.search.space import key
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 
 Config = tuple[str, dict[str, Any]]
 """A strategy's name and parameters."""
@@ -78,7 +78,7 @@ class QualityOf(Protocol):
     def __call__(self, prompts: Sequence[Prompt], measured: Measured) -> Quality: ...
 
 
-class Contest:
+class Evaluator:
     """Measures strategies of a pair; every config has online state of its own, which lives as long as the contest.
 
     Args:
@@ -87,7 +87,7 @@ class Contest:
         progress: called with (done, total, strategy) within each call.
     """
 
-    def __init__(self, pair: LoadedPair, kit: Kit, *, max_tokens: int = 64, seed: int = 0, progress: Progress | None = None):
+    def __init__(self, pair: LoadedPair, kit: StrategyResources, *, max_tokens: int = 64, seed: int = 0, progress: Progress | None = None):
         self.pair, self.kit, self.max_tokens, self.seed, self.progress = pair, kit, max_tokens, seed, progress
         self._contenders: dict[str, StrategyContender] = {}
 
@@ -126,7 +126,7 @@ def as_measured(runs: Sequence[Generation]) -> Measured:
     return Measured([run.seconds for run in runs], [list(run.tokens) for run in runs], [run.stats.target_calls for run in runs])
 
 
-class Reader:
+class QualityReader:
     """Judges outputs by the target's own pass over them; a prompt's output is read once."""
 
     def __init__(self, pair: LoadedPair):

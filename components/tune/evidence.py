@@ -10,13 +10,13 @@ from components.tune.evaluator import label_of
 from components.tune.pareto import front
 from components.tune.search.search import Search, Trial, artifact_digest
 from components.tune.search.space import combinations
-from components.tune.successive_halving import PLAIN, Halved
-from serving.runtime.strategies import Kit
+from components.tune.successive_halving import PLAIN, HalvingResult
+from serving.runtime.strategies import StrategyResources
 
 EVIDENCE_VERSION = 2
 
 
-def evidence_of(tried: Sequence[Trial], halved: Halved, confirmed: Sequence[dict[str, Any]],
+def evidence_of(tried: Sequence[Trial], halved: HalvingResult, confirmed: Sequence[dict[str, Any]],
                 others: Sequence[Trial]) -> dict[str, Any]:
     """What was tried and measured, as plain JSON.
 
@@ -71,6 +71,6 @@ def predicted(trials: Sequence[Trial], figure: Mapping[str, Any]) -> float | Non
     return match[0].predicted_seconds_per_token if match else None
 
 
-def artifacts_of(kit: Kit) -> dict[str, str]:
+def artifacts_of(kit: StrategyResources) -> dict[str, str]:
     """kind → digest of everything in a kit."""
     return {kind: artifact_digest(artifact) for kind, artifact in sorted(kit.artifacts.items())}

@@ -21,17 +21,17 @@ import typer
 from components.bench.runner import Progress
 from components.prompts.prompt import Prompt
 from components.report.intervals import expanded_tail, paired_bootstrap_ratio
-from components.tune.constraints import Constraints, Judge
-from components.tune.evaluator import Config, Contest, Measured, Reader, label_of
+from components.tune.constraints import ConstraintChecker, Constraints
+from components.tune.evaluator import Config, Evaluator, Measured, QualityReader, label_of
 from components.tune.search.space import grid
-from components.tune.successive_halving import PLAIN, compare, named
-from components.tune.tune import tune
+from components.tune.successive_halving import PLAIN, compare_with_plain, named
+from components.tune.tune import tune_strategy
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.files import write_atomically
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 
 GRID: list[Config] = [
     *(("vanilla_sd", point) for point in grid({"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)})),
@@ -47,7 +47,7 @@ EXPLORE, MEASURE_TOP = 4, 5
 confirmation and the trials of csd are 1,904 requested tokens; the grid has 7,936."""
 
 
-def regret(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit, profile: HardwareProfile, *,
+def regret(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: StrategyResources, measure_profile: HardwareProfile, *,
            configs: Sequence[Config] = tuple(GRID), max_tokens: int = 32, trials: int = 60, explore: int = EXPLORE,
            measure_top: int = MEASURE_TOP, repeats: int = 2, seed: int = 0, progress: Progress | None = None) -> dict[str, Any]:
     """Tune, measure the whole grid, and compare the choice with the grid's best.
@@ -62,11 +62,24 @@ def regret(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Ki
         people, rounded), `grid` (figures of every config, with `objection`), `prompts`, `max_tokens`, `padded_to`, and the tuner's
         `evidence`.
     """
-    quality = Reader(pair)
+    quality = QualityReader(pair)
     started = time.perf_counter()
-    tuned = tune(pair, trace, prompts, kit, profile, strategies=STRATEGIES, constraints=CONSTRAINTS, trials=trials, explore=explore,
-                 measure_top=measure_top, max_tokens=max_tokens, seed=seed, quality=quality,
-                 evaluate=Contest(pair, kit, max_tokens=max_tokens, seed=seed, progress=progress))
+    tuned = tune_strategy(
+        pair,
+        trace,
+        prompts,
+        kit,
+        measure_profile,
+        strategies=STRATEGIES,
+        constraints=CONSTRAINTS,
+        trials=trials,
+        explore=explore,
+        measure_top=measure_top,
+        max_tokens=max_tokens,
+        seed=seed,
+        quality=quality,
+        evaluate=Evaluator(pair, kit, max_tokens=max_tokens, seed=seed, progress=progress),
+    )
     tune_seconds = time.perf_counter() - started
     started = time.perf_counter()
     figures = measure_grid(pair, kit, configs, prompts, max_tokens, seed, progress)
@@ -80,15 +93,15 @@ def regret(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Ki
             "prompts": len(prompts), "max_tokens": max_tokens, "padded_to": pair.padded_to, "evidence": tuned.evidence}
 
 
-def measure_grid(pair: LoadedPair, kit: Kit, configs: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int, seed: int,
+def measure_grid(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int, seed: int,
                  progress: Progress | None) -> list[dict[str, Any]]:
     """Figures of every config on every prompt, plain decoding's first, with the constraint that it breaks, if any."""
     entrants = [PLAIN, *configs]
-    results = Contest(pair, kit, max_tokens=max_tokens, seed=seed, progress=progress)(entrants, prompts)
+    results = Evaluator(pair, kit, max_tokens=max_tokens, seed=seed, progress=progress)(entrants, prompts)
     measured: list[tuple[Config, Measured]] = list(zip(entrants, results, strict=True))
-    judge = Judge(CONSTRAINTS, Reader(pair), None, {})
+    judge = ConstraintChecker(CONSTRAINTS, QualityReader(pair), None, {})
     return [figure | {"objection": judge.objection(config, prompts, result, results[0])}
-            for figure, (config, result) in zip(compare(measured, seed=seed), measured, strict=True)]
+            for figure, (config, result) in zip(compare_with_plain(measured, seed=seed), measured, strict=True)]
 
 
 def fastest(figures: Sequence[dict[str, Any]]) -> Config:
@@ -97,12 +110,21 @@ def fastest(figures: Sequence[dict[str, Any]]) -> Config:
     return best["strategy"], best["parameters"]
 
 
-def compare_again(pair: LoadedPair, kit: Kit, choice: Config, best: Config, prompts: Sequence[Prompt], max_tokens: int, repeats: int,
-                  seed: int, progress: Progress | None) -> tuple[float, float, float]:
+def compare_again(
+    pair: LoadedPair,
+    kit: StrategyResources,
+    choice: Config,
+    best: Config,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    repeats: int,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[float, float, float]:
     """Seconds per token of the choice over those of the grid's best, with its interval, both measured afresh and in turn."""
     if label_of(choice) == label_of(best):
         return 1.0, 1.0, 1.0
-    contest = Contest(pair, kit, max_tokens=max_tokens, seed=seed, progress=progress)
+    contest = Evaluator(pair, kit, max_tokens=max_tokens, seed=seed, progress=progress)
     chosen, rival = (sum_of(passes) for passes in zip(*(contest([choice, best], prompts, fresh=True) for _ in range(repeats)), strict=True))
     return paired_bootstrap_ratio(chosen.seconds, chosen.tokens, rival.seconds, rival.tokens, seed=seed,
                                   tail=expanded_tail(0.05, len(prompts)))
@@ -140,7 +162,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
          dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
          threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if left out.")] = None) -> None:
     """Measure the tuner's regret on a pair."""
-    from components.calibrate.hardware_profile import profile
+    from components.calibrate.hardware_profile import measure_profile
     from components.prompts.prompt import demo_prompts, read_prompts
     from components.report.provenance import device_class, provenance
     from components.report.threads import using_threads
@@ -155,8 +177,8 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
         pair = load_pair(files, dtype=dtype, pad_target=pad_target, qualifier=False)  # type: ignore[arg-type]
         tables: Any = {cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
                        for cls in (AcceptanceTable, CorrectionMemory)}
-        made = profile(pair, provenance(pair, device_class=device_class(pair.device)))
-        kit = Kit({**tables, made.kind: made}, pair.special_tokens)
+        made = measure_profile(pair, provenance(pair, device_class=device_class(pair.device)))
+        kit = StrategyResources({**tables, made.kind: made}, pair.special_tokens)
         report = regret(pair, TraceSet(traces, fingerprint=pair.fingerprint), rows, kit, made, max_tokens=max_tokens, trials=trials,
                         explore=explore, measure_top=measure_top,
                         progress=lambda done, total, words: typer.echo(f"{done} of {total} {words}", err=True) if done == total else None)

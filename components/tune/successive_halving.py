@@ -15,7 +15,7 @@ from typing import Any
 
 from components.prompts.prompt import Prompt
 from components.report.intervals import expanded_tail, paired_bootstrap_ratio
-from components.tune.constraints import Objection
+from components.tune.constraints import ConstraintViolation
 from components.tune.evaluator import Config, Evaluate, Measured, label_of, measure_all
 
 PLAIN: Config = ("autoregressive", {})
@@ -23,7 +23,7 @@ FINALISTS = 2
 TAIL = 0.05
 """Probability, at most, that a lower bound lies above the truth; shared among the configs that a confirmation compares."""
 
-Fit = Callable[[Config, Sequence[Prompt], Measured, Measured], Objection | None]
+Fit = Callable[[Config, Sequence[Prompt], Measured, Measured], ConstraintViolation | None]
 """Why a config breaks a constraint on these prompts, or None; the last argument is plain decoding's."""
 
 
@@ -43,7 +43,7 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Halved:
+class HalvingResult:
     """The rungs, and the confirmation.
 
     Args:
@@ -59,7 +59,7 @@ class Halved:
 
 
 def halve(evaluate: Evaluate, configs: Sequence[Config], prompts: Sequence[Prompt], *, champion: Config | None = None, first: int = 2,
-          seed: int = 0, fit: Fit | None = None) -> Halved:
+          seed: int = 0, fit: Fit | None = None) -> HalvingResult:
     """Narrow configs down to two, and confirm these.
 
     Args:
@@ -81,7 +81,7 @@ def halve(evaluate: Evaluate, configs: Sequence[Config], prompts: Sequence[Promp
             label = label_of(config)
             so_far[label] = so_far[label] + more if label in so_far else more
         measured = [(config, so_far[label_of(config)]) for config in entrants]
-        figures = compare(measured, seed=seed)
+        figures = compare_with_plain(measured, seed=seed)
         rung = Rung([prompt.id for prompt in prompts[start:end]], figures)
         survivors = drop(rung, survivors, measured, prompts[:end], fit, last=end == len(prompts))
         rungs.append(rung)
@@ -89,7 +89,7 @@ def halve(evaluate: Evaluate, configs: Sequence[Config], prompts: Sequence[Promp
     finalists = [*always, *survivors[:FINALISTS]]
     confirmed = list(zip(finalists, measure_all(evaluate, finalists, prompts, fresh=True), strict=True))
     tail = TAIL / max(1, len(finalists) - 1)
-    return Halved(rungs, compare(confirmed, seed=seed, tail=tail), confirmed, tail)
+    return HalvingResult(rungs, compare_with_plain(confirmed, seed=seed, tail=tail), confirmed, tail)
 
 
 def drop(rung: Rung, survivors: Sequence[Config], measured: Sequence[tuple[Config, Measured]], prompts: Sequence[Prompt],
@@ -129,7 +129,7 @@ def drop(rung: Rung, survivors: Sequence[Config], measured: Sequence[tuple[Confi
     return ranked[:kept]
 
 
-def compare(measured: Sequence[tuple[Config, Measured]], *, seed: int = 0, tail: float = TAIL) -> list[dict[str, Any]]:
+def compare_with_plain(measured: Sequence[tuple[Config, Measured]], *, seed: int = 0, tail: float = TAIL) -> list[dict[str, Any]]:
     """Figures of every config against the first, which is plain decoding, as plain JSON; `tail` is what really lies beyond a bound."""
     figures = []
     base = measured[0][1]

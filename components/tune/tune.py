@@ -20,10 +20,10 @@ from components.replay.head_scores import score_rollouts
 from components.replay.replay import Texts, read_texts
 from components.report.machine import describe_machine
 from components.tune.candidates import EXPLORE_TOKENS, Explorer, choose_strategies, unfit_champion
-from components.tune.constraints import Beside, Constraints, Judge
+from components.tune.constraints import ConstraintChecker, Constraints, VanillaBaseline
 from components.tune.evaluator import Config, Evaluate, QualityOf, label_of
 from components.tune.evidence import artifacts_of, evidence_of, rollouts_of
-from components.tune.report.reading import words
+from components.tune.report.reading import describe_config
 from components.tune.resume import Ledger
 from components.tune.search.search import Log, Progress, Search, Trial, fastest_vanilla, shortlist
 from components.tune.search.space import MEASURED, REPLAYED, key
@@ -35,7 +35,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit, find_strategy
+from serving.runtime.strategies import StrategyResources, find_strategy
 
 SPECDEC_PP = "specdec_pp"
 FEWEST_PROMPTS = 8
@@ -54,11 +54,31 @@ class Tuned:
     evidence: dict[str, Any]
 
 
-def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit, profile: HardwareProfile, *, evaluate: Evaluate,
-         quality: QualityOf | None = None, strategies: Sequence[str] | None = None, constraints: Constraints | None = None,
-         champion: Config | None = None, trials: int = 60, explore: int = 5, measure_top: int = 5, max_tokens: int = 64, seed: int = 0,
-         overlap: bool = True, study: Path | None = None, named_study: bool = False, rungs: Path | None = None,
-         spread: Spread | None = None, log: Log | None = None, progress: Progress | None = None) -> Tuned:
+def tune_strategy(
+    pair: LoadedPair,
+    trace: TraceSet,
+    prompts: Sequence[Prompt],
+    kit: StrategyResources,
+    profile: HardwareProfile,
+    *,
+    evaluate: Evaluate,
+    quality: QualityOf | None = None,
+    strategies: Sequence[str] | None = None,
+    constraints: Constraints | None = None,
+    champion: Config | None = None,
+    trials: int = 60,
+    explore: int = 5,
+    measure_top: int = 5,
+    max_tokens: int = 64,
+    seed: int = 0,
+    overlap: bool = True,
+    study: Path | None = None,
+    named_study: bool = False,
+    rungs: Path | None = None,
+    spread: Spread | None = None,
+    log: Log | None = None,
+    progress: Progress | None = None,
+) -> Tuned:
     """Choose a strategy and its parameters.
 
     Args:
@@ -119,9 +139,9 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
         studies.close()
     vanilla = fastest_vanilla(search, replayed) if "draft" in pair.models else None
     plain = search.predict(*PLAIN)
-    judge = Judge(constraints, quality, vanilla.target_calls_per_token if vanilla else None,
+    judge = ConstraintChecker(constraints, quality, vanilla.target_calls_per_token if vanilla else None,
                   {label_of((t.strategy, t.parameters)): float(t.target_calls_per_token or 0) for t in [plain, *replayed]},
-                  Beside(evaluate, (vanilla.strategy, vanilla.parameters)) if vanilla else None)
+                  VanillaBaseline(evaluate, (vanilla.strategy, vanilla.parameters)) if vanilla else None)
     tried = [*replayed, *explored]
     allowed = [trial for trial in tried if constraints.objection(figures_of(trial, judge, explorer.few)) is None]
     best = [*shortlist([t for t in allowed if t.source == "replayed"], measure_top),
@@ -144,14 +164,14 @@ def tune(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: Kit,
     return Tuned(strategy, parameters, evidence)
 
 
-def texts_for(pair: LoadedPair, trace: TraceSet, kit: Kit, names: Sequence[str]) -> Texts:
+def texts_for(pair: LoadedPair, trace: TraceSet, kit: StrategyResources, names: Sequence[str]) -> Texts:
     """The trace's texts; with what the kit's acceptance head says along their rollouts where SpecDec++ is to be replayed."""
     texts = read_texts(trace)
     head: Any = kit.artifacts.get(AcceptanceHead.kind)
     return score_rollouts(pair, texts, head) if SPECDEC_PP in names else texts
 
 
-def figures_of(trial: Trial, judge: Judge, few: Sequence[Prompt]) -> dict[str, Any]:
+def figures_of(trial: Trial, judge: ConstraintChecker, few: Sequence[Prompt]) -> dict[str, Any]:
     """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: what explored ones were measured on."""
     calls, config = trial.target_calls_per_token, (trial.strategy, trial.parameters)
     return {"lossless": find_strategy(trial.strategy).lossless, "quality_loss": trial.divergence or 0.0, "rouge_l_lost": None,
@@ -185,18 +205,21 @@ def choose(figures: Sequence[Mapping[str, Any]], tail: float, tried: int, allowe
     plain = PLAIN[0]
     if fitting and figures[0]["prompts"] < FEWEST_PROMPTS:
         return PLAIN, (f"{plain}, because {figures[0]['prompts']} prompts are too few to choose anything else: measure on at least "
-                       f"{FEWEST_PROMPTS}; the best there, {words(fitting[0])}, was {fitting[0]['speedup']:.2f} times as fast")
+                       f"{FEWEST_PROMPTS}; the best there, {describe_config(fitting[0])}, was {fitting[0]['speedup']:.2f} times as fast")
     if sure:
         best = sure[0]
         return (best["strategy"], dict(best["parameters"])), (
-            f"{words(best)} is {best['speedup']:.2f} times as fast as {plain} (at least {best['speedup_low']:.2f} times, one-sided "
-            f"{100 * (1 - tail):.1f} %)")
+            f"{describe_config(best)} is {best['speedup']:.2f} times as fast as {plain} (at least {best['speedup_low']:.2f} times, "
+            f"one-sided {100 * (1 - tail):.1f} %)"
+        )
     if fitting:
         best = fitting[0]
-        return PLAIN, (f"{plain}, because nothing is surely faster: the best, {words(best)}, measured {best['speedup']:.2f} times its "
-                       f"speed with a lower bound of {best['speedup_low']:.2f}")
+        return PLAIN, (
+            f"{plain}, because nothing is surely faster: the best, {describe_config(best)}, measured {best['speedup']:.2f} times its "
+            f"speed with a lower bound of {best['speedup_low']:.2f}"
+        )
     if others:
-        return PLAIN, f"{plain}, because nothing keeps to the constraints: {words(others[0])} does not, {others[0]['objection']}"
+        return PLAIN, f"{plain}, because nothing keeps to the constraints: {describe_config(others[0])} does not, {others[0]['objection']}"
     if tried and not allowed:
         return PLAIN, f"{plain}, because none of {tried} configurations keeps to the constraints"
     return PLAIN, f"{plain}, because there was nothing to compare it with"

@@ -37,7 +37,7 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from serving.runtime.pair import LoadedPair
-    from serving.runtime.strategies import Kit
+    from serving.runtime.strategies import StrategyResources
 
 Wanted = list[tuple[str, dict[str, str]]]
 
@@ -80,7 +80,7 @@ def bench(
 
     Example: draftwell bench --strategies vanilla_sd,spide,sprinter:tau=0.9 --limit 8 --json report.json
     """
-    from components.bench.bench import bench as measure
+    from components.bench.bench import run_bench as measure
     from components.gate.verdict_report import bench_markdown, bench_plots, bench_table, headline_table, write_text
     from components.report.drawing import check_drawing
     from flows.workspace import Workspace
@@ -129,8 +129,18 @@ def bench(
         raise typer.Exit(1)
 
 
-def bench_batches(pair: LoadedPair, kit: Kit, wanted: Wanted, rows: list[Prompt], concurrency: int, max_tokens: int, temperature: float,
-                  runs: int, seed: int, out: Path | None) -> None:
+def bench_batches(
+    pair: LoadedPair,
+    kit: StrategyResources,
+    wanted: Wanted,
+    rows: list[Prompt],
+    concurrency: int,
+    max_tokens: int,
+    temperature: float,
+    runs: int,
+    seed: int,
+    out: Path | None,
+) -> None:
     """Throughput at one and at several requests at once, as a table and, where asked for, as JSON."""
     from components.bench.throughput import batch_table, batch_throughput
 

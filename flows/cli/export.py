@@ -44,7 +44,7 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
     """
     import json
 
-    from components.export import export as write
+    from components.export import export_config
     from registry.pairs import find_pair
 
     if out is not None:
@@ -58,7 +58,7 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
         strategy, parameters = read_config(config)
     if save_draft is not None and draft_model is None:
         draft_model = str(save_draft.resolve())
-    document = write(to, strategy, parameters, weights_of(spec, to, target_model, draft_model, released), draft_tokens=draft_tokens)
+    document = export_config(to, strategy, parameters, weights_of(spec, to, target_model, draft_model, released), draft_tokens=draft_tokens)
     if save_draft is not None:
         write_draft(spec, save_draft, released)
     if out is None:

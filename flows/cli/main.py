@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from flows.cli import bench, decode, demo, export, lineage, monitor, release, schedule
 from flows.cli.learn import collect, distill, train, tune
-from flows.failures import telling_of_a_full_disk
+from flows.failures import disk_full_as_error
 from serving.errors import DraftwellError
 
 
@@ -20,7 +20,7 @@ class OneLineErrors(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:  # typer brings its own copy of click, or takes the installed one
         try:
-            with telling_of_a_full_disk():
+            with disk_full_as_error():
                 return super().invoke(ctx)
         except DraftwellError as error:
             typer.secho(f"Error: {' '.join(str(error).split())}", err=True, fg="red")

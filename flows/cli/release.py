@@ -23,7 +23,7 @@ from flows.cli.options import (
     set_threads,
     wide_console,
 )
-from flows.failures import telling_of_a_full_disk
+from flows.failures import disk_full_as_error
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def gate(pair: Pair = "default", device: Device = "cpu",
 def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[None]:
     """Whatever keeps the gate from a verdict is no failed gate: it has exit code 2, and CI reads of it in the same files."""
     try:
-        with telling_of_a_full_disk():
+        with disk_full_as_error():
             yield
     except Exception as error:
         from components.gate.verdict_report import error_junit, error_markdown, write_text
@@ -122,11 +122,11 @@ def release_verdict(pair: str, prompts: Path | None, limit: int | None, wanted: 
     Of the shipped prompts the last are taken: `draftwell tune` chooses on the first.
     """
     from components.prompts.prompt import demo_prompts, read_prompts
-    from flows.loading import open_station
+    from flows.loading import open_pair
     from flows.steps.gate import gate_release
 
     rows = read_prompts(prompts, limit) if prompts else demo_prompts()[-limit if limit else None:]
-    opened = open_station(pair, dtype, device=device, say=say)
+    opened = open_pair(pair, dtype, device=device, say=say)
     with progress("gate") as bar:
         station = type(opened)(opened.workspace, opened.pair, bar)
         result = gate_release(station, rows, alias=wanted, device=device, max_tokens=max_tokens, dry_run=dry_run,

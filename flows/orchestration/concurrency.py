@@ -21,7 +21,7 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.runtime import deployment, flow_run
 
-from flows.failures import telling_of_a_full_disk
+from flows.failures import disk_full_as_error
 from serving.errors import DraftwellError
 
 GPU_SLOT = "gpu-slot"
@@ -111,9 +111,9 @@ def unfinished_before(pair: str) -> list[str]:
 
 
 @contextmanager
-def at_work(pair: str) -> Iterator[None]:
+def pair_turn(pair: str) -> Iterator[None]:
     """The pair's turn; a full disk is told in one line."""
-    with telling_of_a_full_disk(), turn(pair):
+    with disk_full_as_error(), turn(pair):
         yield
 
 

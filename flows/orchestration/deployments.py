@@ -84,7 +84,7 @@ def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = No
     from flows.workers.task_runners import reaching_prefect
 
     name = find_pair(str(given["pair"])).name
-    contents = for_pair(read(file), {**given, "pair": whole_path(str(given["pair"]), name)}, settings_class)
+    contents = for_pair(read_deployments(file), {**given, "pair": whole_path(str(given["pair"]), name)}, settings_class)
     address = PREFECT_API_URL.value() or LOCAL_API
     shown = hidden(address)
     with temporary_settings({PREFECT_API_URL: address}), reaching_prefect(), get_client(sync_client=True) as client:
@@ -93,7 +93,7 @@ def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = No
                                  "or name yours in PREFECT_API_URL")
         pools = {pool: make_pool(client, pool) for pool in pools_of(contents)}
         limits = make_limits(client, name, gpu_slots)
-        deploy(contents, name, address)
+        deploy_all(contents, name, address)
         return Scheduled(shown.removesuffix("/api"), pools, limits, found(client, contents, name), forgets_turns(client))
 
 
@@ -102,7 +102,7 @@ def whole_path(pair: str, name: str) -> str:
     return str(Path(pair).expanduser().absolute()) if pair.endswith((".yaml", ".yml")) else name
 
 
-def read(file: Path) -> dict[str, Any]:
+def read_deployments(file: Path) -> dict[str, Any]:
     """A file of deployments."""
     try:
         contents = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -205,7 +205,7 @@ def forgets_turns(client: SyncPrefectClient) -> bool:
     return str(told.get("server", {}).get("concurrency", {}).get("lease_storage", "")).endswith(".memory")
 
 
-def deploy(contents: Mapping[str, Any], pair: str, address: str) -> None:
+def deploy_all(contents: Mapping[str, Any], pair: str, address: str) -> None:
     """Let Prefect's own command deploy them all; a copy of the file, as it was deployed, stays in the home."""
     copy = draftwell_home() / "schedules" / f"{pair}.yaml"
     write_atomically(copy, yaml.safe_dump(dict(contents), sort_keys=False).encode())

@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
 from flows.failures import worth_retrying
-from flows.loading import fan_of_settings, prompts_of, station_of
+from flows.loading import open_from_settings, prompts_of, worker_pool_of
 from flows.settings import PipelineSettings
 from flows.steps import collect as collecting
 from flows.steps import publish as stations
@@ -34,27 +34,27 @@ def collect_task(settings: PipelineSettings) -> dict[str, Any]:
     """Collect traces; returns folder and digest."""
     prompts = prompts_of(settings)["collect"]
     load_with = collecting.loading(Workspace(settings.pair, settings.dtype), prompts, max_tokens=settings.collect_tokens)
-    traces = collecting.collect(station_of(settings, **load_with), prompts, max_tokens=settings.collect_tokens, fresh=True,
-                                fan=fan_of_settings(settings))
+    traces = collecting.run_collect(open_from_settings(settings, **load_with), prompts, max_tokens=settings.collect_tokens, fresh=True,
+                                fan=worker_pool_of(settings))
     return {"folder": str(traces.folder), "digest": traces.digest()}
 
 
 @task(name="train verifier", **RETRY)
 def train_task(settings: PipelineSettings) -> dict[str, Any]:
     """Train a SPRINTER verifier; returns its report."""
-    station = station_of(settings)
-    return training.train(station, stations.open_trace(station))
+    station = open_from_settings(settings)
+    return training.run_train(station, stations.open_trace(station))
 
 
 @task(name="calibrate", **RETRY)
 def calibrate_task(settings: PipelineSettings) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile; returns what is in them."""
-    station = station_of(settings)
-    return training.calibrate(station, stations.open_trace(station), prompts_of(settings)["calibrate"],
+    station = open_from_settings(settings)
+    return training.run_calibrate(station, stations.open_trace(station), prompts_of(settings)["calibrate"],
                               max_tokens=settings.collect_tokens)
 
 
 @task(name="tune", **RETRY)
 def tune_task(settings: PipelineSettings) -> dict[str, Any]:
     """Choose strategy and parameters; returns the choice and why."""
-    return tuning.tune_as(settings, station_of(settings), prompts_of(settings)["tune"])
+    return tuning.tune_as(settings, open_from_settings(settings), prompts_of(settings)["tune"])

@@ -15,7 +15,7 @@ from prefect.client.orchestration import get_client
 from prefect.events import Event, Resource
 from prefect.settings import PREFECT_API_URL
 
-from flows.failures import telling_of_a_full_disk
+from flows.failures import disk_full_as_error
 from flows.orchestration import prefect_artifacts as showing
 from flows.orchestration.drift_events import announce_once
 from flows.orchestration.learn_tasks import RESULT, RETRY
@@ -42,7 +42,7 @@ def check_task(settings: DriftSettings) -> dict[str, Any]:
         monitoring.note_in_registry(champion, report)  # first: what cannot be noted is tried again as a whole
         payload = {"pair": report.pair, "device": settings.device, "spool": str(spool.absolute()), "digest": report.digest,
                    "champion": report.baseline, "reasons": list(report.reasons),
-                   "settings": told(settings, spool, report.digest)}
+                   "settings": recalibration_settings(settings, spool, report.digest)}
         if not PREFECT_API_URL.value():  # a server that Prefect starts for this run alone has no automations
             announce("drift, but nothing takes events here: set PREFECT_API_URL to a Prefect server, or run the flow recalibrate by hand")
             return False
@@ -60,7 +60,7 @@ def monitor(settings: DriftSettings) -> dict[str, Any]:
     Returns:
         verdict, reasons, digest of the report, and whether a drift was announced now.
     """
-    with telling_of_a_full_disk():
+    with disk_full_as_error():
         found = check_task(settings)
     show(found)
     return {name: found[name] for name in ("pair", "verdict", "reasons", "digest", "announced")}
@@ -87,7 +87,7 @@ def resource_of(pair: str) -> str:
     return f"draftwell.pair.{pair}"
 
 
-def told(settings: DriftSettings, spool: Path, digest: str) -> dict[str, Any]:
+def recalibration_settings(settings: DriftSettings, spool: Path, digest: str) -> dict[str, Any]:
     """The settings of the recalibration that answers a drift; paths are whole, because a worker may start elsewhere."""
     pair = str(Path(settings.pair).absolute()) if settings.pair.endswith((".yaml", ".yml")) else settings.pair
     given = settings.model_dump(mode="json", exclude_unset=True, exclude={"reference"})

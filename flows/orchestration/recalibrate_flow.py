@@ -12,7 +12,7 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 
 from flows.orchestration import recalibration as recalibrating
-from flows.orchestration.concurrency import at_work
+from flows.orchestration.concurrency import pair_turn
 from flows.orchestration.learn_tasks import RESULT, RETRY, STATION
 from flows.orchestration.prefect_artifacts import key_for
 from flows.orchestration.release_tasks import link_task
@@ -21,12 +21,12 @@ from flows.steps.monitor import DriftSettings
 from flows.workspace import Workspace
 
 begin_task = task(name="take prompts from the spool", **RETRY)(recalibrating.begin)
-collect_task = task(name="collect traces", **RETRY)(recalibrating.collect)
-calibrate_task = task(name="train and calibrate", **RETRY)(recalibrating.calibrate)
-tune_task = task(name="tune", **RETRY)(recalibrating.tune)
-publish_task = task(name="publish", **RETRY)(recalibrating.publish)
-gate_task = task(name="gate", **RETRY)(recalibrating.gate)
-deploy_task = task(name="promote and deploy", **RETRY)(recalibrating.deploy)
+collect_task = task(name="collect traces", **RETRY)(recalibrating.collect_traffic)
+calibrate_task = task(name="train and calibrate", **RETRY)(recalibrating.calibrate_on_traffic)
+tune_task = task(name="tune", **RETRY)(recalibrating.tune_on_traffic)
+publish_task = task(name="publish", **RETRY)(recalibrating.publish_candidate)
+gate_task = task(name="gate", **RETRY)(recalibrating.gate_candidate)
+deploy_task = task(name="promote and deploy", **RETRY)(recalibrating.deploy_release)
 finish_task = task(name="write down the outcome", **STATION)(recalibrating.finish)
 
 
@@ -39,13 +39,15 @@ def recalibrate(settings: DriftSettings) -> dict[str, Any]:
         release, the gate's checks, the speed over the old champion on the new traffic, the bundle, and the seconds that it took.
     """
     name = Workspace(settings.pair, settings.dtype, announce).spec.name
-    with at_work(name), recalibrating.only_one(settings) as free:
+    with pair_turn(name), recalibrating.single_recalibration(settings) as free:
         if not free:
             announce("another recalibration of this pair is running: nothing to do")
             return {"state": "busy"}
         outcome, done_now = answer(settings)
     if done_now:
-        create_markdown_artifact(words(outcome), key=key_for("recalibration", name), description=f"Recalibration: {outcome['state']}")
+        create_markdown_artifact(
+            outcome_markdown(outcome), key=key_for("recalibration", name), description=f"Recalibration: {outcome['state']}"
+        )
         link_task(settings, outcome["release"])
     return outcome
 
@@ -78,7 +80,7 @@ def answer(settings: DriftSettings) -> tuple[dict[str, Any], bool]:
     return dict(outcome), True
 
 
-def words(outcome: dict[str, Any]) -> str:
+def outcome_markdown(outcome: dict[str, Any]) -> str:
     """An outcome as Markdown."""
     from components.report.tables import markdown
 

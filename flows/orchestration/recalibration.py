@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from flows.loading import fan_of_settings, prompts_of, station_of
+from flows.loading import open_from_settings, prompts_of, worker_pool_of
 from flows.orchestration.drift_events import announced, announcement, locked
 from flows.progress import announce
 from flows.settings import BESIDES, PLACES
@@ -29,7 +29,7 @@ from flows.steps import publish as stations
 from flows.steps import train as training
 from flows.steps import tune as tuning
 from flows.steps.monitor import DriftSettings
-from flows.steps.publish import Station, champion_number, champion_of, now
+from flows.steps.publish import StepContext, champion_number, champion_of, now
 from flows.steps.reference_traces import RECALIBRATIONS
 from flows.steps.traffic_prompts import newest_prompts, on_prompts
 from flows.workspace import Workspace
@@ -125,13 +125,13 @@ def outcome_of(folder: Path) -> dict[str, Any] | None:
     return dict(found) if isinstance(found, dict) and found.get("state") == "deployed" else None
 
 
-def open_job(settings: DriftSettings, folder: str) -> tuple[Station, dict[str, list[Prompt]]]:
+def open_job(settings: DriftSettings, folder: str) -> tuple[StepContext, dict[str, list[Prompt]]]:
     """The pair over a recalibration's folder, and the prompts of each station: a third, at most, is kept for the gate."""
-    place, loaded = Path(folder), station_of(settings)
-    return Station(loaded.workspace.aside(place), loaded.pair, loaded.bar), prompts_of(on_prompts(settings, place / PROMPTS))
+    place, loaded = Path(folder), open_from_settings(settings)
+    return StepContext(loaded.workspace.aside(place), loaded.pair, loaded.bar), prompts_of(on_prompts(settings, place / PROMPTS))
 
 
-def collect(settings: DriftSettings, folder: str) -> dict[str, Any]:
+def collect_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     """Traces of the pair on the new prompts; returns folder and digest.
 
     Steps of other traces or other settings are forgotten, and what they made too: it names traces that are not there any more. What
@@ -140,9 +140,9 @@ def collect(settings: DriftSettings, folder: str) -> dict[str, Any]:
     traces = TraceSet(Path(folder) / "traces")
     if not promoted(settings, folder):
         station, prompts = open_job(settings, folder)
-        traces = collecting.collect(station, prompts["collect"], max_tokens=settings.collect_tokens, fresh=True,
-                                    fan=fan_of_settings(settings))
-        keep_steps_of(folder, {"traces": traces.digest(),
+        traces = collecting.run_collect(station, prompts["collect"], max_tokens=settings.collect_tokens, fresh=True,
+                                    fan=worker_pool_of(settings))
+        keep_matching_steps(folder, {"traces": traces.digest(),
                                "settings": settings.model_dump(mode="json", exclude=BESIDES | PLACES | {"drift"})})
     return {"folder": str(traces.folder), "digest": traces.digest()}
 
@@ -156,7 +156,7 @@ def promoted(settings: DriftSettings, folder: str) -> bool:
     return bool(release == champion_number(Workspace(settings.pair, settings.dtype, announce), settings.device))
 
 
-def keep_steps_of(folder: str, made_of: dict[str, Any]) -> None:
+def keep_matching_steps(folder: str, made_of: dict[str, Any]) -> None:
     """Forget what steps returned and made, unless they are of these traces and settings."""
     steps = Path(folder) / STEPS
     try:
@@ -170,33 +170,33 @@ def keep_steps_of(folder: str, made_of: dict[str, Any]) -> None:
 
 
 @once
-def calibrate(settings: DriftSettings, folder: str) -> dict[str, Any]:
+def calibrate_on_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     """Verifier, table, memory and hardware profile; an acceptance head too, where the champion has one."""
     station, prompts = open_job(settings, folder)
     traces = stations.open_trace(station)
-    training.train(station, traces)
+    training.run_train(station, traces)
     champion = champion_of(station.workspace, settings.device)
     if champion is not None and "acceptance_head" in champion.pins:
-        training.train_head(station, traces)
-    return training.calibrate(station, traces, prompts["calibrate"], max_tokens=settings.collect_tokens)
+        training.run_train_head(station, traces)
+    return training.run_calibrate(station, traces, prompts["calibrate"], max_tokens=settings.collect_tokens)
 
 
 @once
-def tune(settings: DriftSettings, folder: str) -> dict[str, Any]:
+def tune_on_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     """Choose strategy and parameters on the new prompts, the champion beside; returns the choice and why."""
     station, prompts = open_job(settings, folder)
     return tuning.tune_as(settings, station, prompts["tune"])
 
 
 @once
-def publish(settings: DriftSettings, folder: str, drift: str | None) -> int:
+def publish_candidate(settings: DriftSettings, folder: str, drift: str | None) -> int:
     """Publish what was made and pin it in a release; returns its number."""
     station, _ = open_job(settings, folder)
     evidence = {"settings": settings.evidence(station.workspace.spec.name), "drift": drift}
-    return stations.publish(station, evidence, device=settings.device).version
+    return stations.run_publish(station, evidence, device=settings.device).version
 
 
-def gate(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
+def gate_candidate(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
     """Judge the release beside the champion on prompts of the new traffic that nothing was chosen on; once beside the same champion.
 
     What was promoted already and then cut off is not judged again: it would be measured beside itself.
@@ -208,19 +208,19 @@ def gate(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
     file = Path(folder) / STEPS / f"gate-{release}.json"
     if file.is_file() and ((kept := json.loads(file.read_text(encoding="utf-8")))["beside"] == champion or champion == release):
         return dict(kept["verdict"])
-    found = judge(settings, folder, release)
+    found = gate_verdict(settings, folder, release)
     write_atomically(file, (json.dumps({"beside": champion, "verdict": found}, indent=2) + "\n").encode())
     return found
 
 
-def judge(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
+def gate_verdict(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
     """The gate's verdict of today."""
     station, prompts = open_job(settings, folder)
     result = gating.gate_release(station, prompts["bench"], alias=release, device=settings.device, max_tokens=settings.bench_tokens)
-    return {"passed": result["passed"], "checks": result["checks"], "over_champion": over_champion(station, result["report"])}
+    return {"passed": result["passed"], "checks": result["checks"], "over_champion": speedup_over_champion(station, result["report"])}
 
 
-def over_champion(station: Station, report: dict[str, Any]) -> dict[str, float] | None:
+def speedup_over_champion(station: StepContext, report: dict[str, Any]) -> dict[str, float] | None:
     """Speed of the workspace's choice over the champion's, both measured on the new traffic in one run."""
     from components.gate.gate import columns
     from components.report.intervals import paired_bootstrap_ratio
@@ -236,9 +236,9 @@ def over_champion(station: Station, report: dict[str, Any]) -> dict[str, float] 
     return {"ratio": ratio, "low": low, "high": high}
 
 
-def deploy(settings: DriftSettings, release: int) -> str:
+def deploy_release(settings: DriftSettings, release: int) -> str:
     """Make a release that passed the champion, and build its bundle; returns the bundle's folder."""
-    return str(stations.deploy(Workspace(settings.pair, settings.dtype, announce), settings.device, release, settings.out))
+    return str(stations.promote_and_deploy(Workspace(settings.pair, settings.dtype, announce), settings.device, release, settings.out))
 
 
 def finish(settings: DriftSettings, folder: str, outcome: dict[str, Any]) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def finish(settings: DriftSettings, folder: str, outcome: dict[str, Any]) -> dic
     return whole
 
 
-def only_one(settings: DriftSettings) -> Any:
+def single_recalibration(settings: DriftSettings) -> Any:
     """A context that says whether this process may recalibrate the pair: one at a time on a machine."""
     space = Workspace(settings.pair, settings.dtype, announce)
     return locked(space.root / RECALIBRATIONS / ".lock")

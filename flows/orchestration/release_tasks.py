@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect import task
 
-from flows.loading import prompts_of, station_of
+from flows.loading import open_from_settings, prompts_of
 from flows.orchestration import prefect_artifacts as showing
 from flows.orchestration.learn_tasks import RETRY, STATION
 from flows.progress import announce
@@ -21,16 +21,16 @@ from flows.workspace import Workspace
 @task(name="publish", **RETRY)
 def publish_task(settings: PipelineSettings) -> int:
     """Publish the workspace's artifacts and pin them in a release; returns its number."""
-    station = station_of(settings)
+    station = open_from_settings(settings)
     evidence = {"settings": settings.evidence(station.workspace.spec.name)}  # one level down: no figures to compare releases by
-    return stations.publish(station, evidence, device=settings.device).version
+    return stations.run_publish(station, evidence, device=settings.device).version
 
 
 @task(name="gate", **RETRY)
 def gate_task(settings: PipelineSettings, release: int, full: bool = True) -> dict[str, Any]:
     """Gate a release, beside all strategies if `full`; returns report, checks and whether it passed."""
     prompts = prompts_of(settings)["bench"]
-    result = gate_release(station_of(settings), prompts if full else prompts[:2], alias=release, device=settings.device,
+    result = gate_release(open_from_settings(settings), prompts if full else prompts[:2], alias=release, device=settings.device,
                           max_tokens=settings.bench_tokens, all_strategies=full)
     return {key: result[key] for key in ("report", "checks", "passed")}
 
@@ -38,13 +38,13 @@ def gate_task(settings: PipelineSettings, release: int, full: bool = True) -> di
 @task(name="promote and deploy", **RETRY)
 def deploy_task(settings: PipelineSettings, release: int) -> str:
     """Make a release that passed the champion, and build its bundle; returns the bundle's folder."""
-    return str(stations.deploy(station_of(settings).workspace, settings.device, release, Path("dist")))
+    return str(stations.promote_and_deploy(open_from_settings(settings).workspace, settings.device, release, Path("dist")))
 
 
 @task(name="deploy the champion", **RETRY)
 def deploy_champion_task(settings: PipelineSettings) -> str | None:
     """Build the champion's bundle where it is not there; returns its folder, None where a person deployed without a gate."""
-    bundle = stations.deploy_champion(station_of(settings).workspace, settings.device, Path("dist"))
+    bundle = stations.deploy_champion(open_from_settings(settings).workspace, settings.device, Path("dist"))
     return None if bundle is None else str(bundle)
 
 
@@ -67,4 +67,4 @@ def link_task(settings: PipelineSettings, release: int) -> None:
 @task(name="fall back to plain decoding", **STATION)
 def plain_choice_task(settings: PipelineSettings, reason: str) -> dict[str, Any]:
     """Put plain decoding into the workspace as the choice; returns it."""
-    return tuning.choose_plain(station_of(settings), reason)
+    return tuning.choose_plain(open_from_settings(settings), reason)

@@ -14,7 +14,7 @@ from prefect import flow, task
 
 from flows.orchestration import prefect_artifacts as showing
 from flows.orchestration.cached_steps import KEYED, TRACES, once, standing
-from flows.orchestration.concurrency import at_work
+from flows.orchestration.concurrency import pair_turn
 from flows.orchestration.learn_tasks import RESULT, RETRY, calibrate_task, collect_task, train_task, tune_task
 from flows.orchestration.release_tasks import champion_task, deploy_champion_task, deploy_task, gate_task, link_task, publish_task
 from flows.progress import announce
@@ -82,7 +82,7 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
     """Collect traces of a pair on served traffic, or on its prompts until there is any; where pair, prompts and settings are those of
     the last run, nothing is computed."""
     space = workspace_of(settings)
-    with at_work(space.spec.name):
+    with pair_turn(space.spec.name):
         take_prompts_task(settings)
         settings = on_taken(settings, space)
         done = once(collection_step, settings, space, {})
@@ -94,12 +94,12 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
 def calibration(settings: TrafficSettings) -> dict[str, Any]:
     """Make verifier, acceptance table, correction memory and hardware profile from the traces, and register them."""
     space = workspace_of(settings)
-    with at_work(space.spec.name):
+    with pair_turn(space.spec.name):
         settings = on_taken(settings, space)
         done = once(calibration_step, settings, space, standing(space, [TRACES]))
         versions = register_task(settings, LEARNED)
     rows = [{"figure": name, "value": value} for name, value in done["report"].items()]
-    showing.table("calibration", space.spec.name, rows, f"Registered as {words(versions)}.")
+    showing.table("calibration", space.spec.name, rows, f"Registered as {kinds_with_versions(versions)}.")
     return {**done, "versions": versions}
 
 
@@ -107,7 +107,7 @@ def calibration(settings: TrafficSettings) -> dict[str, Any]:
 def tuning(settings: TrafficSettings) -> dict[str, Any]:
     """Choose strategy and parameters beside the champion, and register the choice."""
     space = workspace_of(settings)
-    with at_work(space.spec.name):
+    with pair_turn(space.spec.name):
         settings = on_taken(settings, space)
         before = {**standing(space, (TRACES, *PARENTS)), "champion": champion_task(settings)}
         done = once(tuning_step, settings, space, before)
@@ -120,7 +120,7 @@ def tuning(settings: TrafficSettings) -> dict[str, Any]:
 def release(settings: TrafficSettings) -> dict[str, Any]:
     """Publish what the workspace holds, gate it, and deploy it if it passes; the champion itself is not gated again."""
     space = workspace_of(settings)
-    with at_work(space.spec.name):
+    with pair_turn(space.spec.name):
         settings = on_taken(settings, space)
         number = publish_task(settings)
         if number == champion_task(settings):
@@ -184,6 +184,6 @@ def scalars(report: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in report.items() if isinstance(value, int | float | str)}
 
 
-def words(versions: dict[str, int]) -> str:
+def kinds_with_versions(versions: dict[str, int]) -> str:
     """Kinds with their versions, for a person."""
     return ", ".join(f"{kind} version {number}" for kind, number in versions.items())

@@ -8,12 +8,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.steps.publish import Station
+from flows.steps.publish import StepContext
 from flows.workspace import Workspace
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
-    from flows.workers.task_runners import Fan
+    from flows.workers.task_runners import WorkerPool
     from serving.recording.trace import TraceSet
 
 KINDS = ("bare", "draft", "target", "mixed")
@@ -28,18 +28,18 @@ UNWRITTEN = "…"
 """Stands for an answer that the target has yet to write, where a chat template is measured."""
 
 
-def collect(station: Station, prompts: Sequence[Prompt], *, max_tokens: int = 96, folder: Path | None = None, fresh: bool = False,
+def run_collect(station: StepContext, prompts: Sequence[Prompt], *, max_tokens: int = 96, folder: Path | None = None, fresh: bool = False,
             rollout: int = ROLLOUT, kinds: Sequence[str] = KINDS, temperature: float = 0.0, top_p: float = 1.0, turns: int = 1,
-            seed: int = 0, fan: Fan | None = None, log: Callable[[str, float, int], None] | None = None) -> TraceSet:
+            seed: int = 0, fan: WorkerPool | None = None, log: Callable[[str, float, int], None] | None = None) -> TraceSet:
     """Collect traces of the pair on prompts; a collection that was cut short goes on where it stopped.
 
     Args:
         fresh: forget traces of other prompts or settings in the folder.
         kinds: prefix kinds in equal parts; a verifier learns from all, replay and table from the target's own texts.
         fan: how shards are spread over workers (`runners.fan_of`); None writes them here.
-        turns, log: as in `components.collect.collect.collect`.
+        turns, log: as in `components.collect.collect.collect_traces`.
     """
-    from components.collect.collect import collect as run
+    from components.collect.collect import collect_traces as run
 
     where = folder or station.workspace.traces
     options: dict[str, Any] = {"max_tokens": max_tokens, "rollout": rollout, "prefix_kinds": tuple(kinds), "temperature": temperature,
@@ -53,7 +53,7 @@ def collect(station: Station, prompts: Sequence[Prompt], *, max_tokens: int = 96
 
 
 def loading(workspace: Workspace, prompts: Sequence[Prompt], *, max_tokens: int, rollout: int = ROLLOUT, turns: int = 1) -> dict[str, Any]:
-    """How a pair is loaded to collect, from the command line as in the pipeline: arguments of `flows.loading.open_station`."""
+    """How a pair is loaded to collect, from the command line as in the pipeline: arguments of `flows.loading.open_pair`."""
     context = context_for(workspace, prompts, max_tokens=max_tokens, rollout=rollout, turns=turns)
     return {"slots": SLOTS, "max_context": context, "any_strategy": False}
 

@@ -29,7 +29,7 @@ AT_ONCE = {"cpu": 16, "cuda": 64}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DistilRequest:
     """What a user asked for.
 
     Args:
@@ -67,7 +67,7 @@ class Distilled:
     report: dict[str, Any]
 
 
-def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, step: None) -> Distilled:
+def run_distil(wanted: DistilRequest, *, say: Say = print, log: Log = lambda name, value, step: None) -> Distilled:
     """Make a draft, put it into its folder, and describe the pair of both in `$DRAFTWELL_HOME/pairs/<name>.yaml`.
 
     Everything that a user can get wrong is refused before models are loaded; an earlier draft is replaced only by a
@@ -85,26 +85,34 @@ def distil(wanted: Wanted, *, say: Say = print, log: Log = lambda name, value, s
                     dtype=wanted.dtype, draft=ModelSource(artifact=written(out, file.parent)))
     files = fetch(spec.model_copy(update={"draft": None}), progress=say)
     config = read_config(files.target)
-    from components.distil.distil import distil as run
+    from components.distil.distil import distil_draft as run
 
     recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
-    with alone_with(name, work_of(wanted, name)):
+    with exclusive_pair(name, work_of(wanted, name)):
         pair = load_target(files, spec, wanted, longest, say)
-        artifact, report = run(material(pair, files, wanted, chosen, say), recipe, work_of(wanted, name), name=name, data=words(wanted),
-                               folder=f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}", log=log, say=say)
+        artifact, report = run(
+            material(pair, files, wanted, chosen, say),
+            recipe,
+            work_of(wanted, name),
+            name=name,
+            data=training_summary(wanted),
+            folder=f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}",
+            log=log,
+            say=say,
+        )
         artifact.save(out)
         write_pair(spec, file)
     return Distilled(spec, file, out, report)
 
 
 @contextmanager
-def alone_with(name: str, work: Path) -> Iterator[None]:
+def exclusive_pair(name: str, work: Path) -> Iterator[None]:
     """Hold a pair's name and a work folder against other distillations: of one name only the last would be left."""
-    from components.collect.collect import alone
+    from components.collect.collect import exclusive_folder
 
     with ExitStack() as held:
         for folder in {work.expanduser().absolute(), (draftwell_home() / "pairs" / name).absolute()}:
-            held.enter_context(alone(folder, "distillation", "choose another --name and --work"))
+            held.enter_context(exclusive_folder(folder, "distillation", "choose another --name and --work"))
         yield
 
 
@@ -197,7 +205,7 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def recipe_of(wanted: Wanted, config: Any) -> Recipe:
+def recipe_of(wanted: DistilRequest, config: Any) -> Recipe:
     """The recipe for a target of this configuration."""
     from components.distil.family import check_layers, default_layers
     from components.distil.training import Recipe
@@ -207,7 +215,7 @@ def recipe_of(wanted: Wanted, config: Any) -> Recipe:
     return Recipe(layers, wanted.head_tokens, wanted.loss, wanted.minutes, wanted.tokens)  # type: ignore[arg-type]  # the CLI's enum
 
 
-def longest_of(wanted: Wanted, config: Any) -> int:
+def longest_of(wanted: DistilRequest, config: Any) -> int:
     """Positions that a target of this configuration is loaded with."""
     from components.distil.distil import LONGEST_PROMPT
 
@@ -217,7 +225,7 @@ def longest_of(wanted: Wanted, config: Any) -> int:
     return min(longest, LONGEST_PROMPT + wanted.max_tokens)
 
 
-def load_target(files: PairFiles, spec: PairSpec, wanted: Wanted, longest: int, say: Say) -> LoadedPair:
+def load_target(files: PairFiles, spec: PairSpec, wanted: DistilRequest, longest: int, say: Say) -> LoadedPair:
     """The target alone, with as many slots as its device fills."""
     from transformers.utils import logging
 
@@ -229,7 +237,9 @@ def load_target(files: PairFiles, spec: PairSpec, wanted: Wanted, longest: int, 
                      max_context=longest, chat=spec.chat, keep_modules=True)
 
 
-def material(pair: LoadedPair, files: PairFiles, wanted: Wanted, chosen: tuple[list[Prompt], list[Prompt]] | None, say: Say) -> Source:
+def material(
+    pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen: tuple[list[Prompt], list[Prompt]] | None, say: Say
+) -> Source:
     """Prompts to learn on and prompts that stay untouched, as ids.
 
     Args:
@@ -264,7 +274,7 @@ def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
     return [p for p in prompts if context_of(p) not in asked], untouched
 
 
-def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say) -> list[Prompt]:
+def invented(pair: LoadedPair, writer: Any, wanted: DistilRequest, donor: str, say: Say) -> list[Prompt]:
     """Instructions by the target itself, shuffled; kept in the work folder."""
     import hashlib
     import json
@@ -284,12 +294,12 @@ def invented(pair: LoadedPair, writer: Any, wanted: Wanted, donor: str, say: Say
     return [Prompt(f"invented/{i}", None, [text]) for i, text in enumerate(json.loads(path.read_text()))]
 
 
-def work_of(wanted: Wanted, name: str) -> Path:
+def work_of(wanted: DistilRequest, name: str) -> Path:
     """Folder of shards, instructions and checkpoints."""
     return wanted.work or draftwell_home() / "distill" / name
 
 
-def words(wanted: Wanted) -> str:
+def training_summary(wanted: DistilRequest) -> str:
     """What the draft was trained on, for its provenance."""
     asked = "instructions it invented" if wanted.prompts is None else f"{len(wanted.prompts)} prompts of the user's"
     return f"the target's own greedy outputs on {asked}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.steps.publish import Station, champion_number, champion_of, now
+from flows.steps.publish import StepContext, champion_number, champion_of, now
 from flows.workspace import Workspace
 from serving.errors import DraftwellError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from registry.store import Store
     from serving.artifacts.base import Artifact
     from serving.runtime.pair import LoadedPair
-    from serving.runtime.strategies import Kit
+    from serving.runtime.strategies import StrategyResources
 
 IDENTITY_PROMPTS, IDENTITY_TOKENS = 8, 64
 """Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a hundred."""
@@ -51,9 +51,18 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
     return found
 
 
-def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | int = "candidate", device: str = "cpu", max_tokens: int = 64,
-                 all_strategies: bool = False, dry_run: bool = False, unmeasured: str | None = None,
-                 beside: Sequence[GateVerdict] = ()) -> dict[str, Any]:
+def gate_release(
+    station: StepContext,
+    prompts: Sequence[Prompt],
+    *,
+    alias: str | int = "candidate",
+    device: str = "cpu",
+    max_tokens: int = 64,
+    all_strategies: bool = False,
+    dry_run: bool = False,
+    unmeasured: str | None = None,
+    beside: Sequence[GateVerdict] = (),
+) -> dict[str, Any]:
     """Measure a release, judge it and keep the verdict with it.
 
     Candidate and champion are measured in one run, prompt by prompt in turn, beside autoregressive decoding; where that is no clear
@@ -73,7 +82,7 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
     from registry.gates import load_gates
     from registry.releases import find_release
     from registry.store import Store
-    from serving.runtime.strategies import Kit
+    from serving.runtime.strategies import StrategyResources
 
     store, thresholds = Store(), load_gates().model_dump()
     release = find_release(store, station.workspace.spec.name, device, alias)
@@ -82,9 +91,9 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
                              f"{station.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again")
     mine = artifacts_of(store, release, release.fingerprint)
     config: Any = mine["decoding_config"]
-    kit = Kit(mine, station.pair.special_tokens)
+    kit = StrategyResources(mine, station.pair.special_tokens)
     rival = find_rival(station, store, release)
-    judging = Judging(config.strategy, config.parameters, thresholds)
+    judging = BenchJudge(config.strategy, config.parameters, thresholds)
     report, verdict = measured(station, prompts, judging, kit, rival, max_tokens=max_tokens, all_strategies=all_strategies)
     if thresholds["lossless_identical"]:
         verdict += GateVerdict(identity_check(station, config.strategy, config.parameters, kit, prompts[:IDENTITY_PROMPTS]))
@@ -101,27 +110,35 @@ def gate_release(station: Station, prompts: Sequence[Prompt], *, alias: str | in
             "checks": [vars(c) for c in verdict.checks]}
 
 
-def measured(station: Station, prompts: Sequence[Prompt], judging: Judging, kit: Kit, rival: Rival, *, max_tokens: int,
-             all_strategies: bool) -> tuple[dict[str, Any], GateVerdict]:
+def measured(
+    station: StepContext,
+    prompts: Sequence[Prompt],
+    judging: BenchJudge,
+    kit: StrategyResources,
+    rival: ChampionComparison,
+    *,
+    max_tokens: int,
+    all_strategies: bool,
+) -> tuple[dict[str, Any], GateVerdict]:
     """The bench of a candidate, and the verdict on it; what left doubt is measured again, and lies in the report as `in_doubt`."""
-    from components.bench.bench import bench
+    from components.bench.bench import run_bench
 
     plain: Config = ("autoregressive", {})
     candidate: Config = (judging.strategy, judging.parameters)
     contest = [plain] if candidate == plain else [plain, candidate]
     beside: list[Config] = [(name, {}) for name in SHOWN if (name, {}) not in contest] if all_strategies else []
-    report = bench(station.pair, [plain, *beside, *contest[1:]], prompts, kit, max_tokens=max_tokens, extra=rival.contenders,
+    report = run_bench(station.pair, [plain, *beside, *contest[1:]], prompts, kit, max_tokens=max_tokens, extra=rival.contenders,
                    progress=station.bar)
     verdict = judging.of(report)
     if not judging.doubts(report, verdict):
         return report, verdict
     station.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
-    longer = bench(station.pair, contest, prompts, kit, max_tokens=max_tokens, runs=RUNS_IN_DOUBT, extra=rival.contenders,
+    longer = run_bench(station.pair, contest, prompts, kit, max_tokens=max_tokens, runs=RUNS_IN_DOUBT, extra=rival.contenders,
                    cost_ratios=False, progress=station.bar)
     return {**report, "in_doubt": longer["strategies"]}, judging.of(longer)
 
 
-def serves(station: Station, release: ReleaseVersion) -> bool:
+def serves(station: StepContext, release: ReleaseVersion) -> bool:
     """Whether a release is the champion, and its record stands: a slow minute of the machine must not take that from what serves."""
     from registry.releases import gate_record, objection
 
@@ -129,7 +146,7 @@ def serves(station: Station, release: ReleaseVersion) -> bool:
 
 
 @dataclass(frozen=True)
-class Rival:
+class ChampionComparison:
     """The champion that a candidate is measured beside, if there is one.
 
     Args:
@@ -145,26 +162,29 @@ class Rival:
     unmeasured: str | None = None
 
 
-def find_rival(station: Station, store: Store, release: ReleaseVersion) -> Rival:
+def find_rival(station: StepContext, store: Store, release: ReleaseVersion) -> ChampionComparison:
     """The pair's champion, ready to decode."""
     from components.bench.runner import StrategyContender
-    from serving.runtime.strategies import Kit
+    from serving.runtime.strategies import StrategyResources
 
     champion = champion_of(station.workspace, release.device)
     if champion is None or champion.version == release.version:
-        return Rival()
+        return ChampionComparison()
     pair = pair_of(station, store, champion)
     if pair is None:
-        return Rival(champion, unmeasured=f"{champion.name}, the champion, has other weights or another dtype than the models here, or "
-                                          "there is no memory for both: not measured")
+        return ChampionComparison(
+            champion,
+            unmeasured=f"{champion.name}, the champion, has other weights or another dtype than the models here, or "
+            "there is no memory for both: not measured",
+        )
     theirs = artifacts_of(store, champion, champion.fingerprint)
     chosen: Any = theirs["decoding_config"]
-    contender = StrategyContender(pair, Kit(theirs, pair.special_tokens), (chosen.strategy, chosen.parameters), "champion")
-    return Rival(champion, (contender,), theirs if pair is station.pair else {})
+    contender = StrategyContender(pair, StrategyResources(theirs, pair.special_tokens), (chosen.strategy, chosen.parameters), "champion")
+    return ChampionComparison(champion, (contender,), theirs if pair is station.pair else {})
 
 
 @dataclass(frozen=True)
-class Judging:
+class BenchJudge:
     """Reads a candidate's row, and the champion's, out of a bench and judges them."""
 
     strategy: str
@@ -177,7 +197,7 @@ class Judging:
 
     def of(self, report: dict[str, Any]) -> GateVerdict:
         """The verdict; acceptance is held against a champion that decodes just so, as another draft length accepts another share."""
-        from components.gate.gate import judge
+        from components.gate.gate import judge_release
 
         entries = report["strategies"]
         entry, rival = self.entry(entries), entries.get("champion")
@@ -185,7 +205,7 @@ class Judging:
         thresholds = dict(self.thresholds)
         if entry["dtype"] == "float32":
             thresholds["lossless_identical"] = False  # `identity_check` judges it, on longer texts
-        return judge(entry, rival, same, thresholds, reference=entries["autoregressive"])
+        return judge_release(entry, rival, same, thresholds, reference=entries["autoregressive"])
 
     def doubts(self, report: dict[str, Any], verdict: GateVerdict) -> bool:
         """Whether the candidate's row, beside the champion's where there is one, is no clear pass."""
@@ -195,7 +215,7 @@ class Judging:
         return leaves_doubt(verdict, self.entry(entries), entries.get("champion"), self.thresholds)
 
 
-def pair_of(station: Station, store: Store, champion: ReleaseVersion) -> LoadedPair | None:
+def pair_of(station: StepContext, store: Store, champion: ReleaseVersion) -> LoadedPair | None:
     """The models that a champion runs on: those that are loaded, or the same target with the distilled draft that it pins.
 
     Returns:
@@ -230,7 +250,7 @@ def missing(name: str, why: str, reason: str | None) -> GateVerdict:
     return GateVerdict((Check(name, 0, 1, False, f"{why}; `draftwell gate --unmeasured REASON` lets it pass", transient=True),))
 
 
-def prediction_check(station: Station, mine: dict[str, Artifact], theirs: dict[str, Artifact], thresholds: dict[str, Any],
+def prediction_check(station: StepContext, mine: dict[str, Artifact], theirs: dict[str, Artifact], thresholds: dict[str, Any],
                      unmeasured: str | None = None) -> GateVerdict:
     """How well table and verifier foretell the workspace's traces, beside the champion's; nothing for a release without both."""
     from components.gate.gate import GateVerdict, judge_predictions
@@ -248,7 +268,7 @@ def prediction_check(station: Station, mine: dict[str, Artifact], theirs: dict[s
     return judge_predictions(found, thresholds) + GateVerdict((), tuple(notes))
 
 
-def footprint_check(station: Station, store: Store, release: ReleaseVersion, thresholds: dict[str, Any]) -> GateVerdict:
+def footprint_check(station: StepContext, store: Store, release: ReleaseVersion, thresholds: dict[str, Any]) -> GateVerdict:
     """Build the release's bundle in a temporary folder; its size, and how fast a new process starts from it."""
     from components.gate.footprint import footprint
     from components.gate.gate import judge_footprint
@@ -284,9 +304,11 @@ def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVe
                       checks=checks, baseline_version=champion.version if champion else None, created=now())
 
 
-def identity_check(station: Station, strategy: str, parameters: dict[str, Any], kit: Any, prompts: Sequence[Prompt]) -> tuple[Check, ...]:
+def identity_check(
+    station: StepContext, strategy: str, parameters: dict[str, Any], kit: Any, prompts: Sequence[Prompt]
+) -> tuple[Check, ...]:
     """Whether a choice that claims to be lossless gives autoregressive's tokens in float32; nothing for a lossy one."""
-    from components.gate.gate import judge
+    from components.gate.gate import judge_release
     from components.gate.losslessness import identity_entry
     from serving.runtime.strategies import find_strategy
 
@@ -294,7 +316,7 @@ def identity_check(station: Station, strategy: str, parameters: dict[str, Any], 
         return ()
     exact = float32_pair(station.workspace) if station.pair.dtype != "float32" else station.pair
     entry = identity_entry(exact, kit, (strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
-    return judge(entry, None, None, {"lossless_identical": True}).checks
+    return judge_release(entry, None, None, {"lossless_identical": True}).checks
 
 
 def float32_pair(workspace: Workspace) -> LoadedPair:

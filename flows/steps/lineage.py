@@ -101,14 +101,14 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Label and origins of a report's rows, or of a tuning's choice."""
-    from components.bench.report import shown
+    from components.bench.report import label_with_parameters
 
     rows: list[tuple[str, Mapping[str, Any]]]
     strategies = report.get("strategies")
     if isinstance(strategies, dict):
-        rows = [(shown(label, entry), entry) for label, entry in strategies.items() if isinstance(entry, dict)]
+        rows = [(label_with_parameters(label, entry), entry) for label, entry in strategies.items() if isinstance(entry, dict)]
     else:
-        label = shown(str(report.get("strategy")), {"parameters": report.get("parameters") or {}})
+        label = label_with_parameters(str(report.get("strategy")), {"parameters": report.get("parameters") or {}})
         rows = [(f"choice {label}", report)]
     if not any(isinstance(row.get("artifacts"), dict) or isinstance(row.get("trace_digest"), str) for _, row in rows):
         raise DraftwellError(f"{path} says nothing of origins: it is of an older draftwell, or of none; bench or tune again")

@@ -66,7 +66,7 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     Raises:
         DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of another pair.
     """
-    from components.drift.drift import compare
+    from components.drift.drift import compare_traffic
     from components.drift.traffic import COLUMNS, HIDDEN, read_spool, read_traffic
 
     limits = limits or load_limits()
@@ -98,7 +98,7 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
         notes.append(f"{champion.name} was not calibrated on this reference")
     tables: dict[str, Any] = {kind: champion.artifacts.get(name) for kind, name in
                               (("table", "acceptance_table"), ("verifier", "verifier"), ("memory", "correction_memory"))}
-    report = compare(then, today, limits, pair=space.spec.name, fingerprint=champion.fingerprint, kinds=kinds,
+    report = compare_traffic(then, today, limits, pair=space.spec.name, fingerprint=champion.fingerprint, kinds=kinds,
                      digests=(digest, found.digest), baseline=champion.name, notes=notes, doubts=doubts,
                      untouched=untouched(verifier, origin, rows), **tables)
     if digest == champion.trace_digest:

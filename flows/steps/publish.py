@@ -1,7 +1,7 @@
-"""The stations of the loop as plain functions: what they share, and the last one, `publish`.
+"""The stations of the loop as plain functions: what they share, and the last one, `run_publish`.
 
 collect → train → calibrate → tune → release (`collecting`, `training`, `tuning`, here). Each reads and writes the pair's workspace
-and returns what it made; none knows Prefect. `publish` alone talks to the registry.
+and returns what it made; none knows Prefect. `run_publish` alone talks to the registry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PICTURES = {"verifier": ("roc.png", "roc_by_lambda.png", "reliability.png", "ver
 
 
 @dataclass(frozen=True)
-class Station:
+class StepContext:
     """What all stations work with."""
 
     workspace: Workspace
@@ -58,7 +58,7 @@ class Station:
         return {k: digest_of(self.workspace.artifacts / k) for k in kinds if (self.workspace.artifacts / k).is_dir()}
 
 
-def open_trace(station: Station, folder: Path | None = None) -> TraceSet:
+def open_trace(station: StepContext, folder: Path | None = None) -> TraceSet:
     """The trace set to learn from."""
     from components.collect.collect import is_complete
     from serving.recording.trace import TraceSet
@@ -72,7 +72,7 @@ def open_trace(station: Station, folder: Path | None = None) -> TraceSet:
     return traces
 
 
-def publish(station: Station, evidence: Mapping[str, Any], *, device: str = "cpu") -> ReleaseVersion:
+def run_publish(station: StepContext, evidence: Mapping[str, Any], *, device: str = "cpu") -> ReleaseVersion:
     """Publish every artifact of the workspace and pin them in a new release, which becomes `candidate`; and collect what a lossy one
     would serve, which its traffic is compared with (`references.keep_served`).
 
@@ -101,7 +101,7 @@ def publish(station: Station, evidence: Mapping[str, Any], *, device: str = "cpu
     return release
 
 
-def deploy(space: Workspace, device: str, release: int, out: Path) -> Path:
+def promote_and_deploy(space: Workspace, device: str, release: int, out: Path) -> Path:
     """Make a release that passed its gate the champion, and build its bundle under `out`; returns the bundle's folder."""
     from registry.bundles.build import build_bundle
     from registry.releases import promote

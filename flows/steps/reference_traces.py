@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.steps.publish import Station, champion_of
+from flows.steps.publish import StepContext, champion_of
 from flows.workspace import Workspace
 from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY, TraceError, TraceSet
@@ -163,7 +163,7 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def keep_served(station: Station, release: ReleaseVersion, config: DecodingConfig) -> None:
+def keep_served(station: StepContext, release: ReleaseVersion, config: DecodingConfig) -> None:
     """Collect what a release would serve where its config is lossy: once, and in the pair's own workspace, whichever the station works in.
 
     A collection that was cut short goes on. One that fails stops no release: monitoring then says that the reference is missing.
@@ -179,15 +179,15 @@ def keep_served(station: Station, release: ReleaseVersion, config: DecodingConfi
         own.say(f"what {config.strategy} serves will not be watched until it is published again: {error}")
 
 
-def collect_served(station: Station, space: Workspace, champion: Served) -> None:
+def collect_served(station: StepContext, space: Workspace, champion: Served) -> None:
     """Collect what a lossy release would serve on the prompts that it was calibrated on, and keep the traces with these.
 
     Raises:
         DraftwellError: these traces are gone, or another collection is writing to the folder.
     """
-    from components.collect.collect import collect, forget, is_complete, read_plan
+    from components.collect.collect import collect_traces, forget, is_complete, read_plan
     from components.drift.prompts import prompts_of_trace
-    from serving.runtime.strategies import Kit, build_strategy
+    from serving.runtime.strategies import StrategyResources, build_strategy
 
     config, pair = champion.lossy, station.pair
     assert config is not None
@@ -199,7 +199,10 @@ def collect_served(station: Station, space: Workspace, champion: Served) -> None
     if is_complete(folder) and read_plan(folder) is not None:  # ended, and yet it cannot be read: a disk's fault, which no run would mend
         forget(folder)
     space.say(f"collecting what {config.strategy} serves, for monitoring")
-    strategy, header = build_strategy(config.strategy, dict(config.parameters), Kit(champion.artifacts, pair.special_tokens)), traces.header
-    collect(pair, prompts_of_trace(traces), folder, fresh=True, max_tokens=header.max_tokens, temperature=header.temperature,
+    strategy, header = (
+        build_strategy(config.strategy, dict(config.parameters), StrategyResources(champion.artifacts, pair.special_tokens)),
+        traces.header,
+    )
+    collect_traces(pair, prompts_of_trace(traces), folder, fresh=True, max_tokens=header.max_tokens, temperature=header.temperature,
             top_k=header.top_k, top_p=header.top_p, turns=0, rollout=1, prefix_kinds=(LOSSY,), strategy=strategy, batch=SLOTS,
             progress=station.bar)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from flows.failures import will_pass
-from flows.loading import station_of
+from flows.loading import open_from_settings
 from flows.settings import PipelineSettings, TrafficSettings
 from flows.steps.monitor import load_limits, spool_of, watched_temperature
 from flows.workspace import Workspace
@@ -41,7 +41,7 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
 
     if not spool.is_dir():
         raise DraftwellError(f"there is no spool {spool}: name the folder to which the server writes with --spool")
-    station, window = station_of(settings), load_limits().window
+    station, window = open_from_settings(settings), load_limits().window
     pair = station.pair
     temperature = watched_temperature(station.workspace, settings.device, getattr(settings, "reference", None))
     found = read_spool(spool, pair.fingerprint, window=window, temperature=temperature)

@@ -1,11 +1,11 @@
-"""Stations that learn from traces (`train`, `train_head`) and from runs (`calibrate`: table, memory and hardware profile)."""
+"""Stations that learn from traces (`run_train`, `run_train_head`) and from runs (`run_calibrate`: table, memory and hardware profile)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from flows.steps.publish import Station
+from flows.steps.publish import StepContext
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
@@ -17,7 +17,7 @@ AT_ONCE = 8
 """Requests that fill the correction memory together, as far as the pair has slots."""
 
 
-def train(station: Station, traces: TraceSet, *, test: TraceSet | None = None, ratio: float = 1.2,
+def run_train(station: StepContext, traces: TraceSet, *, test: TraceSet | None = None, ratio: float = 1.2,
           wanted_false_positive: float | None = 0.1, features: Literal["auto"] | Sequence[str] = "auto", seed: int = 0) -> dict[str, Any]:
     """Train a SPRINTER verifier, put it into the workspace and return its report; all that can fail comes before what is written.
 
@@ -44,7 +44,7 @@ def train(station: Station, traces: TraceSet, *, test: TraceSet | None = None, r
     return report
 
 
-def train_head(station: Station, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> dict[str, Any]:
+def run_train_head(station: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> dict[str, Any]:
     """Train a SpecDec++ acceptance head, put it into the workspace and return its report.
 
     Args:
@@ -65,7 +65,7 @@ def train_head(station: Station, traces: TraceSet, *, test: TraceSet | None = No
     return report
 
 
-def with_cost(station: Station, trained: Artifact, report: dict[str, Any], score: Callable[[Rows, int], float]) -> None:
+def with_cost(station: StepContext, trained: Artifact, report: dict[str, Any], score: Callable[[Rows, int], float]) -> None:
     """Measure what a score takes, and write it into the report and among the artifact's metrics."""
     from components.train.score_cost import time_score
 
@@ -74,10 +74,10 @@ def with_cost(station: Station, trained: Artifact, report: dict[str, Any], score
     trained.provenance = trained.provenance.model_copy(update={"metrics": {**trained.provenance.metrics, **cost}})
 
 
-def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
+def run_calibrate(station: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile, put them into the workspace and say what is in them."""
     from components.calibrate.calibrate import build_acceptance_table, build_correction_memory
-    from components.calibrate.hardware_profile import profile
+    from components.calibrate.hardware_profile import measure_profile
     from components.report.provenance import provenance
     from components.train.plots import acceptance_plot, rejection_tail
 
@@ -85,7 +85,7 @@ def calibrate(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, 
     # The memory never reads the traces: it names the prompts that it was decoded from.
     memory = build_correction_memory(station.pair, prompts, provenance(station.pair), max_tokens=max_tokens, batch=AT_ONCE,
                                      progress=station.bar)
-    times = profile(station.pair, provenance(station.pair))
+    times = measure_profile(station.pair, provenance(station.pair))
     for artifact in (table, memory, times):
         station.workspace.save(artifact)
     acceptance_plot(table, station.workspace.reports / "acceptance_by_confidence.png")

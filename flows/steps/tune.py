@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.steps.publish import Station, champion_of, open_trace
+from flows.steps.publish import StepContext, champion_of, open_trace
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from flows.settings import PipelineSettings
-    from flows.workers.task_runners import Fan
+    from flows.workers.task_runners import WorkerPool
     from serving.artifacts.decoding_config import DecodingConfig
     from serving.recording.trace import TraceSet
 
 PARENTS = ("acceptance_table", "hardware_profile", "verifier", "correction_memory", "acceptance_head")
 
 
-def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 64, trials: int = 60,
+def run_tune(station: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 64, trials: int = 60,
          lossless_only: bool = True, max_quality_loss: float = 0.1, max_cost_ratio: float | None = None, study: Path | None = None,
-         keep: bool = True, fan: Fan | None = None) -> Any:
+         keep: bool = True, fan: WorkerPool | None = None) -> Any:
     """Choose strategy and parameters by replay and measurement; the choice and its evidence go into the workspace.
 
     A run that was killed goes on where it stopped when it is started again.
@@ -36,8 +36,8 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     from components.collect.trace_checks import greedy_header
     from components.report.provenance import provenance
     from components.tune.constraints import Constraints
-    from components.tune.evaluator import Contest, Reader
-    from components.tune.tune import tune as run
+    from components.tune.evaluator import Evaluator, QualityReader
+    from components.tune.tune import tune_strategy as run
     from flows.workers.task_runners import spread_replays
     from serving.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import STRATEGIES
@@ -55,7 +55,7 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     folder = space.root / "tuning"
     rungs = folder / "rungs.json" if keep else None
     tuned = run(pair, traces, prompts, kit, profile, trials=trials, max_tokens=max_tokens, constraints=constraints,
-                evaluate=Contest(pair, kit, max_tokens=max_tokens, progress=station.bar), quality=Reader(pair),
+                evaluate=Evaluator(pair, kit, max_tokens=max_tokens, progress=station.bar), quality=QualityReader(pair),
                 champion=champion_config(station), study=study or (folder / "study.db" if keep else None),
                 named_study=study is not None, rungs=rungs, spread=spread_replays(fan, station, traces.folder) if fan else None)
     if rungs is None:
@@ -67,17 +67,17 @@ def tune(station: Station, traces: TraceSet, prompts: Sequence[Prompt], *, max_t
     return tuned
 
 
-def tune_as(settings: PipelineSettings, station: Station, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def tune_as(settings: PipelineSettings, station: StepContext, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Tune on the workspace's traces as the flows' settings say; returns the choice and why."""
-    from flows.loading import fan_of_settings
+    from flows.loading import worker_pool_of
 
-    tuned = tune(station, open_trace(station), prompts, max_tokens=settings.tune_tokens, trials=settings.trials,
+    tuned = run_tune(station, open_trace(station), prompts, max_tokens=settings.tune_tokens, trials=settings.trials,
                  lossless_only=settings.lossless_only, max_quality_loss=settings.max_quality_loss,
-                 max_cost_ratio=settings.max_cost_ratio, fan=fan_of_settings(settings))
+                 max_cost_ratio=settings.max_cost_ratio, fan=worker_pool_of(settings))
     return {"strategy": tuned.strategy, "parameters": tuned.parameters, "reason": str(tuned.evidence.get("reason", ""))}
 
 
-def save_choice(station: Station, config: DecodingConfig) -> None:
+def save_choice(station: StepContext, config: DecodingConfig) -> None:
     """Put a choice into the workspace, with its evidence as JSON and as an HTML report."""
     from components.tune.report.html import write_tuning_report
 
@@ -87,7 +87,7 @@ def save_choice(station: Station, config: DecodingConfig) -> None:
     write_tuning_report(config.evidence, station.workspace.reports, pair=station.workspace.spec.name)
 
 
-def champion_config(station: Station) -> tuple[str, dict[str, Any]] | None:
+def champion_config(station: StepContext) -> tuple[str, dict[str, Any]] | None:
     """Strategy and parameters that the pair's champion serves on this device; None without one, or where no registry is to be had."""
     from registry.store import Store
     from serving.artifacts.decoding_config import DecodingConfig
@@ -106,7 +106,7 @@ def champion_config(station: Station) -> tuple[str, dict[str, Any]] | None:
     return config.strategy, dict(config.parameters)
 
 
-def choose_plain(station: Station, reason: str) -> dict[str, Any]:
+def choose_plain(station: StepContext, reason: str) -> dict[str, Any]:
     """Make plain decoding the workspace's choice, keeping the evidence of the tuning; returns the choice."""
     from components.report.provenance import provenance
     from serving.artifacts.decoding_config import DecodingConfig

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from components.tune.search.search import Search, Trial
     from components.tune.tune import Spread as ReplaySpread
-    from flows.steps.publish import Station
+    from flows.steps.publish import StepContext
 
 Call = dict[str, Any]
 """What says which part of a job is meant, as JSON."""
@@ -42,7 +42,7 @@ LIVES = 3
 
 
 @dataclass(frozen=True)
-class Fan:
+class WorkerPool:
     """How a station is spread out.
 
     Args:
@@ -58,7 +58,7 @@ class Fan:
     device: str = "cpu"
 
 
-def fan_of(runner: str, workers: int, *, threads: int | None = None, device: str = "cpu") -> Fan | None:
+def worker_pool_for(runner: str, workers: int, *, threads: int | None = None, device: str = "cpu") -> WorkerPool | None:
     """How a station is to be spread out; None where one worker in this process does it all.
 
     Args:
@@ -76,7 +76,7 @@ def fan_of(runner: str, workers: int, *, threads: int | None = None, device: str
         need_ray()
     import torch
 
-    return Fan(runner, workers, max(1, (threads or torch.get_num_threads()) // workers), device)
+    return WorkerPool(runner, workers, max(1, (threads or torch.get_num_threads()) // workers), device)
 
 
 def need_ray() -> None:
@@ -87,7 +87,9 @@ def need_ray() -> None:
         raise DraftwellError("--runner ray needs the package prefect-ray: pip install -c constraints.txt 'draftwell[ray]'") from error
 
 
-def spread_shards(fan: Fan, station: Station, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any]) -> ShardSpread:
+def spread_shards(
+    fan: WorkerPool, station: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any]
+) -> ShardSpread:
     """What has the shards of a collection written by workers.
 
     Args:
@@ -105,7 +107,7 @@ def spread_shards(fan: Fan, station: Station, prompts: Sequence[Prompt], traces:
     return spread
 
 
-def spread_replays(fan: Fan, station: Station, traces: Path) -> ReplaySpread:
+def spread_replays(fan: WorkerPool, station: StepContext, traces: Path) -> ReplaySpread:
     """What has the replays of a tuning made by workers, a strategy each; `traces` is the trace's folder."""
 
     def spread(search: Search, shares: Mapping[str, int]) -> list[Trial]:
@@ -122,14 +124,14 @@ def spread_replays(fan: Fan, station: Station, traces: Path) -> ReplaySpread:
 
 
 @contextmanager
-def job_folder(station: Station) -> Iterator[Path]:
+def job_folder(station: StepContext) -> Iterator[Path]:
     """A folder in the pair's workspace that goes when the job is done."""
     station.workspace.root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=station.workspace.root, prefix=".job-") as place:
         yield Path(place)
 
 
-def run(fan: Fan, what: str, job: Path, calls: Sequence[Call], done: Callable[[Call, Any], None]) -> None:
+def run(fan: WorkerPool, what: str, job: Path, calls: Sequence[Call], done: Callable[[Call, Any], None]) -> None:
     """Run one of `WORK` once for each call, as tasks of a Prefect flow.
 
     A part that fails does not stop the others, so that a second run has less to do.
@@ -152,7 +154,7 @@ def run(fan: Fan, what: str, job: Path, calls: Sequence[Call], done: Callable[[C
         _now.reset(token)
 
 
-_now: ContextVar[tuple[Fan, Callable[[Call, Any], None]]] = ContextVar("the fan, and who is told of each part")
+_now: ContextVar[tuple[WorkerPool, Callable[[Call, Any], None]]] = ContextVar("the fan, and who is told of each part")
 
 
 def spread_out(what: str, job: str, calls: list[Call]) -> None:
@@ -207,7 +209,7 @@ def as_task(what: str) -> Task[..., Any]:
                 result_serializer="json")
 
 
-def runner_of(fan: Fan) -> TaskRunner[Any]:
+def runner_of(fan: WorkerPool) -> TaskRunner[Any]:
     """Prefect's task runner: threads, the Ray cluster of `$RAY_ADDRESS`, or one on this machine for as long as the flow runs."""
     if fan.runner == "threads":
         from prefect.task_runners import ThreadPoolTaskRunner
@@ -222,7 +224,7 @@ def runner_of(fan: Fan) -> TaskRunner[Any]:
     return RayTaskRunner(init_kwargs={"num_cpus": fan.workers * fan.threads, "include_dashboard": False, "log_to_driver": False})
 
 
-def ray_options(fan: Fan) -> AbstractContextManager[Any]:
+def ray_options(fan: WorkerPool) -> AbstractContextManager[Any]:
     """What a part takes of a machine, and how often it is begun again if its worker dies."""
     from prefect_ray.context import remote_options
 

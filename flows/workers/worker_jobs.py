@@ -24,7 +24,7 @@ from serving.files import write_atomically
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from components.tune.search.search import Search
-    from flows.steps.publish import Station
+    from flows.steps.publish import StepContext
     from serving.runtime.pair import LoadedPair
 
 JOB = "job.json"
@@ -32,7 +32,7 @@ _pairs: dict[Path, SimpleQueue[LoadedPair]] = {}
 """Job → loaded pairs that no worker of this process is computing with. A pair's slots serve one engine at a time."""
 
 
-def describe_collection(job: Path, station: Station, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any],
+def describe_collection(job: Path, station: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any],
                         threads: int) -> None:
     """Write the job of a collection.
 
@@ -44,10 +44,22 @@ def describe_collection(job: Path, station: Station, prompts: Sequence[Prompt], 
     pair = station.pair
     target: Any = pair.models["target"]
     name = Path(station.workspace.name)
-    write(job, {"pair": str(name.absolute()) if name.is_file() else str(name), "home": str(draftwell_home()), "models": str(models_root()),
-                "dtype": pair.dtype, "device": pair.device, "slots": target.slots.count, "max_context": target.max_context,
-                "threads": threads, "traces": str(traces.absolute()), "settings": dict(settings),
-                "prompts": [asdict(prompt) for prompt in prompts]})
+    write_job(
+        job,
+        {
+            "pair": str(name.absolute()) if name.is_file() else str(name),
+            "home": str(draftwell_home()),
+            "models": str(models_root()),
+            "dtype": pair.dtype,
+            "device": pair.device,
+            "slots": target.slots.count,
+            "max_context": target.max_context,
+            "threads": threads,
+            "traces": str(traces.absolute()),
+            "settings": dict(settings),
+            "prompts": [asdict(prompt) for prompt in prompts],
+        },
+    )
 
 
 def write_shard(job: Path, index: int) -> str:
@@ -56,7 +68,7 @@ def write_shard(job: Path, index: int) -> str:
 
     from components.collect.collect import collect_shard
 
-    said = read(job)
+    said = read_job(job)
     torch.set_num_threads(said["threads"])
     with one_of(job, said) as pair:
         return str(collect_shard(pair, prompts_of(said), Path(said["traces"]), index, **said["settings"]))
@@ -67,7 +79,7 @@ def describe_search(job: Path, search: Search, traces: Path, fingerprint: str, t
     for kind, artifact in search.kit.artifacts.items():
         copy.copy(artifact).save(job / "artifacts" / kind)  # saving notes a digest, and the original keeps that of where it comes from
     copy.copy(search.profile).save(job / "profile")
-    write(job, {"traces": str(traces.absolute()), "trace_digest": search.trace_digest, "fingerprint": fingerprint, "threads": threads,
+    write_job(job, {"traces": str(traces.absolute()), "trace_digest": search.trace_digest, "fingerprint": fingerprint, "threads": threads,
                 "artifacts": list(search.kit.artifacts), "special_tokens": sorted(search.kit.special_tokens),
                 "deterministic": search.kit.deterministic, "max_tokens": search.max_tokens, "overlap": search.overlap,
                 "seed": search.studies.seed})
@@ -87,16 +99,19 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     from serving.artifacts.hardware_profile import HardwareProfile
     from serving.bundle.bundle import artifact_classes
     from serving.recording.trace import TraceSet
-    from serving.runtime.strategies import Kit
+    from serving.runtime.strategies import StrategyResources
 
-    said = read(job)
+    said = read_job(job)
     torch.set_num_threads(said["threads"])
     traces = TraceSet(Path(said["traces"]), fingerprint=said["fingerprint"])
     if traces.digest() != said["trace_digest"]:
         raise DraftwellError(f"{traces.folder} holds another trace here than where the tuning runs: every worker must see the same files")
     classes = artifact_classes()
-    kit = Kit({kind: classes[kind].load(job / "artifacts" / kind) for kind in said["artifacts"]}, frozenset(said["special_tokens"]),
-              said["deterministic"])
+    kit = StrategyResources(
+        {kind: classes[kind].load(job / "artifacts" / kind) for kind in said["artifacts"]},
+        frozenset(said["special_tokens"]),
+        said["deterministic"],
+    )
     texts, profile = read_texts(traces), HardwareProfile.load(job / "profile")
     search = Search(texts, kit, profile, said["max_tokens"], said["overlap"], Studies(None, said["seed"]), said["trace_digest"])
     return [vars(trial) for trial in search.search(name, share, search.predict)]
@@ -109,7 +124,7 @@ def loaded(job: Path, own: LoadedPair, count: int) -> Iterator[None]:
     They are loaded one after the other, before anybody computes: while transformers loads, torch's default dtype is another one
     for the whole process.
     """
-    said = read(job)
+    said = read_job(job)
     pairs: SimpleQueue[LoadedPair] = SimpleQueue()
     for pair in (own, *(load(said) for _ in range(count - 1))):
         pairs.put(pair)
@@ -155,12 +170,12 @@ def prompts_of(said: Mapping[str, Any]) -> list[Prompt]:
     return [Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])}) for row in said["prompts"]]
 
 
-def write(job: Path, said: Mapping[str, Any]) -> None:
+def write_job(job: Path, said: Mapping[str, Any]) -> None:
     """Write `job.json`."""
     write_atomically(job / JOB, json.dumps(said).encode())
 
 
-def read(job: Path) -> dict[str, Any]:
+def read_job(job: Path) -> dict[str, Any]:
     """Read `job.json`.
 
     Raises:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.artifacts.base import Artifact, ArtifactError, Provenance
 
 
-class Rest(BaseModel):
+class RoundOverheads(BaseModel):
     """Seconds outside forwards."""
 
     model_config = ConfigDict(frozen=True)
@@ -25,7 +25,7 @@ class Rest(BaseModel):
     figure: float = Field(ge=0, description="of a draft row whose confidence, entropy or probability is read, over and above")
 
 
-class Details(BaseModel):
+class RequestTimes(BaseModel):
     """What a prediction of whole requests needs beside the times that strategies read, in seconds."""
 
     model_config = ConfigDict(frozen=True)
@@ -36,7 +36,7 @@ class Details(BaseModel):
     context: int = Field(ge=0, description="tokens in the slot before every forward that is not a prefill")
     split_alone: tuple[float, dict[int, float]] | None = Field(
         None, description="as `split`, with the other model idle: what is left of an overlap once its shorter side is over")
-    rest: Rest
+    rest: RoundOverheads
     chains: bool = Field(False, description="the draft chooses the tokens of a draft of fixed length by itself (`Forward.steps`)")
 
 
@@ -56,7 +56,7 @@ class HardwareProfile(Artifact):
 
     def __init__(self, t_draft: float, t_verify: dict[int, float], t_rest: float, provenance: Provenance,
                  split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None,
-                 details: Details | None = None):
+                 details: RequestTimes | None = None):
         if t_draft <= 0 or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
             raise ArtifactError("a hardware profile needs positive times and a target forward of one token")
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
@@ -101,7 +101,7 @@ class HardwareProfile(Artifact):
         split, details = times.get("split"), times.get("details")
         return cls(times["t_draft"], sizes(times["t_verify"]), times["t_rest"], provenance,
                    (split["t_draft"], sizes(split["t_verify"])) if split else None, times.get("t_draft_onnx"),
-                   Details.model_validate(details) if details else None)
+                   RequestTimes.model_validate(details) if details else None)
 
 
 def sizes(times: dict[str, float]) -> dict[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from serving.runtime.commands import Step
 from serving.runtime.row_view import RowView
 from serving.runtime.session import Session
-from serving.runtime.strategies.base import Kit
+from serving.runtime.strategies.base import StrategyResources
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 
 PART = 128
@@ -16,7 +16,7 @@ class RatedPrompt(Autoregressive):
     """Plain decoding that rates the prompt's tokens on the way (`Session.prompt_ratings`)."""
 
     def __init__(self) -> None:
-        super().__init__(self.Config(), Kit())
+        super().__init__(self.Config(), StrategyResources())
 
     def run(self, session: Session) -> Step[None]:
         prompt = session.text.ids[:]

@@ -16,7 +16,7 @@ from typing import Any
 
 from serving.runtime.commands import Role
 from serving.runtime.output import Output
-from serving.runtime.sampling import Stream, residual
+from serving.runtime.sampling import RandomStream, residual
 from serving.runtime.session import Session
 from serving.runtime.types import Rows
 
@@ -30,7 +30,7 @@ server), and that text is given up."""
 
 
 @dataclass(frozen=True)
-class Said:
+class ModelRow:
     """What a model says behind `sequence[:index]`: one row of a forward."""
 
     sequence: Sequence[int]
@@ -55,8 +55,8 @@ class PositionRecorder:
         self.positions: list[dict[str, Any]] = []
         self.failed = self.stopped = False
         self._session = session
-        self._random = Stream(session.sampling.seed, PURPOSE)
-        self._said: dict[Role, dict[int, list[Said]]] = {"target": {}, "draft": {}}
+        self._random = RandomStream(session.sampling.seed, PURPOSE)
+        self._said: dict[Role, dict[int, list[ModelRow]]] = {"target": {}, "draft": {}}
         session.record(self)
 
     def saw(self, role: Role, sequence: Sequence[int], output: Output, steps: int) -> None:
@@ -67,7 +67,7 @@ class PositionRecorder:
             first = len(sequence) - len(output) + 1
             for row in range(len(output)):
                 if first + row >= self._next:
-                    self._said[role].setdefault(first + row, []).append(Said(sequence, alone(output, row, hidden=self.hidden)))
+                    self._said[role].setdefault(first + row, []).append(ModelRow(sequence, copy_row(output, row, hidden=self.hidden)))
             self.catch_up()
             self._forget_contradicted()
             if self.waiting > MOST_WAITING:
@@ -106,7 +106,7 @@ class PositionRecorder:
             for index in list(of_role):
                 of_role[index] = [said for said in of_role[index] if self._agrees(said, index)]
 
-    def _agrees(self, said: Said, index: int) -> bool:
+    def _agrees(self, said: ModelRow, index: int) -> bool:
         """Whether what a row was read behind is the text's, as far as there is text."""
         start = self.text.prompt_length
         behind = self.text.ids[start:index]
@@ -121,7 +121,7 @@ class PositionRecorder:
         """Index in the text of the first token that is not recorded."""
         return self.text.prompt_length + len(self.positions)
 
-    def _valid(self, role: Role, index: int) -> Said | None:
+    def _valid(self, role: Role, index: int) -> ModelRow | None:
         """The newest row of a model about a token that was read behind what became the text."""
         return next((said for said in reversed(self._said[role].get(index, ())) if self._agrees(said, index)), None)
 
@@ -157,12 +157,12 @@ class PositionRecorder:
         self._said = {"target": {}, "draft": {}}
 
 
-def rows_of(said: Said, recorder: PositionRecorder) -> Rows:
+def rows_of(said: ModelRow, recorder: PositionRecorder) -> Rows:
     """One row under the request's sampling parameters."""
     return said.output.rows(recorder.sampling)
 
 
-def alone(output: Output, row: int, *, hidden: bool) -> Output:
+def copy_row(output: Output, row: int, *, hidden: bool) -> Output:
     """A copy of one row: a view would hold the logits of the whole batch that it came with."""
     part = output.part(row, row + 1)
     states = part.hidden.clone() if hidden and part.hidden is not None else None

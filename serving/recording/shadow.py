@@ -52,13 +52,13 @@ def shadowed(steps: Step[None], waiting: Forward, lane: Lane, text: list[int], r
             except StopIteration:
                 break
             if len(text) - lane.length >= MOST_UNREAD:  # the prompt, at first
-                yield from read_on(lane, text, recorder)
-        yield from read_on(lane, text, recorder)
+                yield from read_unseen(lane, text, recorder)
+        yield from read_unseen(lane, text, recorder)
     finally:
         steps.close()
 
 
-def read_on(lane: Lane, text: list[int], recorder: PositionRecorder) -> Generator[Forward, Output | Exception, None]:
+def read_unseen(lane: Lane, text: list[int], recorder: PositionRecorder) -> Generator[Forward, Output | Exception, None]:
     """Read what the draft has not seen of a text, and tell the recorder what it says behind every token of the output."""
     unseen = tuple(text[lane.length :])
     if not unseen or recorder.stopped:

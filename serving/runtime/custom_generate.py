@@ -20,7 +20,7 @@ from serving.runtime.models.transformers_model import ATTENTION, TransformersMod
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Kit, Strategy, build_strategy
+from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 
 WARPERS = frozenset({"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"})
 """Processors that `Sampling` says the same as."""
@@ -28,7 +28,7 @@ CRITERIA = frozenset({"MaxLengthCriteria", "EosTokenCriteria"})
 EXTRAS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def draftwell_generate(strategy: str | Strategy = "vanilla_sd", *, assistant_model: Any = None, kit: Kit | None = None,
+def draftwell_generate(strategy: str | Strategy = "vanilla_sd", *, assistant_model: Any = None, kit: StrategyResources | None = None,
                        streamer: Any = None, seed: int | None = None, vocab_size: int | None = None, **parameters: Any) -> CustomGenerate:
     """What `custom_generate` takes: one of Draftwell's strategies.
 

@@ -23,7 +23,7 @@ from serving.runtime.failures import room_for
 from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama, fits
 from serving.runtime.models.module_model import ModuleModel
-from serving.runtime.models.onnx.onnx_export import cached, export, exportable
+from serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
 from serving.runtime.models.onnx.onnx_model import OnnxModel
 from serving.runtime.models.padding import pad_to
 from serving.runtime.models.transformers_model import TransformersModel
@@ -188,7 +188,7 @@ def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
     try:
         graph: Path | bytes = cached(draft.module, draft.head_weight, digests, draftwell_home())
     except OSError:  # a home that cannot be written to is only slower
-        graph = export(draft.module, draft.head_weight).SerializeToString()
+        graph = export_llama(draft.module, draft.head_weight).SerializeToString()
     head = None if draft.head_tokens is None else draft.head_tokens.cpu()
     cores = core_ids() if device.startswith("cuda") else shares(core_ids(), 2)[1]
     return OnnxModel(graph, draft.module, slots=slots, max_context=draft.max_context, head_tokens=head,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from serving.runtime.commands import Step
 from serving.runtime.sampling import Streams
-from serving.runtime.types import Choice, Draft, Rows, Verdict
+from serving.runtime.types import CandidateChoice, Draft, Rows, Verdict
 
 if TYPE_CHECKING:
     from serving.runtime.session import DraftSequence, Session
@@ -37,7 +37,7 @@ class CandidateRule(Protocol):
 
     lossless: ClassVar[bool]
 
-    def choose(self, candidates: Sequence[int], row: int, target: Rows, rng: Streams) -> Choice:
+    def choose(self, candidates: Sequence[int], row: int, target: Rows, rng: Streams) -> CandidateChoice:
         """Keep at most one of different tokens, tested in order against a row of the target; else sample another token."""
 
 

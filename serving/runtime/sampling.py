@@ -238,7 +238,7 @@ class LogitRows:
         return column if column < len(self._support) and int(self._support[column]) == token else None
 
 
-class Stream:
+class RandomStream:
     """A private stream of random decisions, one uniform in [0, 1) each."""
 
     def __init__(self, seed: int, purpose: int):
@@ -263,6 +263,6 @@ class Streams:
     """
 
     def __init__(self, seed: int):
-        self.draft = Stream(seed, 1)
-        self.test = Stream(seed, 2)
-        self.sample = Stream(seed, 3)
+        self.draft = RandomStream(seed, 1)
+        self.test = RandomStream(seed, 2)
+        self.sample = RandomStream(seed, 3)

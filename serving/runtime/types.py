@@ -169,7 +169,7 @@ class Verdict:
 
 
 @dataclass
-class Choice:
+class CandidateChoice:
     """What a rule decided about alternatives for one position.
 
     Args:

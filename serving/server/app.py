@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from serving.server.deployment.deployments import Deployments, Pinning
+from serving.server.deployment.deployments import Deployments, PinDeployment
 from serving.server.feedback.feedback import Feedback
 from serving.server.http.capabilities import offers_router
 from serving.server.http.errors import APIError, install_error_handlers
@@ -56,7 +56,7 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = 30.0, capac
             await asyncio.to_thread(deployments.close, drain_seconds)
 
     app = FastAPI(title="Draftwell", lifespan=lifespan, docs_url=None, redoc_url=None, responses=ERRORS)
-    app.add_middleware(Pinning, deployments=deployments)
+    app.add_middleware(PinDeployment, deployments=deployments)
     install_error_handlers(app)
     install_security(app, security or Security())
     app.add_middleware(CountAnswers, metrics=metrics)  # outside of all others: what those refuse is counted too

@@ -113,9 +113,9 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
             raise DraftwellError(f"the server needs the package {error.name}: pip install 'draftwell[server]'") from error
         from serving.artifacts.pair_files import draftwell_home, models_root
         from serving.bundle.bundle import refuse_inside
-        from serving.runtime.engine.workers import apart
+        from serving.runtime.engine.workers import on_own_thread
         from serving.server.deployment.bundle_watch import BundleWatch
-        from serving.server.feedback.persistence import Keeping
+        from serving.server.feedback.persistence import Persistence
         from serving.server.http.errors import hide_folders
         from serving.server.http.security import Security, origins, read_keys
         from serving.server.model.served_model import ServedModel, from_bundle
@@ -127,13 +127,13 @@ def run(bundle: Path, *, host: str = "127.0.0.1", port: int = 8000, slots: int =
 
         written = {"DRAFTWELL_HOME": draftwell_home(), "--state-dir": state_dir, "--feedback-dir": feedback.folder if feedback else None}
         refuse_inside(bundle, {name: folder for name, folder in written.items() if folder})  # before any of them is made
-        keeping = Keeping(state_dir, state_seconds, feedback)
+        keeping = Persistence(state_dir, state_seconds, feedback)
 
         hide_folders(Path.home(), models_root())
 
         def load(folder: Path, beside: ServedModel | None = None) -> ServedModel:
             hide_folders(folder)
-            return keeping.prepare(apart(from_bundle, folder, slots=slots, dtype=dtype, threads=threads, max_context=max_context,
+            return keeping.prepare(on_own_thread(from_bundle, folder, slots=slots, dtype=dtype, threads=threads, max_context=max_context,
                                          deterministic=deterministic, beside=beside, state=state, offered=offered))
 
         def take_over(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from components.report.stamps import stamped
 from components.tune.report.plots import tuning_plots
-from components.tune.report.reading import Entry, words
+from components.tune.report.reading import Entry, describe_config
 from components.tune.report.tables import Section, choice_figures, facts, tuning_tables
 from serving.files import write_atomically
 
@@ -60,5 +60,5 @@ def tuning_html(evidence: Entry, pictures: Iterable[Path], tables: Iterable[Sect
                                      trim_blocks=True, lstrip_blocks=True)
     images = [{"caption": CAPTIONS.get(path.stem, path.stem), "data": base64.b64encode(path.read_bytes()).decode()} for path in pictures]
     return environment.get_template("tuning.html.j2").render(
-        title=f"Tuning of {pair}" if pair else "Tuning", choice=words(evidence["choice"]), reason=evidence.get("reason", ""),
+        title=f"Tuning of {pair}" if pair else "Tuning", choice=describe_config(evidence["choice"]), reason=evidence.get("reason", ""),
         figures=choice_figures(evidence), facts=facts(evidence), pictures=images, tables=list(tables))

@@ -92,7 +92,7 @@ def key(entry: Entry) -> str:
     return json.dumps([entry["strategy"], entry["parameters"]], sort_keys=True)
 
 
-def words(entry: Entry) -> str:
+def describe_config(entry: Entry) -> str:
     """A config for people.
 
     >>> words({"strategy": "spide", "parameters": {"tau": 0.5}}), words({"strategy": "svip", "parameters": {}})

@@ -11,6 +11,7 @@ from components.tune.report.reading import (
     REFERENCE,
     Entry,
     confirmation_of,
+    describe_config,
     front_of,
     is_choice,
     key,
@@ -19,7 +20,6 @@ from components.tune.report.reading import (
     rollout_words,
     source_of,
     trials_of,
-    words,
 )
 
 MEASURED_COLUMNS = ("config", "tokens/s", "times as fast", "ms per token", "predicted ms", "error", "target calls per token")
@@ -84,7 +84,7 @@ def confirmation(evidence: Entry) -> Section:
 
 def limits(evidence: Entry) -> Section:
     """How the confirmed configs keep to the constraints."""
-    rows = [[words(figure), number(figure.get("quality_loss"), ".1%"), number(figure.get("rouge_l_lost"), "+.1f"),
+    rows = [[describe_config(figure), number(figure.get("quality_loss"), ".1%"), number(figure.get("rouge_l_lost"), "+.1f"),
              number(figure.get("cost_ratio"), ".2f"), str(figure.get("objection") or "none")] for figure in confirmation_of(evidence)]
     return Section("Constraints", LIMIT_COLUMNS, rows)
 
@@ -93,7 +93,7 @@ def halving(evidence: Entry) -> Section:
     """Who went in which rung, and why."""
     rows = []
     for i, rung in enumerate(evidence.get("rungs") or (), 1):
-        gone = [f"{words(entry)}: {entry.get('why', '')}" for entry in rung.get("dropped") or ()]
+        gone = [f"{describe_config(entry)}: {entry.get('why', '')}" for entry in rung.get("dropped") or ()]
         rows.append([str(i), plain(rung.get("prompts") or ()), str(len(rung.get("figures") or ())), "; ".join(gone) or "nobody"])
     return Section("Halving", ("rung", "new prompts", "measured", "dropped"), rows)
 
@@ -124,14 +124,14 @@ def tried(evidence: Entry) -> Section:
 
 def measured_rows(evidence: Entry, figures: Iterable[Entry]) -> list[list[str]]:
     """Measured configs in `MEASURED_COLUMNS`."""
-    return [[words(figure) + (" ← chosen" if is_choice(evidence, figure) else ""), f"{1 / figure['seconds_per_token']:.1f}",
+    return [[describe_config(figure) + (" ← chosen" if is_choice(evidence, figure) else ""), f"{1 / figure['seconds_per_token']:.1f}",
              ratio(figure), milliseconds(figure, "seconds_per_token"), milliseconds(figure, "predicted_seconds_per_token"),
              number(prediction_error(figure), ".1%"), number(figure.get("target_calls_per_token"), ".3f")] for figure in figures]
 
 
 def trial_rows(trials: Iterable[Entry]) -> list[list[str]]:
     """Tried configs in `TRIAL_COLUMNS`."""
-    return [[words(trial), milliseconds(trial, "predicted_seconds_per_token"), number(trial.get("target_calls_per_token"), ".3f"),
+    return [[describe_config(trial), milliseconds(trial, "predicted_seconds_per_token"), number(trial.get("target_calls_per_token"), ".3f"),
              number(trial.get("divergence"), ".4f"), how_known(trial)] for trial in trials]
 
 
@@ -147,7 +147,7 @@ def facts(evidence: Entry) -> list[tuple[str, str]]:
     if isinstance(shown.get("machine"), Mapping):
         shown["machine"] = {name: shown["machine"].get(name) for name in MACHINE}
     if isinstance(shown.get("champion"), Mapping):
-        shown["champion"] = words(shown["champion"])
+        shown["champion"] = describe_config(shown["champion"])
     return [(name, plain(shown[what])) for what, name in FACTS.items() if shown.get(what) not in (None, {}, [])]
 
 

@@ -68,7 +68,7 @@ def beta_of(acceptance: float, length: int) -> float:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ModelAgreement:
     """How alike three models are, position by position of the target's own greedy texts.
 
     Args:
@@ -87,7 +87,7 @@ class Agreement:
         return sum(value <= tau for value in divergences) / len(divergences)
 
 
-def measure_agreement(pair: LoadedPair, prompts: Sequence[Prompt], *, name: str = "js", max_tokens: int = 32) -> Agreement:
+def measure_agreement(pair: LoadedPair, prompts: Sequence[Prompt], *, name: str = "js", max_tokens: int = 32) -> ModelAgreement:
     """One greedy text of the target for each prompt, read by all three models.
 
     Args:
@@ -99,15 +99,17 @@ def measure_agreement(pair: LoadedPair, prompts: Sequence[Prompt], *, name: str 
     for prompt in prompts:
         ids = ids_of(pair, prompt)
         job = pair.engine().generate(ids, pair.sampling(max_tokens=max_tokens), build_strategy("autoregressive"))
-        target, qualifier, draft = (read(pair, role, [*ids, *job.output], len(job.output)) for role in ("target", "qualifier", "draft"))
+        target, qualifier, draft = (
+            last_rows(pair, role, [*ids, *job.output], len(job.output)) for role in ("target", "qualifier", "draft")
+        )
         for i, token in enumerate(job.output):
             to_target.append(divergence(name, target.raw(i), qualifier.raw(i), token))  # type: ignore[arg-type]
             to_qualifier.append(divergence(name, qualifier.raw(i), draft.raw(i), token))  # type: ignore[arg-type]
             matches += qualifier.top[i] == draft.top[i]
-    return Agreement(to_target, to_qualifier, matches / len(to_target))
+    return ModelAgreement(to_target, to_qualifier, matches / len(to_target))
 
 
-def read(pair: LoadedPair, role: Role, ids: Sequence[int], count: int) -> Rows:
+def last_rows(pair: LoadedPair, role: Role, ids: Sequence[int], count: int) -> Rows:
     """A model's rows for the last `count` of `ids`."""
     model = pair.models[role]
     slot = model.open()
@@ -131,7 +133,7 @@ def time_qualifier(pair: LoadedPair, profile: HardwareProfile, *, repeats: int =
     return HardwareProfile(profile.t_draft, seconds, 0.0, profile.provenance)
 
 
-def estimate(strategy: str, parameters: dict[str, Any], agreement: Agreement, profile: HardwareProfile,
+def estimate(strategy: str, parameters: dict[str, Any], agreement: ModelAgreement, profile: HardwareProfile,
              qualifier: HardwareProfile) -> Trial:
     """What the model says of one configuration, decoded greedily; an estimate, so `exact` is False."""
     ready, drafted = int(parameters["num_speculative_tokens"]), int(parameters["num_draft_tokens"])
@@ -142,7 +144,7 @@ def estimate(strategy: str, parameters: dict[str, Any], agreement: Agreement, pr
     return Trial(strategy, parameters, 1 / speed, exact=False)
 
 
-def shortlist_pyramid(strategy: str, agreement: Agreement, profile: HardwareProfile, qualifier: HardwareProfile) -> list[Trial]:
+def shortlist_pyramid(strategy: str, agreement: ModelAgreement, profile: HardwareProfile, qualifier: HardwareProfile) -> list[Trial]:
     """For each tau_T the lengths (and tau_Q) with the best prediction, fastest first.
 
     One for each threshold, because the model knows speed only: the loosest would always win, and quality might refuse it.

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.replay.replay import Texts, replay
+from components.replay.replay import Texts, replay_strategy
 from components.replay.trace_model import RolloutExhausted
 from components.tune.search.space import MEASURED, Space, combinations, completed, key, plain, replayable, space_of, start, suggest
 from components.tune.search.studies import Studies, digest_of_json, import_optuna
 from serving.artifacts.base import Artifact
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.files import sha256_file
-from serving.runtime.strategies import Kit, find_strategy
+from serving.runtime.strategies import StrategyResources, find_strategy
 
 Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
@@ -69,7 +69,7 @@ class Search:
     """
 
     texts: Texts
-    kit: Kit
+    kit: StrategyResources
     profile: HardwareProfile
     max_tokens: int
     overlap: bool
@@ -158,7 +158,7 @@ class Search:
             return known
         for extend in (False, True):
             try:
-                result = replay(self.texts, name, parameters, self.kit, self.profile, max_tokens=self.max_tokens,
+                result = replay_strategy(self.texts, name, parameters, self.kit, self.profile, max_tokens=self.max_tokens,
                                 overlap=self.overlap, extend=extend)
                 break
             except RolloutExhausted:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from serving.runtime.strategies import Kit, build_strategy, find_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy, find_strategy
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -91,7 +91,7 @@ def rollout_needed(strategy: str, parameters: Mapping[str, Any], profile: Hardwa
     if strategy == "vanilla_sd":
         return int(parameters["num_speculative_tokens"])
     if strategy == "pearl":
-        pearl: Any = build_strategy(strategy, dict(parameters), Kit({profile.kind: profile}))
+        pearl: Any = build_strategy(strategy, dict(parameters), StrategyResources({profile.kind: profile}))
         return 2 * int(pearl.gamma()) - 1
     if strategy == "spide" and parameters["parallel"] and not parameters["overlap_tau"]:
         longest, times = int(parameters["max_draft"]), profile.when(overlapping=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learn.shared import Column, Source, Split, fan_for, load, station
+from flows.cli.learn.shared import Column, Source, Split, load, open_with_progress, worker_pool
 from flows.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -54,9 +54,9 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
     rows = load(prompts, limit, split=split, column=column)
     load_with = collecting.loading(Workspace(pair, dtype, say), rows, max_tokens=max_tokens, rollout=rollout, turns=turns)
     rates: dict[str, float] = {}
-    fan = fan_for(runner, workers, threads, device)
-    with station("collect", pair, dtype, device, threads, **load_with) as opened:
-        traces = collecting.collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh, rollout=rollout,
+    fan = worker_pool(runner, workers, threads, device)
+    with open_with_progress("collect", pair, dtype, device, threads, **load_with) as opened:
+        traces = collecting.run_collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh, rollout=rollout,
                                     kinds=[k.strip() for k in kinds.split(",") if k.strip()], temperature=temperature, top_p=top_p,
                                     turns=turns, seed=seed, fan=fan, log=lambda name, value, shard: rates.update({name: value}))
     if rate := rates.get("collect_tokens_per_second"):

@@ -56,10 +56,10 @@ def distill(target: Annotated[str, typer.Option("--target", help="Hub id (ORG/NA
     from flows.steps import distil as distilling
 
     set_threads(threads)
-    wanted = distilling.Wanted(
+    wanted = distilling.DistilRequest(
         target, layers=kept, prompts=rows, invented=invent, head_tokens=head_tokens, loss=loss.value, minutes=minutes, tokens=tokens,
         max_tokens=max_tokens, name=name, dtype=dtype.value if dtype else "bfloat16", device=pick_device(device), work=work, out=out)
-    made = distilling.distil(wanted, say=say)
+    made = distilling.run_distil(wanted, say=say)
     reports = distilling.keep_report(made)
     if publish:
         from registry.store import Store

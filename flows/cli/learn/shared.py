@@ -13,8 +13,8 @@ from flows.cli.options import Runner, pick_device, progress, say, set_threads
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
-    from flows.steps.publish import Station
-    from flows.workers.task_runners import Fan
+    from flows.steps.publish import StepContext
+    from flows.workers.task_runners import WorkerPool
 
 SOURCES = ("JSONL with `prompt`, `turns` or `messages`; a folder of such files, as servers spool them; .parquet, .csv; a saved data set; "
            "ORG/NAME on the Hugging Face hub.")
@@ -26,14 +26,14 @@ Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Also regi
 
 
 @contextmanager
-def station(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None, *,
+def open_with_progress(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None, *,
             any_strategy: bool = False, slots: int = 4, max_context: int | None = None,
-            pad_target: float | None = None) -> Iterator[Station]:
-    """A loaded pair with a progress bar; the last four as in `open_station`."""
-    from flows.loading import open_station
+            pad_target: float | None = None) -> Iterator[StepContext]:
+    """A loaded pair with a progress bar; the last four as in `open_pair`."""
+    from flows.loading import open_pair
 
     set_threads(threads)
-    opened = open_station(pair, dtype, device=pick_device(device), say=say, any_strategy=any_strategy, slots=slots,
+    opened = open_pair(pair, dtype, device=pick_device(device), say=say, any_strategy=any_strategy, slots=slots,
                           max_context=max_context, pad_target=pad_target)
     with progress(title) as bar:
         yield type(opened)(opened.workspace, opened.pair, bar)
@@ -47,7 +47,7 @@ def load(source: str | None, limit: int | None, *, split: str = "train", column:
     return load_prompts(source, limit=limit, split=split, column=column) if source else demo_prompts(limit)
 
 
-def publish_kinds(opened: Station, *kinds: str) -> None:
+def publish_kinds(opened: StepContext, *kinds: str) -> None:
     """Register artifacts of the workspace."""
     from flows.steps.publish import pictures_of
     from registry.store import Store
@@ -58,11 +58,11 @@ def publish_kinds(opened: Station, *kinds: str) -> None:
         say(f"registered {made.name} version {made.version}")
 
 
-def fan_for(runner: Runner, workers: int, threads: int | None, device: str | None) -> Fan | None:
+def worker_pool(runner: Runner, workers: int, threads: int | None, device: str | None) -> WorkerPool | None:
     """How parts are spread over workers, None where this process does it all; Prefect, which runs them, says only what went wrong."""
     from flows.progress import settle_prefect
 
     settle_prefect()
-    from flows.workers.task_runners import fan_of
+    from flows.workers.task_runners import worker_pool_for
 
-    return fan_of(runner.value, workers, threads=threads, device=pick_device(device))
+    return worker_pool_for(runner.value, workers, threads=threads, device=pick_device(device))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load, publish_kinds, station
+from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load, open_with_progress, publish_kinds
 from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Seed, Threads, say
 from serving.errors import DraftwellError
 
@@ -49,19 +49,19 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given and kind is not Trained.VERIFIER:
         raise DraftwellError("--ratio, --eta-fp and --features are the verifier's: leave them out for an acceptance head")
-    with station("train", pair, dtype, device, threads) as opened:
+    with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = stations.open_trace(opened, traces)
         untouched = stations.open_trace(opened, test) if test else None
         if kind is Trained.VERIFIER:
-            report = training.train(opened, found, test=untouched, seed=seed, **given)
+            report = training.run_train(opened, found, test=untouched, seed=seed, **given)
         else:
-            report = training.train_head(opened, found, test=untouched, seed=seed)
+            report = training.run_train_head(opened, found, test=untouched, seed=seed)
     if report["left_out"]:
         say(f"{len(report['left_out'])} prompts of {test} are in the training trace too and were not tested on")
     if publish:
         publish_kinds(opened, kind.value)
     ends = report["intervals"] or {}
-    typer.echo("  ".join(f"{name} {told(value)}" + (" [{:.3f}, {:.3f}]".format(*ends[name]) if name in ends else "")
+    typer.echo("  ".join(f"{name} {format_metric(value)}" + (" [{:.3f}, {:.3f}]".format(*ends[name]) if name in ends else "")
                          for name, value in report.items() if isinstance(value, int | float)))
     cost = report["cost"]
     taken = f"a score takes {cost['score_us']:.0f} µs, {100 * cost['share']:.1f} % of a draft forward"
@@ -70,7 +70,7 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
     typer.echo(taken)
 
 
-def told(value: float) -> str:
+def format_metric(value: float) -> str:
     """A figure for the terminal."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
@@ -86,8 +86,8 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
     from flows.steps import train as training
 
     rows = load(prompts, limit, split=split, column=column)
-    with station("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
-        report = training.calibrate(opened, stations.open_trace(opened, traces), rows)
+    with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
+        report = training.run_calibrate(opened, stations.open_trace(opened, traces), rows)
     if publish:
         publish_kinds(opened, "acceptance_table", "correction_memory", "hardware_profile")
     typer.echo(f"table: {report['accepted']} of {report['judged']} judged tokens accepted  memory: {report['memory_pairs']} pairs  "

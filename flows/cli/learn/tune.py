@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, fan_for, load, station
+from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load, open_with_progress, worker_pool
 from flows.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -60,14 +60,14 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
         check_output(study)
     if lossless_only and max_quality_loss is not None:
         say("--max-quality-loss changes nothing without --allow-lossy: lossless strategies lose no quality")
-    fan = fan_for(runner, workers, threads, device)
-    with station("tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target) as opened:
-        tuned = tuning.tune(opened, stations.open_trace(opened, traces), rows, max_tokens=max_tokens, trials=trials,
+    fan = worker_pool(runner, workers, threads, device)
+    with open_with_progress("tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target) as opened:
+        tuned = tuning.run_tune(opened, stations.open_trace(opened, traces), rows, max_tokens=max_tokens, trials=trials,
                             lossless_only=lossless_only, max_quality_loss=0.1 if max_quality_loss is None else max_quality_loss,
                             max_cost_ratio=max_cost_ratio,
                             study=study, keep=pad_target is None, fan=fan)
     if publish and pad_target is None:
-        made = stations.publish(opened, {}, device=opened.pair.device.partition(":")[0])
+        made = stations.run_publish(opened, {}, device=opened.pair.device.partition(":")[0])
         say(f"registered {made.name}, the candidate: `draftwell gate --pair {pair}` judges it")
     typer.echo(f"chosen: {tuned.strategy} {tuned.parameters}")
     typer.echo(str(tuned.evidence.get("reason", "")))

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from serving.runtime.acceptance.in_order import KEPT, InOrder, Look
+from serving.runtime.acceptance.in_order import KEPT, InOrder, TokenDecision
 from serving.runtime.sampling import Streams, residual
 from serving.runtime.types import Draft, Rows
 
@@ -45,5 +45,5 @@ class Exact(InOrder):
 
     lossless: ClassVar[bool] = True
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
-        return KEPT if keeps(draft, i, target, rng) else Look(recover(draft, i, target, rng))
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
+        return KEPT if keeps(draft, i, target, rng) else TokenDecision(recover(draft, i, target, rng))

@@ -13,7 +13,7 @@ from serving.runtime.types import Draft, Rows, Verdict
 
 
 @dataclass(frozen=True)
-class Look:
+class TokenDecision:
     """What a rule decided about one draft token: it is kept, or `token` takes its place.
 
     Args:
@@ -24,14 +24,14 @@ class Look:
     rescued: bool = False
 
 
-KEPT, RESCUED = Look(), Look(rescued=True)
+KEPT, RESCUED = TokenDecision(), TokenDecision(rescued=True)
 
 
 class InOrder(ABC):
     """Base of the rules that look at one token at a time (an `AcceptanceRule`)."""
 
     @abstractmethod
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
         """Decide about draft token i; all before it were kept."""
 
     def judge(self, draft: Draft, target: Rows, rng: Streams, *, bonus: bool = True) -> Verdict:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from serving.runtime.acceptance.exact import draft_probs, keeps, recover
-from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, Look
+from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
 from serving.runtime.sampling import Streams, residual
 from serving.runtime.types import Draft, Rows
 
@@ -47,18 +47,18 @@ class Mentored(InOrder):
     def __init__(self, budget: float):
         self.budget = budget
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
         if keeps(draft, i, target, rng):
             return KEPT
         if self.budget == 0.0 or target.sampling.greedy:
-            return Look(recover(draft, i, target, rng))
+            return TokenDecision(recover(draft, i, target, rng))
         p, token = target.probs(i), draft.tokens[i]
         q = draft_probs(draft, i, p)
         mixture = mentored(p, q, self.budget).probs
         extra = float(mixture[token]) - float(p[token])
         if extra > 0.0 and rng.test.accepts(extra, float(q[token]) - float(p[token])):
             return RESCUED
-        return Look(rng.sample.draw(residual(mixture, q)))
+        return TokenDecision(rng.sample.draw(residual(mixture, q)))
 
 
 @dataclass(frozen=True)

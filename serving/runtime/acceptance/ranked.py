@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from serving.runtime.sampling import Streams, residual
-from serving.runtime.types import Choice, Rows
+from serving.runtime.types import CandidateChoice, Rows
 
 
 class Ranked:
@@ -22,17 +22,17 @@ class Ranked:
 
     lossless: ClassVar[bool] = True
 
-    def choose(self, candidates: Sequence[int], row: int, target: Rows, rng: Streams) -> Choice:
+    def choose(self, candidates: Sequence[int], row: int, target: Rows, rng: Streams) -> CandidateChoice:
         if target.sampling.greedy:
             best = target.top[row]
             kept = candidates.index(best) if best in candidates else None
-            return Choice(kept, best, len(candidates) if kept is None else kept + 1)
+            return CandidateChoice(kept, best, len(candidates) if kept is None else kept + 1)
         left = target.probs(row)
         for rank, token in enumerate(candidates):
             if rng.test.accepts(float(left[token]), 1.0):
-                return Choice(rank, token, rank + 1)
+                return CandidateChoice(rank, token, rank + 1)
             left = self.zeroed(left, token)
-        return Choice(None, rng.sample.draw(left), len(candidates))
+        return CandidateChoice(None, rng.sample.draw(left), len(candidates))
 
     def zeroed(self, probs: Tensor, token: int) -> Tensor:
         """`probs` `[vocab]` without a token, renormalised; as they were if rounding rejected a token that had all the mass."""

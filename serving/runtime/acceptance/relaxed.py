@@ -14,7 +14,7 @@ from torch import Tensor
 
 from serving.runtime.acceptance.divergence import DivergenceName, divergence
 from serving.runtime.acceptance.exact import keeps, recover
-from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, Look
+from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
 from serving.runtime.sampling import Streams
 from serving.runtime.types import Draft, Rows
 
@@ -35,11 +35,11 @@ class Fuzzy(InOrder):
     def __init__(self, name: DivergenceName, tau: float):
         self.name, self.tau = name, tau
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
         if target.sampling.penalises or target.sampling.biases:
-            return KEPT if keeps(draft, i, target, rng) else Look(recover(draft, i, target, rng))
+            return KEPT if keeps(draft, i, target, rng) else TokenDecision(recover(draft, i, target, rng))
         if divergence(self.name, target.raw(i), raw_of(draft, i, target.raw(i)), draft.tokens[i]) > self.tau:
-            return Look(target.sample(i, rng.sample))
+            return TokenDecision(target.sample(i, rng.sample))
         return RESCUED if could_be_rejected(draft, i, target) else KEPT
 
 
@@ -48,9 +48,9 @@ class SampleAndMatch(InOrder):
 
     lossless: ClassVar[bool] = True
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
         own = target.sample(i, rng.sample)
-        return KEPT if own == draft.tokens[i] else Look(own)
+        return KEPT if own == draft.tokens[i] else TokenDecision(own)
 
 
 def raw_of(draft: Draft, i: int, like: Tensor) -> Tensor:

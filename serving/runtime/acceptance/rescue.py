@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.acceptance.exact import keeps, recover
-from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, Look
+from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
 from serving.runtime.sampling import Streams
 from serving.runtime.types import Draft, Rows
 
@@ -37,16 +37,16 @@ class Rescue(InOrder):
         self.memory, self.min_count, self.log_tau = memory, min_count, math.log(tau)
         self.special_tokens, self.use_memory, self.use_gate = special_tokens, use_memory, use_gate
 
-    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> Look:
+    def look(self, draft: Draft, i: int, target: Rows, rng: Streams) -> TokenDecision:
         if keeps(draft, i, target, rng):
             return KEPT
         token, correction = draft.tokens[i], recover(draft, i, target, rng)
         if target.sampling.penalises or target.sampling.biases:
-            return Look(correction)
+            return TokenDecision(correction)
         rescue = self.rescues(i, token, correction, target)
         if self.memory is not None:
             self.memory.update(token, correction)
-        return RESCUED if rescue else Look(correction)
+        return RESCUED if rescue else TokenDecision(correction)
 
     def rescues(self, row: int, token: int, correction: int, target: Rows) -> bool:
         """Whether a rejected token stays."""

@@ -53,12 +53,12 @@ class MultiSequence:
             count = sequences_in(chances, chances[0] * second.confidence(0), budget)
         length = min(budget // count, limit)
         lanes = [main] * count if length == 1 else [main, *(main.branch(i, len(before)) for i in range(count - 1))]
-        drafts = yield Overlap(*(go_on(lane, before, start, length, stops) for lane, start in zip(lanes, starts, strict=False)))
+        drafts = yield Overlap(*(continue_greedily(lane, before, start, length, stops) for lane, start in zip(lanes, starts, strict=False)))
         session.stats.drafted += sum(map(len, drafts))
         return [DraftSequence(draft, lane) for draft, lane in zip(drafts, lanes, strict=True)]
 
 
-def go_on(lane: Lane, before: list[int], start: list[int], length: int, stops: Collection[int]) -> Step[Draft]:
+def continue_greedily(lane: Lane, before: list[int], start: list[int], length: int, stops: Collection[int]) -> Step[Draft]:
     """Argmax continuation of a sequence to `length` tokens, or to a stop token."""
     tokens = start[:1] if start[0] in stops else start[:length]
     while len(tokens) < length and tokens[-1] not in stops:

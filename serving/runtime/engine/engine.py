@@ -18,7 +18,7 @@ from serving.runtime.commands import SHADOW, Forward, Role
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.workers import Workers
 from serving.runtime.failures import readable
-from serving.runtime.models.cuda.cuda_graph import Marks, read
+from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
 from serving.runtime.output import Model, Output
 from serving.runtime.requests import Sampling
 from serving.runtime.session import UNLIMITED, Session
@@ -50,7 +50,7 @@ class Job:
 
 
 @dataclass
-class Landed:
+class BatchResult:
     """What a batch of forwards gave: an output or an error for each, and when it ran (`time.perf_counter` seconds).
 
     Where a model does not wait for its device those times are the launch's, and `marks` will tell the true ones.
@@ -63,12 +63,12 @@ class Landed:
 
 
 @dataclass(eq=False)
-class Flight:
+class BatchInFlight:
     """A batch of forwards on its way through one model."""
 
     model: Model
     group: list[tuple[Job, Task]]
-    future: Future[Landed] | None = None
+    future: Future[BatchResult] | None = None
 
 
 class Engine:
@@ -89,7 +89,7 @@ class Engine:
     def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None):
         self.models, self.split = dict(models), split
         self.jobs: list[Job] = []
-        self._flights: list[Flight] = []
+        self._flights: list[BatchInFlight] = []
         self._workers: Workers | None = None
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED) -> Job:
@@ -168,21 +168,21 @@ class Engine:
         else:
             self.close()
 
-    def _ready(self) -> list[Flight]:
+    def _ready(self) -> list[BatchInFlight]:
         """For every idle model the forwards that wait for it, as one batch each.
 
         Where models take turns the target comes last: its forward costs the same for one request as for many, so it waits
         until all who draft have come to their verification (no draft is longer than its strategy's cap).
         """
         busy = {id(flight.model) for flight in self._flights}
-        flights: dict[int, Flight] = {}
+        flights: dict[int, BatchInFlight] = {}
         for job in self.jobs:
             for leaf in job.task.leaves():
                 if leaf.waiting is None or leaf.flying:
                     continue
                 model = job.session.lanes[leaf.waiting.model].model
                 if id(model) not in busy:
-                    flights.setdefault(id(model), Flight(model, [])).group.append((job, leaf))
+                    flights.setdefault(id(model), BatchInFlight(model, [])).group.append((job, leaf))
         if self._workers is None and len(flights) > 1:
             flights.pop(id(self.models["target"]), None)
         for flight in flights.values():
@@ -190,7 +190,7 @@ class Engine:
                 leaf.flying = True
         return list(flights.values())
 
-    def _fly(self, flight: Flight) -> Landed:
+    def _fly(self, flight: BatchInFlight) -> BatchResult:
         """Run a batch; if it fails, request by request, so that a bad one does not take the others with it."""
         commands = [leaf.waiting for _, leaf in flight.group if leaf.waiting]
         started = time.perf_counter()
@@ -199,20 +199,20 @@ class Engine:
             outputs += flight.model.forward(commands) if commands else []
         except Exception as error:
             outputs = [error] if len(commands) == 1 else [
-                self._fly(Flight(flight.model, [one])).outputs[0] for one in flight.group]
+                self._fly(BatchInFlight(flight.model, [one])).outputs[0] for one in flight.group]
         marks = getattr(flight.model, "marks", None)
         if marks is not None and self._workers is not None:
             flight.model.synchronize()  # type: ignore[attr-defined]  # on a thread of its own it can wait: a side lands when it is done
             marks = None
-        return Landed(outputs, started, time.perf_counter(), marks)
+        return BatchResult(outputs, started, time.perf_counter(), marks)
 
-    def _await(self, flight: Flight) -> None:
+    def _await(self, flight: BatchInFlight) -> None:
         """Wait for a batch in flight and hand its rows back."""
         assert flight.future is not None
         self._flights.remove(flight)
         self._land(flight, flight.future.result())
 
-    def _land(self, flight: Flight, landed: Landed) -> None:
+    def _land(self, flight: BatchInFlight, landed: BatchResult) -> None:
         for (job, leaf), output in zip(flight.group, landed.outputs, strict=True):
             if job.finished or leaf.waiting is None:
                 continue
@@ -247,7 +247,7 @@ class Engine:
             if flight in self._flights:  # another request that failed meanwhile may have waited for it already
                 self._await(flight)  # this one's slots are being written to
         wall = time.perf_counter() - job.started
-        times = read([marks for _, marks, _ in job.unread])
+        times = read_marks([marks for _, marks, _ in job.unread])
         for (command, _, sharers), (start, end) in zip(job.unread, times, strict=True):
             job.session.stats.time_forward(command, start - job.started, end - job.started, sharers)
         job.session.stats.end(wall, len(job.output))

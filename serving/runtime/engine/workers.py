@@ -48,14 +48,14 @@ class Workers:
         mine = dict(zip(map(id, computing), shares(core_ids(), max(1, len(computing))), strict=False))
         threads = max(1, self._threads_before // max(1, len(computing)))
         self._pools = {
-            id(model): ThreadPoolExecutor(1, thread_name_prefix=f"draftwell-{number}", initializer=settle,
+            id(model): ThreadPoolExecutor(1, thread_name_prefix=f"draftwell-{number}", initializer=bind_thread,
                                           initargs=(mine.get(id(model), []), threads))
             for number, model in enumerate(models)}
 
     def submit(self, model: Any, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run `work` on the model's thread; a model that came later gets a thread without cores of its own."""
         if id(model) not in self._pools:
-            self._pools[id(model)] = ThreadPoolExecutor(1, initializer=settle, initargs=([], 1))
+            self._pools[id(model)] = ThreadPoolExecutor(1, initializer=bind_thread, initargs=([], 1))
         return self._pools[id(model)].submit(work, *arguments)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Workers:
         torch.set_num_threads(self._threads_before)  # torch hands the last value set to libraries that have one for all threads
 
 
-def apart(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+def on_own_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
     """Do work that computes on a thread that ends with it, and return what it returns or raise what it raises.
 
     A thread that has computed with several cores keeps its OpenMP team for as long as it lives. libgomp counts the members of all teams:
@@ -87,7 +87,7 @@ def apart(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
     return done.result()
 
 
-def settle(cores: Sequence[int], threads: int) -> None:
+def bind_thread(cores: Sequence[int], threads: int) -> None:
     """Bind the calling thread to `cores` (none: leave it where it is) and let torch compute with `threads` on it."""
     torch.set_num_threads(threads)
     if cores and hasattr(os, "sched_setaffinity"):

@@ -25,7 +25,7 @@ class StrategyConfig(BaseModel):
 
 
 @dataclass(frozen=True)
-class Kit:
+class StrategyResources:
     """What strategies of a pair work with.
 
     Args:
@@ -38,7 +38,7 @@ class Kit:
     special_tokens: frozenset[int] = frozenset()
     deterministic: bool = False
 
-    def private(self) -> Kit:
+    def private(self) -> StrategyResources:
         """The same kit with copies of the artifacts that requests write to: what is learnt here is learnt nowhere else."""
         copies = {kind: artifact.copy() if hasattr(artifact, "copy") else artifact for kind, artifact in self.artifacts.items()}
         return replace(self, artifacts=copies)
@@ -58,7 +58,7 @@ class Strategy(ABC):
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
 
-    def __init__(self, config: StrategyConfig, kit: Kit):
+    def __init__(self, config: StrategyConfig, kit: StrategyResources):
         self.config: Any = config
         self.kit = kit
 

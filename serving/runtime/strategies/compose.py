@@ -7,7 +7,7 @@ from typing import Any
 
 from serving.runtime.commands import Role, Step
 from serving.runtime.session import Session
-from serving.runtime.strategies.base import Kit, Strategy, StrategyConfig
+from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 
 
 class Composed(Strategy):
@@ -19,7 +19,7 @@ class Composed(Strategy):
     Config = StrategyConfig
 
     def __init__(self, steps: Callable[[Session], Step[None]], roles: tuple[Role, ...], overlaps: bool):
-        super().__init__(StrategyConfig(), Kit())
+        super().__init__(StrategyConfig(), StrategyResources())
         self.steps = steps
         self.roles, self.overlaps = roles, overlaps  # type: ignore[misc]
 

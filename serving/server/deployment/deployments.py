@@ -1,6 +1,6 @@
 """What is being served, and how one bundle gives way to the next with no request lost.
 
-Every HTTP request belongs to the deployment that was newest when its body had come (`Pinning`), so an answer is wholly by one
+Every HTTP request belongs to the deployment that was newest when its body had come (`PinDeployment`), so an answer is wholly by one
 version. A switch loads the next bundle beside the old, sends one request through it, and only then makes it the newest. The old
 one takes what its requests still submit, finishes it however long that takes, and is freed; a client that reads slowly delays
 nobody. What cannot be loaded or does not answer leaves the old serving. Deployments of one fingerprint share models, engine and
@@ -45,7 +45,7 @@ class NoAnswerInTime(DraftwellError):
     code = "no_answer_in_time"
 
 
-_pinned: ContextVar[Pin | None] = ContextVar("pin", default=None)
+_pinned: ContextVar[RequestPin | None] = ContextVar("pin", default=None)
 
 
 class Intake:
@@ -273,7 +273,7 @@ class Deployments:
             self._pins[deployment.scheduler] -= 1
 
 
-class Pin:
+class RequestPin:
     """What ties one HTTP request to a deployment, from when it first asks which until its tickets are with the scheduler."""
 
     def __init__(self, deployments: Deployments):
@@ -295,7 +295,7 @@ class Pin:
             self._deployments.unpin(self._deployment)
 
 
-class Pinning:
+class PinDeployment:
     """ASGI middleware that lets every HTTP request see one deployment only."""
 
     def __init__(self, app: Any, deployments: Deployments):
@@ -305,7 +305,7 @@ class Pinning:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        pin = Pin(self.deployments)
+        pin = RequestPin(self.deployments)
         token = _pinned.set(pin)
         self.deployments.users += 1
         try:

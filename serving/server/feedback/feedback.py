@@ -31,7 +31,7 @@ from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
 from serving.server.deployment.deployments import CHECKER
 from serving.server.feedback.settings import FeedbackSettings
-from serving.server.feedback.spool import Origin, Record, Spool
+from serving.server.feedback.spool import Record, RecordOrigin, Spool
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import End, Event, Ticket
 
@@ -52,7 +52,7 @@ class Source:
         draft: the pair's draft, which reads along where a strategy has none.
     """
 
-    origin: Origin
+    origin: RecordOrigin
     tokenizer: Any
     hidden: bool
     draft: ReferenceType[Model]
@@ -86,7 +86,7 @@ class Feedback(Observer):
         hidden = isinstance(verifier, Verifier) and "before" in verifier.features
         if "draft" not in pair.models:
             return
-        source = Source(Origin(pair.name, pair.fingerprint, pair.dtype), pair.tokenizer, hidden, ref(pair.models["draft"]))
+        source = Source(RecordOrigin(pair.name, pair.fingerprint, pair.dtype), pair.tokenizer, hidden, ref(pair.models["draft"]))
         with self._lock:
             self._sources[pair.models["target"]] = source
 

@@ -12,7 +12,7 @@ from serving.server.model.strategy_pool import StrategyPool
 from serving.server.scheduling.observer import Observer
 
 
-class Keeping:
+class Persistence:
     """Snapshots and feedback of whatever serves, one bundle after the other.
 
     Args:

@@ -43,7 +43,7 @@ ABANDONED_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class Origin:
+class RecordOrigin:
     """The pair that a record is of."""
 
     pair: str
@@ -63,7 +63,7 @@ class Record:
     """
 
     id: str
-    origin: Origin
+    origin: RecordOrigin
     sampling: Sampling
     kind: str
     positions: Sequence[Mapping[str, Any]]

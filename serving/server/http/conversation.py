@@ -23,7 +23,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass
-class Choice:
+class AnswerChoice:
     """One answer to one prompt.
 
     Args:
@@ -68,7 +68,7 @@ class Conversation:
         client: whom the queue is fair between.
     """
 
-    def __init__(self, scheduler: Scheduler, request: Request, choices: Sequence[Choice], *, deadline: float | None = None,
+    def __init__(self, scheduler: Scheduler, request: Request, choices: Sequence[AnswerChoice], *, deadline: float | None = None,
                  own_deadline: bool = False, client: str = ""):
         self.choices = choices
         self._scheduler, self._request, self._own_deadline = scheduler, request, own_deadline
@@ -92,7 +92,7 @@ class Conversation:
             raise self._error(Failure(error)) from error
         self._watcher = asyncio.create_task(self._cancel_when_gone())
 
-    async def next(self) -> tuple[Choice, Delta | End]:
+    async def next(self) -> tuple[AnswerChoice, Delta | End]:
         """The next event of any choice.
 
         Raises:

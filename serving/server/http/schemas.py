@@ -68,7 +68,7 @@ class SpeculationOptions(BaseModel):
         None, description="thresholds of the strategy in place of its tuned ones, within their bounds; where the server allows it")
 
 
-class Known(BaseModel):
+class OpenAIFields(BaseModel):
     """Base that knows OpenAI's other fields: `OFF` names those we refuse, with the values that are fine ("off")."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -87,7 +87,7 @@ class Known(BaseModel):
         return self
 
 
-class Generation(Known):
+class Generation(OpenAIFields):
     """What both endpoints share."""
 
     model: Name
@@ -186,7 +186,7 @@ class TextPart(BaseModel):
     text: Text
 
 
-class Message(Known):
+class Message(OpenAIFields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]

@@ -21,7 +21,7 @@ from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
 from serving.server.http.capabilities import with_parameters
-from serving.server.http.conversation import Choice, Conversation
+from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.errors import APIError, without_paths
 from serving.server.http.responses import ChatShape, CompletionShape, Logprobs, RatedToken, Shape, Speculation, Usage, trace_of
 from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
@@ -119,7 +119,7 @@ class Service:
             raise APIError(404, f"the model '{name}' does not exist: this server has '{self.served.name}'", param="model",
                            code="model_not_found")
 
-    def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None) -> list[Choice]:
+    def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None) -> list[AnswerChoice]:
         """`n` choices for every prompt, in order. A prompt's answers do not depend on the other prompts."""
         count = body.n or 1
         if not 1 <= len(prompts) * count <= MOST_CHOICES:
@@ -127,13 +127,13 @@ class Service:
                            param="prompt" if len(prompts) != 1 else "n")
         strategy = self._strategy(body, request)
         seed = secrets.randbits(63) if body.seed is None else body.seed
-        choices: list[Choice] = []
+        choices: list[AnswerChoice] = []
         for prompt in prompts:
             budget = self._budget(body, prompt, default_tokens)
             for number in range(count):
                 sampling = self._sampling(body, budget, derived_seed(seed, number))
                 text = TextStream(self.served.decode, body.stop_strings, prompt.ids)
-                choices.append(Choice(len(choices), prompt.ids, sampling, text, strategy, prompt.echoed, body=prompt.body))
+                choices.append(AnswerChoice(len(choices), prompt.ids, sampling, text, strategy, prompt.echoed, body=prompt.body))
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
@@ -168,7 +168,7 @@ class Service:
             raise APIError(400, f"token {wrong} is not in the vocabulary, which ends at {self.served.vocab_size - 1}", param="logit_bias")
         return self.served.pair.sampling(max_tokens=budget, seed=seed, **settings)
 
-    async def _respond(self, body: Generation, request: Request, choices: list[Choice], shape: Shape) -> Response:
+    async def _respond(self, body: Generation, request: Request, choices: list[AnswerChoice], shape: Shape) -> Response:
         limits = [limit for limit in (body.timeout, getattr(request.app.state, "request_timeout", None)) if limit]
         deadline = time.monotonic() + min(limits) if limits else None
         own = bool(limits) and body.timeout == min(limits)
@@ -218,7 +218,7 @@ class Answer:
         fields = self._extension(self._stats() | ({"tokens": trace} if self.traced else {}))
         return JSONResponse(self.shape.answer(done, usage=self._usage().model_dump(), **fields))
 
-    async def stream(self, first: tuple[Choice, Delta | End]) -> AsyncIterator[str]:
+    async def stream(self, first: tuple[AnswerChoice, Delta | End]) -> AsyncIterator[str]:
         """Server-sent events, from the first event of the conversation on."""
         usage: dict[str, Any] = {"usage": None} if self.body.wants_usage else {}
         choice, event = first
@@ -236,7 +236,7 @@ class Answer:
             yield sse(self.shape.chunk(usage=self._usage().model_dump()))
         yield "data: [DONE]\n\n"
 
-    def _chunks(self, choice: Choice, event: Delta | End) -> list[dict[str, Any]]:
+    def _chunks(self, choice: AnswerChoice, event: Delta | End) -> list[dict[str, Any]]:
         """What an event is in the stream: the choice's opening, its text, or its end."""
         chunks = []
         index, first = choice.index, choice.index not in self._begun
@@ -260,7 +260,7 @@ class Answer:
             chunks.append(self.shape.chunk(self.shape.piece(index, None, reason), **fields))
         return chunks
 
-    def _rated(self, choice: Choice, tokens: Sequence[TokenInfo], *, first: bool) -> list[RatedToken]:
+    def _rated(self, choice: AnswerChoice, tokens: Sequence[TokenInfo], *, first: bool) -> list[RatedToken]:
         """Tokens with ratings: the choice's own, behind the prompt's where its beginning is echoed."""
         own: list[RatedToken] = [(token.id, token.rating) for token in tokens]
         if first and choice.prompt_ratings:
@@ -289,7 +289,7 @@ class Answer:
 class EventStream(StreamingResponse):
     """Sends an answer in pieces; its conversation is closed however that ends, even before it began."""
 
-    def __init__(self, answer: Answer, first: tuple[Choice, Delta | End]):
+    def __init__(self, answer: Answer, first: tuple[AnswerChoice, Delta | End]):
         super().__init__(answer.stream(first), media_type="text/event-stream", headers=STREAM_HEADERS)
         self._conversation = answer.conversation
 

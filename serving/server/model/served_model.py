@@ -16,10 +16,10 @@ from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit, Strategy, build_strategy, find_strategy
-from serving.server.model.snapshots import Origin
+from serving.runtime.strategies import Strategy, StrategyResources, build_strategy, find_strategy
+from serving.server.model.snapshots import SnapshotOrigin
 from serving.server.model.strategy_pool import PLAIN, Mode, StrategyPool
-from serving.server.scheduling.costs import Costs, completed, from_profile, measure
+from serving.server.scheduling.costs import BatchCosts, completed, from_profile, measure
 
 if TYPE_CHECKING:
     from serving.artifacts.pair_files import PairFiles
@@ -85,8 +85,8 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     strategies: StrategySource = None  # type: ignore[assignment]  # __post_init__ fills it
     version: str | None = None
-    costs: Costs | None = None
-    origin: Origin | None = None
+    costs: BatchCosts | None = None
+    origin: SnapshotOrigin | None = None
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -188,13 +188,15 @@ def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads
     else:
         pair = load_pair(files, dtype=manifest.dtype, device=manifest.device,  # type: ignore[arg-type]
                          slots=slots, max_context=max_context, onnx_draft=find_strategy(config.strategy).prefers_onnx)
-        warm_up(pair, build_strategy(config.strategy, config.parameters, Kit(needed, pair.special_tokens, deterministic=True)))
+        warm_up(
+            pair, build_strategy(config.strategy, config.parameters, StrategyResources(needed, pair.special_tokens, deterministic=True))
+        )
     paced = profile_costs(profile, manifest.device) if isinstance(profile, HardwareProfile) else None
     costs = costs_of(pair, slots, paced, beside)
     usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or paced is not None}
     pool = StrategyPool(pair, usable, config, pair.special_tokens, "off" if deterministic else state, offered=offered)
     served = ServedModel(manifest.pair, pair, pool.get(), slots, threads, version=str(manifest.release_version), costs=costs,
-                         strategies=pool, origin=Origin.of(manifest), artifacts=artifacts)
+                         strategies=pool, origin=SnapshotOrigin.of(manifest), artifacts=artifacts)
     if beside is not None and beside.pair is pair:
         served.share_tokenizer(beside)
     return served
@@ -210,14 +212,14 @@ def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, strategy: 
     return same and not lacks_onnx
 
 
-def profile_costs(profile: HardwareProfile, device: str) -> Costs | None:
+def profile_costs(profile: HardwareProfile, device: str) -> BatchCosts | None:
     """Costs by a bundle's profile; None where it was measured on another machine."""
     from serving.device import device_class
 
     return from_profile(profile) if profile.provenance.device_class in (None, device_class(device)) else None
 
 
-def costs_of(pair: LoadedPair, slots: int, known: Costs | None, beside: ServedModel | None) -> Costs | None:
+def costs_of(pair: LoadedPair, slots: int, known: BatchCosts | None, beside: ServedModel | None) -> BatchCosts | None:
     """What batches cost: timed, where the machine is idle, and completed by what the bundle's profile knows. None: nothing is known, and
     with one slot nothing need be."""
     if beside is not None and beside.pair is pair:  # timed when these models were loaded

@@ -40,7 +40,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
-class Origin:
+class SnapshotOrigin:
     """The bundle that state was learnt over.
 
     Args:
@@ -55,7 +55,7 @@ class Origin:
     fingerprint: str
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Origin:
+    def of(cls, manifest: Manifest) -> SnapshotOrigin:
         """What a bundle's manifest says."""
         return cls(manifest.pair, manifest.release_version, manifest.digest, manifest.fingerprint)
 
@@ -82,7 +82,7 @@ class Snapshot(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     schema_version: int
-    origin: Origin
+    origin: SnapshotOrigin
     tenant: str
     table: Bins | None
     memory: list[Count] | None = Field(max_length=3 * MAX_PAIRS, description="draft token, correction, count; one after the other")
@@ -98,7 +98,7 @@ class Snapshot(BaseModel):
         return self
 
     @classmethod
-    def of(cls, origin: Origin, tenant: str, learnt: Learnt) -> Snapshot:
+    def of(cls, origin: SnapshotOrigin, tenant: str, learnt: Learnt) -> Snapshot:
         """A copy of a state, ready to be written."""
         table = None if learnt.table is None else Bins.model_construct(total=learnt.table[0], accepted=learnt.table[1])
         memory = None if learnt.memory is None else [x for pair, count in learnt.memory.items() for x in (*pair, count)]
@@ -124,7 +124,7 @@ class Snapshots:
 
     def __init__(self, folder: Path, every: float = EVERY_SECONDS):
         self.folder, self.every = folder, every
-        self._kept: tuple[StrategyPool, Origin] | None = None
+        self._kept: tuple[StrategyPool, SnapshotOrigin] | None = None
         self._written: dict[str, str] = {}  # file name → sha256 of what it holds
         self._saving = threading.Lock()
         self._ended = threading.Event()
@@ -139,13 +139,13 @@ class Snapshots:
             if HALF.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 
-    def keep(self, pool: StrategyPool, origin: Origin) -> int:
+    def keep(self, pool: StrategyPool, origin: SnapshotOrigin) -> int:
         """`resume`, and `follow` at once."""
         resumed = self.resume(pool, origin)
         self.follow(pool, origin)
         return resumed
 
-    def resume(self, pool: StrategyPool, origin: Origin) -> int:
+    def resume(self, pool: StrategyPool, origin: SnapshotOrigin) -> int:
         """Let a pool start from what was learnt over its bundle, up to now; returns how many states were resumed."""
         self.save()
         resumed = 0
@@ -158,7 +158,7 @@ class Snapshots:
                     log.warning("state in %s is not taken (%s): starting from the bundle", name_of(snapshot.tenant), first_line(error))
         return resumed
 
-    def follow(self, pool: StrategyPool, origin: Origin) -> None:
+    def follow(self, pool: StrategyPool, origin: SnapshotOrigin) -> None:
         """Keep a pool's state from now on, in the place of another's: once a switch of bundles is over."""
         self.save()
         with self._saving:
@@ -210,12 +210,12 @@ class Snapshots:
     def _files(self) -> list[Path]:
         return [path for path in self.folder.iterdir() if NAMES.fullmatch(path.name)]
 
-    def _read(self, origin: Origin) -> list[Snapshot]:
+    def _read(self, origin: SnapshotOrigin) -> list[Snapshot]:
         """The snapshots that fit a bundle, the one written last at the end."""
         found = []
         for path in sorted(self._files(), key=lambda path: path.stat().st_mtime_ns):
             try:
-                snapshot = read(path)
+                snapshot = read_snapshot(path)
             except (OSError, ValueError) as error:
                 log.warning("state in %s is damaged (%s): starting from the bundle", path.name, first_line(error))
                 continue
@@ -227,7 +227,7 @@ class Snapshots:
         return found
 
 
-def read(path: Path) -> Snapshot:
+def read_snapshot(path: Path) -> Snapshot:
     """A snapshot, checked.
 
     Raises:

@@ -24,7 +24,7 @@ from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import STRATEGIES, Kit, Strategy, build_strategy, find_strategy
+from serving.runtime.strategies import STRATEGIES, Strategy, StrategyResources, build_strategy, find_strategy
 
 Mode = Literal["shared", "tenant", "off"]
 PLAIN = "autoregressive"
@@ -75,7 +75,7 @@ class State:
         """The strategy of a name; its parameters are those of the first call."""
         if name not in self._strategies:
             kinds = [kind for kind in find_strategy(name).artifacts if kind in self._bundle]
-            kit = Kit({kind: self._artifact(kind) for kind in kinds}, self._special_tokens, self._deterministic)
+            kit = StrategyResources({kind: self._artifact(kind) for kind in kinds}, self._special_tokens, self._deterministic)
             built = build_strategy(name, dict(parameters), kit)
             if name in self._resumed.strategies:
                 built.resume(self._resumed.strategies[name])
@@ -200,7 +200,7 @@ class StrategyPool:
         if not set(find_strategy(name).artifacts) <= set(self._bundle):
             return False
         try:
-            build_strategy(name, {}, Kit(self._bundle, self._special_tokens)).choose_models(pair.models)
+            build_strategy(name, {}, StrategyResources(self._bundle, self._special_tokens)).choose_models(pair.models)
         except DraftwellError:  # a model is missing, or a setting has no default
             return False
         return True

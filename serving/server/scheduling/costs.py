@@ -34,7 +34,7 @@ REPEATS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class BatchCosts:
     """Seconds of forwards by size, as a pair takes them on this machine.
 
     Args:
@@ -93,7 +93,7 @@ class Costs:
         return best if seconds[best] < (1 - MARGIN) * seconds[0] else 0
 
 
-def from_profile(profile: HardwareProfile) -> Costs:
+def from_profile(profile: HardwareProfile) -> BatchCosts:
     """Costs from the pair's hardware profile, which timed forwards of one request.
 
     A batch of rows is taken for one row with as many tokens. Beyond the largest verification that was timed a forward takes at
@@ -112,11 +112,11 @@ def from_profile(profile: HardwareProfile) -> Costs:
         split = ({size: seconds * t_draft / at(draft, 1) for size, seconds in draft.items()},
                  {size: seconds * slower(profile, t_verify, size) for size, seconds in target.items()})
     if details is None:
-        return Costs(draft, target, split, 0.0, profile.t_rest / 5)
-    return Costs(draft, target, split, details.rest.round, details.rest.token + details.rest.figure)
+        return BatchCosts(draft, target, split, 0.0, profile.t_rest / 5)
+    return BatchCosts(draft, target, split, details.rest.round, details.rest.token + details.rest.figure)
 
 
-def completed(timed: Costs, known: Costs) -> Costs:
+def completed(timed: BatchCosts, known: BatchCosts) -> BatchCosts:
     """Timed batches, and from the profile what these don't tell: larger sizes and models that overlap, each by as much as the two
     differ where both know, and what is spent outside forwards."""
     draft, target = continued(timed.draft, known.draft), continued(timed.target, known.target)
@@ -169,7 +169,7 @@ def at(seconds: Mapping[int, float], size: int) -> float:
     return seconds[k0] + (seconds[k1] - seconds[k0]) * (size - k0) / (k1 - k0)
 
 
-def measure(models: Mapping[Role, Model], slots: int, *, batched: bool = True, seconds: float = MEASURE_SECONDS) -> Costs:
+def measure(models: Mapping[Role, Model], slots: int, *, batched: bool = True, seconds: float = MEASURE_SECONDS) -> BatchCosts:
     """Time batches of all sizes that `slots` requests can make, small ones first, for about `seconds`; what is not reached by then is
     continued from what is. The models must be idle.
 
@@ -184,7 +184,7 @@ def measure(models: Mapping[Role, Model], slots: int, *, batched: bool = True, s
     sizes = sorted({4**i for i in range(most.bit_length()) if 4**i <= most} | {rows, most})  # what lies between is as good as linear
     draft = time_batches("draft", models["draft"], sizes, rows, context, until - seconds * 2 / 3) if "draft" in models else {1: 0.0}
     target = time_batches("target", models["target"], sizes, rows, context, until)
-    return Costs(draft, target, batched=batched, source="measured at start")
+    return BatchCosts(draft, target, batched=batched, source="measured at start")
 
 
 def time_batches(role: Role, model: Model, sizes: Sequence[int], rows: int, context: int, until: float) -> dict[int, float]:

@@ -19,7 +19,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.session import UNLIMITED, Session
 from serving.runtime.strategies import Strategy
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
-from serving.server.scheduling.costs import Costs
+from serving.server.scheduling.costs import BatchCosts
 
 PROBE_EVERY = 32
 """While nobody may draft, one request drafts one token every so many rounds: else nobody would notice when drafts get better.
@@ -74,7 +74,7 @@ class LoadControl:
     that is as long as for one: what a strategy drafts beyond it may cost more than plain decoding.
     """
 
-    costs: Costs
+    costs: BatchCosts
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     prompts: Prompts = field(default_factory=Prompts)
     """Of requests that a draft model reads for."""
@@ -146,6 +146,6 @@ def repeats(strategy: Strategy, sampling: Sampling) -> bool:
 
 
 @lru_cache(4096)
-def best_gamma(costs: Costs, running: int, alpha: float, drafts: bool, overlaps: bool, prompt: float) -> int:
+def best_gamma(costs: BatchCosts, running: int, alpha: float, drafts: bool, overlaps: bool, prompt: float) -> int:
     """`Costs.best_gamma`, asked once: it is wanted every round."""
     return costs.best_gamma(running, alpha, drafts=drafts, overlaps=overlaps, prompt=prompt)

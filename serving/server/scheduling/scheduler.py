@@ -81,7 +81,7 @@ class DeadlineExceeded(Exception):
 
 
 @dataclass(eq=False)
-class Together:
+class TicketGroup:
     """What tickets that were submitted at once have in common.
 
     Args:
@@ -112,7 +112,7 @@ class Ticket:
         self.prompt, self.sampling, self.text, self.deliver = prompt, sampling, text, deliver
         self.client, self.deadline, self.strategy, self.body = client, deadline, strategy, body
         self.cancelled = False
-        self.together = Together()
+        self.together = TicketGroup()
         self.job: Job | None = None
         self.arrived: float | None = None
         self.admitted_at: float | None = None
@@ -183,7 +183,7 @@ class Scheduler:
             SchedulerClosed: the server is going down.
             QueueFull: too many wait already.
         """
-        now, together = time.monotonic(), Together()
+        now, together = time.monotonic(), TicketGroup()
         for ticket in tickets:
             ticket.arrived, ticket.together = now, together
         with self._changed:

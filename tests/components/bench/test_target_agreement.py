@@ -13,10 +13,10 @@ import torch
 from components.bench.answers import checks as task_checks
 from components.bench.answers.accuracy import checked, paired_difference, task_accuracy
 from components.bench.answers.sandbox import SandboxUnavailable
-from components.bench.bench import bench
-from components.bench.metrics import Judge
+from components.bench.bench import run_bench
+from components.bench.metrics import BenchMetrics
 from components.bench.runner import measure
-from components.bench.target_agreement import Agreement, agreement, agreement_of, argmax_matches
+from components.bench.target_agreement import TargetAgreement, agreement, agreement_of, argmax_matches
 from components.gate.verdict_report import bench_markdown
 from components.prompts.prompt import Prompt
 from serving.runtime.pair import LoadedPair
@@ -39,8 +39,8 @@ def greedy(table: torch.Tensor, last: int, length: int) -> list[int]:
 def test_greedy_outputs_of_the_target_diverge_by_nothing() -> None:
     pair = table_pair()
     output = greedy(pair.models["target"].table, PROMPT[-1], 6)
-    assert agreement(pair, PROMPT, output) == Agreement(6, 6, 0.0)
-    assert agreement(pair, PROMPT, []) == Agreement(0, 0, 0.0)
+    assert agreement(pair, PROMPT, output) == TargetAgreement(6, 6, 0.0)
+    assert agreement(pair, PROMPT, []) == TargetAgreement(0, 0, 0.0)
 
 
 def test_at_temperature_zero_it_is_the_excess_surprisal_on_own_prefixes() -> None:
@@ -83,7 +83,7 @@ def test_texts_add_up_by_their_tokens() -> None:
     assert total.tokens == 4
     assert total.kl == pytest.approx(sum(part.divergence for part in parts) / 4)
     assert total.share == sum(part.matches for part in parts) / 4
-    assert (Agreement(0, 0, 0.0).kl, Agreement(0, 0, 0.0).share) == (None, None)
+    assert (TargetAgreement(0, 0, 0.0).kl, TargetAgreement(0, 0, 0.0).share) == (None, None)
 
 
 # Token i is read as the letter chr(97 + i), so 3 says "d" and 4 says "e".
@@ -97,7 +97,7 @@ def judged(pair: LoadedPair, prompts: list[Prompt], outputs: list[list[int]], re
     for name, texts in (("autoregressive", reference), ("csd", outputs)):
         measured[name].runs = [[replace(run, tokens=tokens) for run in runs]
                                for runs, tokens in zip(measured[name].runs, texts, strict=True)]
-    return Judge(pair, prompts, measured).quality(measured["csd"])
+    return BenchMetrics(pair, prompts, measured).quality(measured["csd"])
 
 
 def test_every_figure_is_in_one_place() -> None:
@@ -164,7 +164,7 @@ def test_the_bench_says_how_far_lossy_strategies_leave_the_target() -> None:
     prompts = [Prompt(f"p{i}", "letters", [text], fields={"answer_key": "A", "choices": ["d", "e"]})
                for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
     configs = [("vanilla_sd", {}), ("csd", {"use_memory": False, "tau": 1e-6})]
-    report = bench(table_pair(), configs, prompts, table_kit(vocab=VOCAB), max_tokens=24)
+    report = run_bench(table_pair(), configs, prompts, table_kit(vocab=VOCAB), max_tokens=24)
     csd, exact = report["strategies"]["csd"], report["strategies"]["vanilla_sd"]
     assert csd["target_argmax_share"] < 1
     assert csd["kl"] > 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from components.calibrate.calibrate import build_acceptance_table, build_correction_memory, correction_memory_from_trace
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt, prompts_digest
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
@@ -23,7 +23,7 @@ PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabine
 def test_the_table_counts_what_greedy_speculative_decoding_judges(tmp_path):
     """A slow recount: from every position draft greedily with the model itself, and judge against the text."""
     pair, depth = table_pair(), 5
-    traces = collect(pair, PROMPTS, tmp_path / "t", max_tokens=20, rollout=depth, batch=2)
+    traces = collect_traces(pair, PROMPTS, tmp_path / "t", max_tokens=20, rollout=depth, batch=2)
     table = build_acceptance_table(traces, ORIGIN)
     total, accepted = [0] * 20, [0] * 20
     draft, plain = pair.models["draft"], build_strategy("autoregressive")
@@ -49,10 +49,10 @@ def test_the_table_counts_what_greedy_speculative_decoding_judges(tmp_path):
 
 def test_texts_by_others_than_the_target_do_not_count(tmp_path):
     pair = table_pair()
-    mixed = collect(pair, PROMPTS, tmp_path / "m", max_tokens=12, rollout=3, prefix_kinds=("draft", "target"))
-    own = collect(pair, PROMPTS, tmp_path / "t", max_tokens=12, rollout=3)
+    mixed = collect_traces(pair, PROMPTS, tmp_path / "m", max_tokens=12, rollout=3, prefix_kinds=("draft", "target"))
+    own = collect_traces(pair, PROMPTS, tmp_path / "t", max_tokens=12, rollout=3)
     assert build_acceptance_table(mixed, ORIGIN).total == build_acceptance_table(own, ORIGIN).total
-    drafted = collect(pair, PROMPTS, tmp_path / "d", max_tokens=12, rollout=3, prefix_kinds=("draft",))
+    drafted = collect_traces(pair, PROMPTS, tmp_path / "d", max_tokens=12, rollout=3, prefix_kinds=("draft",))
     for build in (build_acceptance_table, correction_memory_from_trace):
         with pytest.raises(DraftwellError, match="kind target"):
             build(drafted, ORIGIN)
@@ -60,7 +60,7 @@ def test_texts_by_others_than_the_target_do_not_count(tmp_path):
 
 def test_a_sampled_trace_makes_no_table_but_a_memory(tmp_path):
     """Its rollouts begin with tokens that the target rejects, so that hardly any of them looks accepted."""
-    sampled = collect(table_pair(), PROMPTS, tmp_path / "t", max_tokens=24, temperature=0.6, rollout=3)
+    sampled = collect_traces(table_pair(), PROMPTS, tmp_path / "t", max_tokens=24, temperature=0.6, rollout=3)
     for trace in (sampled, sampled.read()):
         with pytest.raises(DraftwellError, match=r"sampled at temperature 0\.6.*collect one at temperature 0"):
             build_acceptance_table(trace, ORIGIN)
@@ -73,7 +73,7 @@ def with_column(rows: pa.Table, name: str, values: list) -> pa.Table:
 
 
 def test_rows_without_rollouts_or_with_nan_are_refused(tmp_path):
-    rows = collect(table_pair(), PROMPTS, tmp_path / "t", max_tokens=6, rollout=3).read()
+    rows = collect_traces(table_pair(), PROMPTS, tmp_path / "t", max_tokens=6, rollout=3).read()
     figures = rows.column("rollout_confidence").to_pylist()
     figures[4] = [0.5, float("nan"), 0.5]
     cases = {"no rollouts": with_column(rows, "rollout_tokens", [None] * len(rows)),
@@ -135,7 +135,7 @@ def test_requests_at_once_change_nothing():
 
 def test_at_temperature_0_the_trace_gives_every_disagreement(tmp_path):
     pair = table_pair()
-    traces = collect(pair, PROMPTS, tmp_path / "t", max_tokens=16, rollout=2)
+    traces = collect_traces(pair, PROMPTS, tmp_path / "t", max_tokens=16, rollout=2)
     expected: Counter = Counter()
     for prompt in PROMPTS:
         ids = pair.encode_prompt(prompt.prompt)
@@ -150,7 +150,7 @@ def test_at_temperature_0_the_trace_gives_every_disagreement(tmp_path):
 def test_in_a_sampled_trace_tokens_are_rejected_as_often_as_their_ratio_says(tmp_path):
     pair = table_pair()
     prompts = [Prompt(f"q{i}", None, [f"word {i}"]) for i in range(30)]
-    traces = collect(pair, prompts, tmp_path / "t", max_tokens=40, temperature=0.6, rollout=1, batch=4)
+    traces = collect_traces(pair, prompts, tmp_path / "t", max_tokens=40, temperature=0.6, rollout=1, batch=4)
     rows = traces.read(["draft_p", "draft_q"]).to_pydict()
     chance = sum(max(0.0, 1 - p / q) for p, q in zip(rows["draft_p"], rows["draft_q"], strict=True))
     found = sum(correction_memory_from_trace(traces, ORIGIN).counts.values())
@@ -182,7 +182,7 @@ def test_no_prompts_is_a_mistake():
 
 def test_a_transformer_pair_calibrates_too(tmp_path):
     pair = llama_pair()
-    traces = collect(pair, PROMPTS, tmp_path / "t", max_tokens=16, rollout=4)
+    traces = collect_traces(pair, PROMPTS, tmp_path / "t", max_tokens=16, rollout=4)
     assert build_acceptance_table(traces, replace_digest(traces.digest())).provenance.trace_digest == traces.digest()
     assert build_correction_memory(pair, PROMPTS[:2], ORIGIN, max_tokens=12, batch=2).counts
 

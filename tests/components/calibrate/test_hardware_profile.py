@@ -2,7 +2,15 @@
 
 import pytest
 
-from components.calibrate.hardware_profile import filler, profile, rest_of, slopes, time_forwards, time_overlapped, time_prompts
+from components.calibrate.hardware_profile import (
+    filler,
+    measure_profile,
+    overheads_from,
+    slopes,
+    time_forwards,
+    time_overlapped,
+    time_prompts,
+)
 from components.report.provenance import provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.device import device_class
@@ -41,7 +49,7 @@ def test_draft_and_target_alternate_and_every_forward_starts_behind_the_same_con
 
 def test_a_profile_is_complete_saved_and_of_this_machine(tmp_path):
     pair, logged = table_pair(), []
-    made = profile(pair, provenance(pair), sizes=(8, 2, 4000), repeats=2, context=8, log=lambda *row: logged.append(row))
+    made = measure_profile(pair, provenance(pair), sizes=(8, 2, 4000), repeats=2, context=8, log=lambda *row: logged.append(row))
     assert list(made.t_verify) == [1, 2, 8]  # 1 is always there, what does not fit is left out
     assert made.t_draft > 0
     assert made.t_rest >= 0
@@ -83,10 +91,10 @@ def run_of(rounds, drafted, overhead):
 def test_time_outside_forwards_is_shared_out_among_calls_tokens_and_figures():
     runs = {"autoregressive": run_of(20, 0, 20 * 0.5), "vanilla_sd": run_of(8, 40, 8 * 0.5 + 40 * 0.25),
             "svip": run_of(10, 30, 10 * 0.5 + 30 * 0.375), "spide": run_of(5, 10, 5 * 0.5 + 10 * 0.375)}
-    rest = rest_of(runs)
+    rest = overheads_from(runs)
     assert (rest.round, rest.token, rest.figure) == (0.5, 0.25, 0.125)
     runs["vanilla_sd"] = run_of(8, 40, 1.0)  # noise: less than its calls alone
-    assert rest_of(runs).token == 0.0
+    assert overheads_from(runs).token == 0.0
 
 
 def test_a_profile_tells_overlapping_strategies_other_times_than_serial_ones(tmp_path):
@@ -124,7 +132,7 @@ def test_forwards_on_cores_of_their_own_are_also_timed_while_the_other_model_res
 
 def test_all_slots_are_free_afterwards_even_if_a_model_fails():
     pair = table_pair(slots=1)
-    profile(pair, provenance(pair), sizes=(1,), repeats=1, context=4)
+    measure_profile(pair, provenance(pair), sizes=(1,), repeats=1, context=4)
     pair.models["draft"].table = pair.models["draft"].table[:1]  # the next forward fails
     with pytest.raises(IndexError):
         time_forwards(pair, [1], repeats=1, context=4)
@@ -134,9 +142,9 @@ def test_all_slots_are_free_afterwards_even_if_a_model_fails():
 def test_what_cannot_be_profiled_is_refused():
     pair = table_pair()
     with pytest.raises(DraftwellError, match="context"):
-        profile(pair, provenance(pair), context=512)
+        measure_profile(pair, provenance(pair), context=512)
     with pytest.raises(DraftwellError, match="no draft"):
-        profile(pair_of(pair.models["target"], None), provenance(pair))
+        measure_profile(pair_of(pair.models["target"], None), provenance(pair))
 
 
 def test_filler_ids_are_in_the_vocabulary():

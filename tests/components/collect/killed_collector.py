@@ -29,8 +29,9 @@ POINTS = ("forward", "fsync", "rename", "renamed")
 def collect(folder: Path) -> TraceSet:
     """The same collection, whole or the rest of it."""
     collection.SHARD_PROMPTS = 2
-    return collection.collect(table_pair(), PROMPTS, folder, max_tokens=6, rollout=3, prefix_kinds=("bare", "draft", "target", "mixed"),
-                              turns=0, batch=4)
+    return collection.collect_traces(
+        table_pair(), PROMPTS, folder, max_tokens=6, rollout=3, prefix_kinds=("bare", "draft", "target", "mixed"), turns=0, batch=4
+    )
 
 
 def deadly(real: Callable[..., Any], number: int, *, behind: bool = False) -> Callable[..., Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from components.collect import collect as collection
-from components.collect.collect import alone, collect, cuts, is_complete
+from components.collect import collect_traces as collection
+from components.collect.collect import collect_traces, cuts, exclusive_folder, is_complete
 from components.drift.prompts import prompts_of_trace
 from components.prompts.prompt import Prompt
 from serving.artifacts.correction_memory import CorrectionMemory
@@ -22,7 +22,7 @@ from serving.runtime.output import Output
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
-from serving.runtime.strategies import Kit, Strategy, build_strategy
+from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from tests.support.models.tiny import EOS, VOCAB, llama, llama_pair, near, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", "qa", [text], None) for i, text in enumerate(["hello world", "abc", "a longer prompt of words", "xyzzy!"])]
@@ -36,7 +36,7 @@ def pair() -> LoadedPair:
 
 @pytest.fixture(scope="module")
 def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    return collect(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=16, rollout=5, batch=3)
+    return collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=16, rollout=5, batch=3)
 
 
 def texts_of(trace: TraceSet) -> list[list[dict[str, Any]]]:
@@ -61,10 +61,10 @@ def ask(pair: LoadedPair, role: Role, ids: list[int]) -> Output:
 
 
 def test_a_raw_prompt_is_another_input_than_a_chat(pair: LoadedPair, tmp_path: Path) -> None:
-    collect(pair, [PROMPTS[1]], tmp_path, max_tokens=4, rollout=2)
+    collect_traces(pair, [PROMPTS[1]], tmp_path, max_tokens=4, rollout=2)
     with pytest.raises(collection.ForeignTrace):
-        collect(pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2)
-    collect(pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2, fresh=True)
+        collect_traces(pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2)
+    collect_traces(pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2, fresh=True)
 
 
 def test_texts_are_the_targets_own_as_if_each_ran_alone(pair: LoadedPair, trace: TraceSet) -> None:
@@ -74,8 +74,8 @@ def test_texts_are_the_targets_own_as_if_each_ran_alone(pair: LoadedPair, trace:
         ids = pair.encode_prompt(prompt.prompt)
         assert rows[0]["prompt_tokens"] == ids
         assert all(row["prompt_tokens"] is None for row in rows[1:])
-        alone = pair.engine().generate(ids, GREEDY, build_strategy("autoregressive")).output
-        assert [row["token"] for row in rows] == alone == [row["target_token"] for row in rows]
+        exclusive_folder = pair.engine().generate(ids, GREEDY, build_strategy("autoregressive")).output
+        assert [row["token"] for row in rows] == exclusive_folder == [row["target_token"] for row in rows]
 
 
 def test_every_column_is_what_the_models_say_there(pair: LoadedPair, trace: TraceSet) -> None:
@@ -125,7 +125,7 @@ def test_rollouts_and_states_equal_feeding_each_prefix_separately(pair: LoadedPa
 
 def test_a_sampled_trace_draws_the_draft_its_correction_and_a_rejected_token(pair: LoadedPair, tmp_path: Path) -> None:
     warped = Sampling(temperature=1.2, top_p=0.9, max_tokens=16)
-    rows = [row for rows in texts_of(collect(pair, PROMPTS, tmp_path, max_tokens=16, temperature=1.2, top_p=0.9, rollout=3))
+    rows = [row for rows in texts_of(collect_traces(pair, PROMPTS, tmp_path, max_tokens=16, temperature=1.2, top_p=0.9, rollout=3))
             for row in rows]
     assert any(row["rank"] > 0 for row in rows)
     assert any(row["rollout_q"][1] < row["rollout_confidence"][1] - 0.01 for row in rows)  # the draft went on by sampling
@@ -152,7 +152,7 @@ def test_draws_follow_their_laws_and_never_share_a_uniform(tmp_path: Path) -> No
     """Many texts of one prompt: behind it, each drawn column has the law that it claims, also given the token of the text."""
     pair = table_pair()
     prompts = [Prompt(f"p{i}", None, ["a"]) for i in range(800)]
-    rows = [rows[0] for rows in texts_of(collect(pair, prompts, tmp_path, max_tokens=1, temperature=1.0, rollout=2, hidden=False))]
+    rows = [rows[0] for rows in texts_of(collect_traces(pair, prompts, tmp_path, max_tokens=1, temperature=1.0, rollout=2, hidden=False))]
     p, q = (LogitRows(ask(pair, role, pair.encode("a")).logits, Sampling(temperature=1.0)).probs(0) for role in ("target", "draft"))
     laws = {"draft_token": q, "correction": (p - q).clamp(min=0), "rejected": (q - p).clamp(min=0)}
     for row in rows:
@@ -168,7 +168,7 @@ def test_a_cut_run_resumes_as_it_was_planned_and_ends_with_the_same_digest(pair:
                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "SHARD_PROMPTS", 2)
     settings: dict[str, Any] = {"max_tokens": 8, "rollout": 2}
-    whole = collect(pair, PROMPTS, tmp_path / "whole", batch=2, **settings)
+    whole = collect_traces(pair, PROMPTS, tmp_path / "whole", batch=2, **settings)
     assert len(whole.shards) == 2
     cut = tmp_path / "cut"
 
@@ -177,7 +177,7 @@ def test_a_cut_run_resumes_as_it_was_planned_and_ends_with_the_same_digest(pair:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect(pair, PROMPTS, cut, batch=2, progress=stop, **settings)
+        collect_traces(pair, PROMPTS, cut, batch=2, progress=stop, **settings)
     for name in (".shard-00001.parquet.abc", ".plan.json.abc"):
         (cut / name).write_bytes(b"half")
     assert [path.name for path in TraceSet(cut).shards] == ["shard-00000.parquet"]
@@ -185,7 +185,7 @@ def test_a_cut_run_resumes_as_it_was_planned_and_ends_with_the_same_digest(pair:
     written = (cut / "shard-00000.parquet").stat().st_mtime_ns
     seen: list[tuple[int, str]] = []
     monkeypatch.setattr(collection, "SHARD_PROMPTS", 3)
-    resumed = collect(pair, PROMPTS, cut, batch=4, progress=lambda done, total, words: seen.append((done, words)), **settings)
+    resumed = collect_traces(pair, PROMPTS, cut, batch=4, progress=lambda done, total, words: seen.append((done, words)), **settings)
     assert [done for done, _ in seen] == [2, 3, 3, 4, 4]  # two texts are written, then observed; then the shard is kept
     assert seen[-1][1].endswith("tokens/s, 0.0 min left")
     assert resumed.shard(0).stat().st_mtime_ns == written
@@ -196,36 +196,36 @@ def test_a_cut_run_resumes_as_it_was_planned_and_ends_with_the_same_digest(pair:
 
 
 def test_a_resumed_run_needs_the_room_that_it_began_with(pair: LoadedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
+    collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
     (tmp_path / "shard-00000.parquet").unlink()
     with pytest.raises(DraftwellError, match="begun with 4 texts at once, here are 2"):
-        collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)
-    collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
-    collect(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)  # nothing is left to do
+        collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)
+    collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
+    collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)  # nothing is left to do
 
 
 def test_two_collections_do_not_share_a_folder(pair: LoadedPair, tmp_path: Path) -> None:
-    with alone(tmp_path), pytest.raises(DraftwellError, match="another collection is writing to") as error:
-        collect(pair, PROMPTS, tmp_path)
+    with exclusive_folder(tmp_path), pytest.raises(DraftwellError, match="another collection is writing to") as error:
+        collect_traces(pair, PROMPTS, tmp_path)
     assert "\n" not in str(error.value)
-    assert len(collect(pair, PROMPTS, tmp_path, max_tokens=4).shards) == 1
+    assert len(collect_traces(pair, PROMPTS, tmp_path, max_tokens=4).shards) == 1
 
 
 def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: TraceSet) -> None:
     digest = trace.digest()
     for prompts, settings in ((PROMPTS[:3], {}), (PROMPTS, {"rollout": 4}), (PROMPTS, {"hidden": False}), (PROMPTS, {"seed": 1})):
         with pytest.raises(DraftwellError, match="holds a trace of other inputs"):
-            collect(pair, prompts, trace.folder, **{"max_tokens": 16, "rollout": 5, **settings})
+            collect_traces(pair, prompts, trace.folder, **{"max_tokens": 16, "rollout": 5, **settings})
     (trace.folder / "plan.json").rename(trace.folder / "elsewhere")
     with pytest.raises(DraftwellError, match=r"holds shards but no plan.json"):
-        collect(pair, PROMPTS, trace.folder, max_tokens=16, rollout=5)
+        collect_traces(pair, PROMPTS, trace.folder, max_tokens=16, rollout=5)
     (trace.folder / "elsewhere").rename(trace.folder / "plan.json")
     assert trace.digest() == digest
 
 
 def test_a_fresh_start_keeps_the_old_trace_until_its_prompts_are_read(pair: LoadedPair, tmp_path: Path,
                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    old = collect(pair, PROMPTS, tmp_path, max_tokens=4).digest()
+    old = collect_traces(pair, PROMPTS, tmp_path, max_tokens=4).digest()
 
     def refuse(*_: object) -> list[int]:
         raise DraftwellError("the chat template refuses this conversation")
@@ -233,14 +233,14 @@ def test_a_fresh_start_keeps_the_old_trace_until_its_prompts_are_read(pair: Load
     with monkeypatch.context() as patch:
         patch.setattr(LoadedPair, "encode_prompt", refuse)
         with pytest.raises(DraftwellError, match="chat template"):
-            collect(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True)
+            collect_traces(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True)
     assert TraceSet(tmp_path).digest() == old
-    assert collect(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True).digest() != old
+    assert collect_traces(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True).digest() != old
 
 
 def test_a_seed_below_zero_is_refused(pair: LoadedPair, tmp_path: Path) -> None:
     with pytest.raises(DraftwellError, match="seed must be at least 0"):
-        collect(pair, PROMPTS, tmp_path, max_tokens=4, seed=-1)
+        collect_traces(pair, PROMPTS, tmp_path, max_tokens=4, seed=-1)
     assert not list(tmp_path.iterdir())
 
 
@@ -258,7 +258,7 @@ def test_a_reduced_head_gives_the_same_trace_as_over_the_whole_vocabulary(tmp_pa
     for kind in (TransformersModel, WholeHead):
         draft = kind(near(target, 0.06), slots=4, head_tokens=torch.arange(2, VOCAB, 2))
         pair = pair_of(TransformersModel(target, slots=4), draft, {"target": target})
-        tables.append(collect(pair, PROMPTS, tmp_path / kind.__name__, max_tokens=12, rollout=4, temperature=temperature, top_p=0.95,
+        tables.append(collect_traces(pair, PROMPTS, tmp_path / kind.__name__, max_tokens=12, rollout=4, temperature=temperature, top_p=0.95,
                               prefix_kinds=("bare", "draft", "target")).read().to_pydict())
     one, other = tables
     assert any(ratio == 0 for ratio in one["text_raw_q"])  # tokens that the draft cannot say are there
@@ -268,7 +268,7 @@ def test_a_reduced_head_gives_the_same_trace_as_over_the_whole_vocabulary(tmp_pa
 
 
 def test_only_the_kinds_asked_for_have_rollouts(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
-    mixed = collect(pair, PROMPTS, tmp_path, max_tokens=16, rollout=5, batch=3, prefix_kinds=("draft", "target"))
+    mixed = collect_traces(pair, PROMPTS, tmp_path, max_tokens=16, rollout=5, batch=3, prefix_kinds=("draft", "target"))
     assert mixed.header.rollout_kinds == ("target",)
     own, drafted = ([row for rows in texts_of(mixed) if rows[0]["kind"] == kind for row in rows] for kind in ("target", "draft"))
     assert {row["rollout_tokens"] is None for row in drafted} == {row["rollout_entropy"] is None for row in drafted} == {True}
@@ -284,7 +284,7 @@ def test_only_the_kinds_asked_for_have_rollouts(pair: LoadedPair, trace: TraceSe
 
 def test_prefix_kinds_come_in_equal_parts_and_are_what_they_say(pair: LoadedPair, tmp_path: Path) -> None:
     kinds = ("draft", "bare", "mixed", "target")
-    trace = collect(pair, PROMPTS, tmp_path, max_tokens=24, rollout=1, prefix_kinds=kinds, hidden=False)
+    trace = collect_traces(pair, PROMPTS, tmp_path, max_tokens=24, rollout=1, prefix_kinds=kinds, hidden=False)
     texts = texts_of(trace)
     assert [rows[0]["kind"] for rows in texts] == list(kinds) * len(PROMPTS)
     assert trace.read().column("hidden_before").null_count == trace.read().num_rows
@@ -303,7 +303,7 @@ def test_prefix_kinds_come_in_equal_parts_and_are_what_they_say(pair: LoadedPair
 
 def test_further_turns_read_the_targets_answers(pair: LoadedPair, tmp_path: Path) -> None:
     prompts = [Prompt("two", None, ["hello", "again"]), Prompt("one", None, ["hello"])]
-    texts = texts_of(collect(pair, prompts, tmp_path, max_tokens=6, rollout=1, turns=2, prefix_kinds=("draft",)))
+    texts = texts_of(collect_traces(pair, prompts, tmp_path, max_tokens=6, rollout=1, turns=2, prefix_kinds=("draft",)))
     assert [(rows[0]["prompt_id"], rows[0]["turn"]) for rows in texts] == [("two", 0), ("two", 1), ("one", 0)]
     first = pair.engine().generate(pair.encode("hello"), Sampling(max_tokens=6, stop_token_ids=frozenset({EOS})),
                                    build_strategy("autoregressive")).output
@@ -313,7 +313,7 @@ def test_further_turns_read_the_targets_answers(pair: LoadedPair, tmp_path: Path
 def test_later_turns_draw_uniforms_of_their_own(tmp_path: Path) -> None:
     """Tables look at the last token only, which is the same in both turns: with the same uniforms the texts would be the same."""
     prompts = [Prompt(f"p{i}", None, ["a", "a"], answers=("b",)) for i in range(4)]
-    texts = texts_of(collect(table_pair(), prompts, tmp_path, max_tokens=12, rollout=1, temperature=1.0, turns=2))
+    texts = texts_of(collect_traces(table_pair(), prompts, tmp_path, max_tokens=12, rollout=1, temperature=1.0, turns=2))
     first, second = ([[row["token"] for row in rows] for rows in texts if rows[0]["turn"] == turn] for turn in (0, 1))
     assert len(first) == len(second) == 4
     assert all(one != other for one, other in zip(first, second, strict=True))
@@ -321,7 +321,7 @@ def test_later_turns_draw_uniforms_of_their_own(tmp_path: Path) -> None:
 
 def test_recorded_answers_and_messages_are_kept_verbatim(pair: LoadedPair, tmp_path: Path) -> None:
     prompt = Prompt("p", None, ["one", "two", "three"], messages=({"role": "system", "content": "be kind"},), answers=("yes", "no"))
-    texts = texts_of(collect(pair, [prompt], tmp_path, max_tokens=4, rollout=1, turns=0))
+    texts = texts_of(collect_traces(pair, [prompt], tmp_path, max_tokens=4, rollout=1, turns=0))
     said = ["be kind", "one", "yes", "two", "no", "three"]
     assert [rows[0]["prompt_tokens"] for rows in texts] == [pair.encode("\n\n".join(said[:end])) for end in (2, 4, 6)]
 
@@ -334,7 +334,9 @@ def test_long_prompts_keep_their_end_and_every_turn_is_counted(pair: LoadedPair,
     def log(name: str, value: float, step: int) -> None:
         figures[name] = value
 
-    trace = collect(pair, prompts, tmp_path, max_tokens=16, rollout=4, hidden=False, turns=0, prefix_kinds=("draft", "target"), log=log)
+    trace = collect_traces(
+        pair, prompts, tmp_path, max_tokens=16, rollout=4, hidden=False, turns=0, prefix_kinds=("draft", "target"), log=log
+    )
     room = 256 - 16 - 4
     rows = [rows[0] for rows in texts_of(trace) if rows[0]["kind"] == "target"]
     assert rows[0]["prompt_tokens"] == pair.encode(long)[-room:]
@@ -344,33 +346,33 @@ def test_long_prompts_keep_their_end_and_every_turn_is_counted(pair: LoadedPair,
 
 
 def test_tables_and_pairs_with_few_slots_work(tmp_path: Path) -> None:
-    trace = collect(table_pair(slots=1), PROMPTS, tmp_path, max_tokens=6, rollout=3, batch=8)
+    trace = collect_traces(table_pair(slots=1), PROMPTS, tmp_path, max_tokens=6, rollout=3, batch=8)
     assert [rows[0]["prompt_id"] for rows in texts_of(trace)] == [p.id for p in PROMPTS]
 
 
 def test_what_cannot_be_collected_is_refused_before_anything_is_written(pair: LoadedPair, tmp_path: Path) -> None:
-    alone = pair_of(pair.models["target"], None)
+    exclusive_folder = pair_of(pair.models["target"], None)
     twice = [PROMPTS[0], PROMPTS[0]]
     cases: list[tuple[LoadedPair, list[Prompt], dict[str, Any], str]] = [
-        (pair, [], {}, "no prompts"), (alone, PROMPTS, {}, "has no draft model"), (pair, twice, {}, "same id"),
+        (pair, [], {}, "no prompts"), (exclusive_folder, PROMPTS, {}, "has no draft model"), (pair, twice, {}, "same id"),
         (pair, PROMPTS, {"prefix_kinds": ("dratf",)}, "not dratf"), (pair, PROMPTS, {"prefix_kinds": ()}, "not none"),
         (pair, PROMPTS, {"max_tokens": 250}, "leave no room"), (pair, PROMPTS, {"rollout": 0}, "rollout must be")]
     for which, prompts, settings, message in cases:
         with pytest.raises(DraftwellError, match=message) as error:
-            collect(which, prompts, tmp_path / "new", **settings)
+            collect_traces(which, prompts, tmp_path / "new", **settings)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "new").exists()
 
 
 def lossy(name: str = "lossy_sd", **parameters: Any) -> Strategy:
-    return build_strategy(name, parameters, Kit({"correction_memory": CorrectionMemory.empty()}))
+    return build_strategy(name, parameters, StrategyResources({"correction_memory": CorrectionMemory.empty()}))
 
 
 def test_texts_of_a_lossy_strategy_are_what_it_decodes(pair: LoadedPair, tmp_path: Path) -> None:
-    trace = collect(pair, PROMPTS, tmp_path, max_tokens=16, rollout=1, prefix_kinds=("lossy",), strategy=lossy(tau=0.2))
+    trace = collect_traces(pair, PROMPTS, tmp_path, max_tokens=16, rollout=1, prefix_kinds=("lossy",), strategy=lossy(tau=0.2))
     for rows in texts_of(trace):
-        alone = pair.engine().generate(rows[0]["prompt_tokens"], GREEDY, lossy(tau=0.2)).output
-        assert [row["token"] for row in rows] == alone
+        exclusive_folder = pair.engine().generate(rows[0]["prompt_tokens"], GREEDY, lossy(tau=0.2)).output
+        assert [row["token"] for row in rows] == exclusive_folder
         assert {row["kind"] for row in rows} == {"lossy"}
         assert [row["correction"] for row in rows] == [row["target_token"] for row in rows]
     everything = [row for rows in texts_of(trace) for row in rows]
@@ -379,7 +381,7 @@ def test_texts_of_a_lossy_strategy_are_what_it_decodes(pair: LoadedPair, tmp_pat
 
 def test_another_config_does_not_go_on_with_a_collection(pair: LoadedPair, tmp_path: Path) -> None:
     def again(strategy: Strategy) -> TraceSet:
-        return collect(pair, PROMPTS[:1], tmp_path / "trace", max_tokens=4, rollout=1, prefix_kinds=("lossy",), strategy=strategy)
+        return collect_traces(pair, PROMPTS[:1], tmp_path / "trace", max_tokens=4, rollout=1, prefix_kinds=("lossy",), strategy=strategy)
 
     learnt = lossy("csd", use_memory=False)
     learnt.kit.artifacts["correction_memory"].save(tmp_path / "one")
@@ -397,17 +399,17 @@ def test_the_kind_of_a_lossy_strategy_needs_one(pair: LoadedPair, tmp_path: Path
     for strategy, told in ((None, "texts of kind lossy are those of a release's own strategy"),
                            (build_strategy("vanilla_sd"), "strategy vanilla_sd is lossless")):
         with pytest.raises(DraftwellError, match=told):
-            collect(pair, PROMPTS, tmp_path, prefix_kinds=("lossy",), strategy=strategy)
+            collect_traces(pair, PROMPTS, tmp_path, prefix_kinds=("lossy",), strategy=strategy)
 
 
 def test_prompts_of_a_trace_are_collected_on_again_token_by_token(pair: LoadedPair, tmp_path: Path) -> None:
     """Conversations with their turns, and prompts that were cut."""
     asked = [Prompt("a", "qa", ["one", "two"]), Prompt("b", None, ["x" * 400])]
-    first = collect(pair, asked, tmp_path / "first", max_tokens=8, rollout=1, turns=0, prefix_kinds=("bare", "target"))
+    first = collect_traces(pair, asked, tmp_path / "first", max_tokens=8, rollout=1, turns=0, prefix_kinds=("bare", "target"))
     assert cuts(first)[0] == 1
     found = prompts_of_trace(first)
     assert [(prompt.id, prompt.task, len(prompt.turns)) for prompt in found] == [("a", "qa", 2), ("b", None, 1)]
-    second = collect(pair, found, tmp_path / "second", max_tokens=8, rollout=1, turns=0)
+    second = collect_traces(pair, found, tmp_path / "second", max_tokens=8, rollout=1, turns=0)
     mine, theirs = ([rows for rows in texts_of(trace) if rows[0]["kind"] == "target"] for trace in (second, first))
     for name in ("prompt_id", "turn", "prompt_tokens", "token", "correction"):
         assert [[row[name] for row in rows] for rows in mine] == [[row[name] for row in rows] for rows in theirs]

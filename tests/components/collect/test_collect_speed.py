@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.collect.continuations import room_for_prompts, sampling_of, write_texts
 from components.prompts.prompt import demo_prompts
 from serving.recording.trace import KINDS
@@ -38,7 +38,7 @@ def test_a_collection_is_at_least_half_as_fast_as_the_target_writes(tmp_path: Pa
         written_per_second(pair)  # the first forwards are slower
         before = written_per_second(pair)
         started = time.perf_counter()
-        traces = collect(pair, demo_prompts(PROMPTS), tmp_path, max_tokens=TOKENS, rollout=ROLLOUT, prefix_kinds=KINDS, batch=BATCH)
+        traces = collect_traces(pair, demo_prompts(PROMPTS), tmp_path, max_tokens=TOKENS, rollout=ROLLOUT, prefix_kinds=KINDS, batch=BATCH)
         rate = traces.read(["position"]).num_rows / (time.perf_counter() - started)
         alone = max(before, written_per_second(pair))
     print(f"collected {rate:.0f} tokens/s, the target alone writes {alone:.0f} tokens/s at a batch of {BATCH}: {rate / alone:.2f}")

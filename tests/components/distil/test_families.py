@@ -13,7 +13,7 @@ from torch import nn
 from components.distil.artifact import to_artifact, with_draft
 from components.distil.corpus import read_corpus, write_corpus
 from components.distil.family import Family, Head, check_layers, default_layers, draft_config, keep_layers
-from components.distil.training import Recipe, head_of, losses, train
+from components.distil.training import Recipe, head_of, losses, train_draft
 from serving.artifacts.base import Provenance
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.errors import DraftwellError
@@ -38,7 +38,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     head = head_of(corpus, module, QUICK.head_tokens)
     draft = keep_layers(module, QUICK.layers)
     before = losses(draft, corpus[:40], head, QUICK)[1]
-    train(draft, corpus, head, QUICK, folder / "training", say=lambda line: None)
+    train_draft(draft, corpus, head, QUICK, folder / "training", say=lambda line: None)
     after = losses(draft, corpus[:40], head, QUICK)[1]
     to_artifact(draft, head.ids, "d" * 64, MADE).save(folder / "draft")
     return SimpleNamespace(name=name, source=source, module=module, corpus=corpus, head=head, draft=draft, before=before, after=after,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from scipy.stats import ks_2samp, permutation_test
 
 from components.calibrate.calibrate import build_acceptance_table
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.drift.drift import BINS, Comparison
 from components.drift.prompts import untouched_prompts
 from components.drift.report import drift_json, drift_markdown, drift_plots, drift_table, headline
@@ -167,7 +167,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     """A real trace of a tiny pair, with all kinds of prefixes."""
     letters = np.random.default_rng(0)
     prompts = [Prompt(f"p{i}", None, ["".join(letters.choice(list("abcdefgh"), 12))]) for i in range(8)]
-    return collect(llama_pair(noise=0.1), prompts, tmp_path_factory.mktemp("traced"), max_tokens=24, rollout=5, batch=4,
+    return collect_traces(llama_pair(noise=0.1), prompts, tmp_path_factory.mktemp("traced"), max_tokens=24, rollout=5, batch=4,
                    prefix_kinds=("bare", "draft", "target", "mixed"))
 
 

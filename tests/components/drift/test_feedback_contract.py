@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.drift.prompts import prompts_of_trace, spooled_prompts
 from components.drift.schema import DRIFTED, STEADY
 from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_spool, read_traffic, shared_kinds
@@ -21,7 +21,7 @@ from serving.recording.trace import LOSSY, TraceSet
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.server.feedback.feedback import blind
-from serving.server.feedback.spool import Origin, Record, Spool
+from serving.server.feedback.spool import Record, RecordOrigin, Spool
 from tests.serving.server.feedback.test_feedback import PROMPTS, TOKENS, Server
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, compared, rows
 from tests.support.models.kits import ORIGIN, table_kit
@@ -37,7 +37,9 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, TraceSet]:
     pair = tiny_pair(4)
     pair.fingerprint = FINGERPRINT
     folder = tmp_path_factory.mktemp("collected")
-    return pair, collect(pair, [Prompt(f"p{i}", None, [text]) for i, text in enumerate(PROMPTS)], folder, max_tokens=TOKENS, rollout=8)
+    return pair, collect_traces(
+        pair, [Prompt(f"p{i}", None, [text]) for i, text in enumerate(PROMPTS)], folder, max_tokens=TOKENS, rollout=8
+    )
 
 
 def traffic_of(folder: Path, kinds: tuple[str, ...] = ("target",)) -> Traffic:
@@ -81,8 +83,17 @@ def test_a_lossy_strategys_served_text_has_the_figures_of_one_that_is_collected_
     server.scheduler.strategy = build_strategy(strategy, parameters, table_kit(8, verifier=half_sure))
     server.ask(PROMPTS, stop_token_ids=pair.stop_tokens)
     server.close()
-    then = by_text(collect(pair, prompts_of_trace(traces), tmp_path / "collected", max_tokens=TOKENS, rollout=1, prefix_kinds=(LOSSY,),
-                           strategy=server.scheduler.strategy).read())
+    then = by_text(
+        collect_traces(
+            pair,
+            prompts_of_trace(traces),
+            tmp_path / "collected",
+            max_tokens=TOKENS,
+            rollout=1,
+            prefix_kinds=(LOSSY,),
+            strategy=server.scheduler.strategy,
+        ).read()
+    )
     now = by_text(read_spool(tmp_path / "served", FINGERPRINT, window=200).rows)
     assert now.keys() == then.keys()
     assert len(now) == len(PROMPTS)
@@ -127,7 +138,9 @@ def test_a_lossy_strategys_texts_are_not_compared_with_mixed_ones(tmp_path: Path
     assert len(traffic_of(tmp_path, ("mixed",))) == 0
     assert len(traffic_of(tmp_path, (LOSSY,)).names) == len(PROMPTS)
     served = read_spool(tmp_path, FINGERPRINT, window=200).rows
-    every = collect(pair, [Prompt("p", None, [PROMPTS[0]])], tmp_path / "every", max_tokens=8, rollout=2, prefix_kinds=("target", "mixed"))
+    every = collect_traces(
+        pair, [Prompt("p", None, [PROMPTS[0]])], tmp_path / "every", max_tokens=8, rollout=2, prefix_kinds=("target", "mixed")
+    )
     assert shared_kinds(every.read(), served) == ("target",), "of which the feedback has none"
     assert shared_kinds(served, served) == (LOSSY,)
     assert (prompts_of_the_other_sort(served, ("target",)), prompts_of_the_other_sort(served, (LOSSY,))) == (len(PROMPTS), 0)
@@ -139,7 +152,7 @@ def served(folder: Path, table: pa.Table, *, text: bool) -> Path:
     for row in table.to_pylist():
         texts.setdefault(row["prompt_id"], []).append(row)
     records = []
-    origin, asked = Origin(HEADER.pair, FINGERPRINT, HEADER.dtype), Sampling(stop_token_ids=frozenset(HEADER.stop_token_ids))
+    origin, asked = RecordOrigin(HEADER.pair, FINGERPRINT, HEADER.dtype), Sampling(stop_token_ids=frozenset(HEADER.stop_token_ids))
     for name, positions in texts.items():
         prompt = positions[0]["prompt_tokens"]
         shared = ("prompt_id", "prompt_tokens", "kind", "temperature", "turn")

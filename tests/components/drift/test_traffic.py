@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.drift.prompts import spooled_prompts, write_prompts
 from components.drift.traffic import Shard, newest, read_spool, shared_kinds
 from components.prompts.prompt import Prompt, ids_of, read_prompts
@@ -129,7 +129,7 @@ def test_prompts_come_out_of_traces(tmp_path: Path) -> None:
     """Those of one message, word for word; a longer conversation cannot be told from its tokens."""
     pair = tiny_pair(2)
     talk = Prompt("talk", None, ["and then"], messages=({"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}))
-    traces = collect(pair, [*PROMPTS, Prompt("again", None, PROMPTS[0].turns), talk], tmp_path, max_tokens=4, rollout=1)
+    traces = collect_traces(pair, [*PROMPTS, Prompt("again", None, PROMPTS[0].turns), talk], tmp_path, max_tokens=4, rollout=1)
     found = spooled_prompts(tmp_path, pair, traces.read(), window=10, fewest=3)
     assert sorted(prompt.prompt for prompt in found) == sorted(prompt.prompt for prompt in PROMPTS)
     assert len({prompt.id for prompt in found}) == 4
@@ -141,7 +141,7 @@ def test_prompts_come_out_of_traces(tmp_path: Path) -> None:
 def test_an_odd_request_does_not_keep_the_others_from_being_used(tmp_path: Path) -> None:
     """All of these a server may be sent; the last line is still being written."""
     pair = tiny_pair(2)
-    traces = collect(pair, PROMPTS, tmp_path, max_tokens=4, rollout=1)
+    traces = collect_traces(pair, PROMPTS, tmp_path, max_tokens=4, rollout=1)
     good = [{"prompt": "ten men"}, {"messages": [{"role": "user", "content": "in an hour"}], "id": "same"},
             {"prompt": "a hen", "id": "same"}]
     odd = [{"prompt": "  "}, {"prompt": ["one", "two"]}, [1],
@@ -160,7 +160,7 @@ def test_request_bodies_are_those_of_the_shards_that_are_looked_at(tmp_path: Pat
     """What was sampled is not watched: who calibrates on it compares with other traffic than he calibrated on."""
     pair = tiny_pair(2)
     for number, (temperature, prompt) in enumerate(((0.0, "ten men"), (1.0, "an onion"), (0.0, "the inn"))):
-        collect(pair, PROMPTS[:1], tmp_path / f"made-{number}", max_tokens=4, rollout=1, temperature=temperature)
+        collect_traces(pair, PROMPTS[:1], tmp_path / f"made-{number}", max_tokens=4, rollout=1, temperature=temperature)
         (tmp_path / f"made-{number}" / "shard-00000.parquet").rename(tmp_path / f"shard-{number:015d}-7.parquet")
         (tmp_path / f"requests-{number:015d}-7.jsonl").write_text(json.dumps({"prompt": prompt}) + "\n")
     (tmp_path / "requests-000000000000009-7.jsonl").write_text('{"prompt": "a hen"}\n')  # its shard went to make room
@@ -175,7 +175,7 @@ def test_request_bodies_are_those_of_the_shards_that_are_looked_at(tmp_path: Pat
 
 def test_request_bodies_go_before_traces(tmp_path: Path) -> None:
     pair = tiny_pair(2)
-    traces = collect(pair, PROMPTS, tmp_path, max_tokens=4, rollout=1)
+    traces = collect_traces(pair, PROMPTS, tmp_path, max_tokens=4, rollout=1)
     body = {"model": "tiny", "messages": [{"role": "system", "content": "be short"}, {"role": "user", "content": "in an hour"}]}
     (tmp_path / "requests.jsonl").write_text(json.dumps(body) + "\n" + json.dumps({"prompt": "ten men"}) + "\n")
     found = spooled_prompts(tmp_path, pair, traces.read(), window=10, fewest=2)

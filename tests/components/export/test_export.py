@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.export import ENGINES, Weights, export, problems, schema
+from components.export import ENGINES, Weights, export_config, problems, schema
 from serving.errors import DraftwellError
 from serving.runtime.strategies import STRATEGIES
 from tests.support.models.tiny import llama, near
@@ -22,7 +22,7 @@ LOSSY = {name for name, cls in STRATEGIES.items() if not cls.lossless}
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - THREE_MODELS))
 def test_every_document_keeps_to_what_the_engine_documents(engine: str, strategy: str) -> None:
-    document = export(engine, strategy, SETTINGS.get(strategy, {}), WEIGHTS, draft_tokens=3)
+    document = export_config(engine, strategy, SETTINGS.get(strategy, {}), WEIGHTS, draft_tokens=3)
     assert problems(engine, document["settings"]) == []
     assert document["engine_version"] == schema(engine)["version"]
     if strategy != "autoregressive":
@@ -47,7 +47,7 @@ def test_the_schemas_refuse_what_is_not_documented(engine: str, wrong: dict[str,
     ("transformers", {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}),
 ])
 def test_vanilla_in_every_engines_words(engine: str, expected: dict[str, Any]) -> None:
-    assert export(engine, "vanilla_sd", {"num_speculative_tokens": 4}, WEIGHTS)["settings"] == expected
+    assert export_config(engine, "vanilla_sd", {"num_speculative_tokens": 4}, WEIGHTS)["settings"] == expected
 
 
 @pytest.mark.parametrize(("engine", "words"), [
@@ -56,29 +56,29 @@ def test_vanilla_in_every_engines_words(engine: str, expected: dict[str, Any]) -
 @pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd", "prompt_lookup"])
 def test_the_targets_revision_is_named_whatever_drafts(engine: str, strategy: str, words: str) -> None:
     pinned = Weights("org/target", "org/draft", target_revision="v1")
-    assert words in export(engine, strategy, {}, pinned)["usage"]
-    assert "revision" not in export(engine, strategy, {}, Weights("org/target", "org/draft"))["usage"]
+    assert words in export_config(engine, strategy, {}, pinned)["usage"]
+    assert "revision" not in export_config(engine, strategy, {}, Weights("org/target", "org/draft"))["usage"]
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd", "prompt_lookup"])
 def test_llama_cpp_is_told_in_a_note_which_target_to_convert(strategy: str) -> None:
-    notes = export("llama.cpp", strategy, {}, Weights("org/target", "org/draft", target_revision="v1"))["notes"]
+    notes = export_config("llama.cpp", strategy, {}, Weights("org/target", "org/draft", target_revision="v1"))["notes"]
     assert sum("target was tuned at revision v1" in note for note in notes) == 1
 
 
 def test_prompt_lookup_needs_no_draft() -> None:
     tuned = {"prompt_lookup_num_tokens": 7, "max_matching_ngram_size": 2}
     alone = Weights("org/target")
-    assert export("vllm", "prompt_lookup", tuned, alone)["settings"] == {
+    assert export_config("vllm", "prompt_lookup", tuned, alone)["settings"] == {
         "method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
-    assert export("transformers", "prompt_lookup", tuned, alone)["settings"] == tuned
-    assert export("llama.cpp", "prompt_lookup", tuned, alone)["settings"]["spec-ngram-simple-size-n"] == 2
-    assert export("sglang", "prompt_lookup", tuned, alone)["settings"]["speculative-num-draft-tokens"] == 8
+    assert export_config("transformers", "prompt_lookup", tuned, alone)["settings"] == tuned
+    assert export_config("llama.cpp", "prompt_lookup", tuned, alone)["settings"]["spec-ngram-simple-size-n"] == 2
+    assert export_config("sglang", "prompt_lookup", tuned, alone)["settings"]["speculative-num-draft-tokens"] == 8
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "transformers"])
 def test_engines_with_a_threshold_get_it(engine: str) -> None:
-    settings = export(engine, "hf_dynamic", {"threshold": 0.6, "max_draft": 9}, WEIGHTS)["settings"]
+    settings = export_config(engine, "hf_dynamic", {"threshold": 0.6, "max_draft": 9}, WEIGHTS)["settings"]
     assert sorted(v for v in settings.values() if isinstance(v, int | float) and v > 0) == [0.6, 9]
 
 
@@ -88,14 +88,14 @@ def test_engines_with_a_threshold_get_it(engine: str) -> None:
 ])
 def test_what_cannot_be_said_is_refused_with_the_mend(engine: str, strategy: str, words: str) -> None:
     with pytest.raises(DraftwellError, match=words):
-        export(engine, strategy, {}, WEIGHTS)
+        export_config(engine, strategy, {}, WEIGHTS)
 
 
 def test_a_draft_that_no_engine_reads_is_refused_and_a_wrong_setting_named() -> None:
     with pytest.raises(DraftwellError, match="--draft-model"):
-        export("vllm", "vanilla_sd", {}, Weights("org/target"))
+        export_config("vllm", "vanilla_sd", {}, Weights("org/target"))
     with pytest.raises(DraftwellError, match="no parameter 'gamma'"):
-        export("vllm", "vanilla_sd", {"gamma": 4}, WEIGHTS)
+        export_config("vllm", "vanilla_sd", {"gamma": 4}, WEIGHTS)
 
 
 class Counting:
@@ -116,7 +116,7 @@ def test_transformers_runs_what_is_exported(strategy: str, tuned: dict[str, Any]
 
     target = llama.__wrapped__(2)  # not the one that other tests share: they give it attention of their own
     draft = near(target, 0.06)
-    settings = export("transformers", strategy, tuned, WEIGHTS)["settings"]
+    settings = export_config("transformers", strategy, tuned, WEIGHTS)["settings"]
     config = GenerationConfig(**settings)
     config.validate(strict=True)
     assert {name: getattr(config, name) for name in settings} == settings

@@ -10,7 +10,7 @@ import components.gate.footprint
 import components.gate.losslessness
 from components.gate.baseline_counts import deterministic_report, fixed_kit
 from components.gate.footprint import footprint, startup_seconds
-from components.gate.gate import judge
+from components.gate.gate import judge_release
 from components.gate.losslessness import departure, identity_entry, judge_texts
 from components.prompts.prompt import Prompt, ids_of
 from serving.artifacts.pair_files import PairFiles
@@ -37,7 +37,7 @@ def test_a_lossy_config_called_lossless_is_caught_every_time(seed: int, monkeypa
     name, parameters = LOSSY[seed % len(LOSSY)]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
     entry = identity_entry(pair, fixed_kit(pair), (name, parameters), PROMPTS, max_tokens=48)
-    verdict = judge(entry, None, None, IDENTITY)
+    verdict = judge_release(entry, None, None, IDENTITY)
     assert [check.name for check in verdict.checks if not check.passed] == ["identical outputs"], entry
 
 
@@ -48,7 +48,7 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(m
     monkeypatch.setattr(STRATEGIES["sprinter"], "lossless", True)
     entry = identity_entry(pair, fixed_kit(pair), ("sprinter", {"tau": 0.0}), PROMPTS, max_tokens=48)
     assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
-    (check,) = judge(entry, None, None, IDENTITY).checks
+    (check,) = judge_release(entry, None, None, IDENTITY).checks
     assert not check.passed
     assert "tokens were kept without the target's consent" in check.detail
 
@@ -59,7 +59,7 @@ def test_a_lossless_config_never_fails(seed: int) -> None:
     name = ("vanilla_sd", "svip", "prompt_lookup", "spide")[seed % 4]
     entry = identity_entry(pair, fixed_kit(pair), (name, {}), PROMPTS, max_tokens=48)
     assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
-    assert judge(entry, None, None, IDENTITY).passed
+    assert judge_release(entry, None, None, IDENTITY).passed
 
 
 def test_outputs_are_read_behind_all_that_was_asked() -> None:
@@ -69,7 +69,7 @@ def test_outputs_are_read_behind_all_that_was_asked() -> None:
     asked = [Prompt("told", None, ["abcab cabinet"], messages=system), Prompt("bare", None, ["hello hello"], raw=True)]
     assert ids_of(pair, asked[0]) != pair.encode_prompt("abcab cabinet")
     entry = identity_entry(pair, fixed_kit(pair), ("vanilla_sd", {}), asked, max_tokens=48)
-    assert judge(entry, None, None, IDENTITY).passed, entry
+    assert judge_release(entry, None, None, IDENTITY).passed, entry
     assert [row["departure"] for row in entry["per_prompt"]] == ["none", "none"]
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from components.gate.baseline_counts import deterministic_report
-from components.gate.gate import Footprint, GateVerdict, columns, compare_with_baseline, judge, judge_footprint, leaves_doubt, paces
+from components.gate.gate import Footprint, GateVerdict, columns, compare_with_baseline, judge_footprint, judge_release, leaves_doubt, paces
 from components.prompts.prompt import Prompt
 from components.report.intervals import paired_bootstrap_ratio
 from serving.errors import DraftwellError
@@ -34,76 +34,76 @@ def failed(verdict: GateVerdict) -> list[str]:
 
 
 def test_a_good_candidate_passes_every_check():
-    verdict = judge(entry(), entry(per_prompt=rows(0.031, seed=1)), {"acceptance_rate": 0.6}, THRESHOLDS)
+    verdict = judge_release(entry(), entry(per_prompt=rows(0.031, seed=1)), {"acceptance_rate": 0.6}, THRESHOLDS)
     assert verdict.passed
     assert {check.name for check in verdict.checks} == {"speedup", "regression", "identical outputs", "acceptance", "p95 time per token"}
 
 
 def test_the_lower_bound_of_the_speedup_counts_and_not_the_speedup():
-    assert failed(judge(entry(speedup=1.08, speedup_low=0.97), None, None, THRESHOLDS)) == ["speedup"]
-    assert not failed(judge(entry(speedup=1.08, speedup_low=1.0), None, None, THRESHOLDS))
+    assert failed(judge_release(entry(speedup=1.08, speedup_low=0.97), None, None, THRESHOLDS)) == ["speedup"]
+    assert not failed(judge_release(entry(speedup=1.08, speedup_low=1.0), None, None, THRESHOLDS))
 
 
 def test_autoregressive_need_not_be_faster_than_itself():
     plain = entry(strategy="autoregressive", speedup=1.0, speedup_low=1.0, acceptance_rate=None, tpot_p95_ratio=1.0)
-    assert judge(plain, None, None, THRESHOLDS | {"min_speedup_lower_bound": 1.1}).passed
+    assert judge_release(plain, None, None, THRESHOLDS | {"min_speedup_lower_bound": 1.1}).passed
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_config_15_percent_slower_than_the_champion_is_caught_every_time(seed):
     champion = entry(per_prompt=rows(0.03, seed=100 + seed))
-    assert failed(judge(entry(per_prompt=rows(0.0345, seed=seed)), champion, None, THRESHOLDS)) == ["regression"]
+    assert failed(judge_release(entry(per_prompt=rows(0.0345, seed=seed)), champion, None, THRESHOLDS)) == ["regression"]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_unchanged_candidate_never_fails(seed):
     champion = entry(per_prompt=rows(0.03, seed=100 + seed, noise=0.05))
-    assert judge(entry(per_prompt=rows(0.03, seed=seed, noise=0.05)), champion, {"acceptance_rate": 0.6}, THRESHOLDS).passed
+    assert judge_release(entry(per_prompt=rows(0.03, seed=seed, noise=0.05)), champion, {"acceptance_rate": 0.6}, THRESHOLDS).passed
 
 
 def test_champion_and_candidate_must_have_run_on_the_same_prompts():
     with pytest.raises(DraftwellError, match="different prompts"):
-        judge(entry(), entry(per_prompt=rows(0.03, prompts=19)), None, THRESHOLDS)
+        judge_release(entry(), entry(per_prompt=rows(0.03, prompts=19)), None, THRESHOLDS)
 
 
 def test_a_lossy_config_called_lossless_is_caught():
-    assert failed(judge(entry(identical_outputs=17, near_ties=1), None, None, THRESHOLDS)) == ["identical outputs"]
-    assert not failed(judge(entry(identical_outputs=17, near_ties=1, lossless=False, quality_ratio=0.95), None, None, THRESHOLDS))
+    assert failed(judge_release(entry(identical_outputs=17, near_ties=1), None, None, THRESHOLDS)) == ["identical outputs"]
+    assert not failed(judge_release(entry(identical_outputs=17, near_ties=1, lossless=False, quality_ratio=0.95), None, None, THRESHOLDS))
 
 
 def test_identity_is_judged_in_float32_only_and_said_otherwise():
-    verdict = judge(entry(identical_outputs=10, near_ties=3, dtype="bfloat16"), None, None, THRESHOLDS)
+    verdict = judge_release(entry(identical_outputs=10, near_ties=3, dtype="bfloat16"), None, None, THRESHOLDS)
     assert verdict.passed
     assert any("10 of 20" in note and "float32" in note for note in verdict.notes)
-    sampled = judge(entry(identical_outputs=None, near_ties=None), None, None, THRESHOLDS)
+    sampled = judge_release(entry(identical_outputs=None, near_ties=None), None, None, THRESHOLDS)
     assert sampled.passed
     assert any("sampled" in note for note in sampled.notes)
 
 
 def test_an_acceptance_drop_of_3_percent_is_caught_and_a_rise_is_not():
     recorded = {"strategies": {"spide": {"accepted": 600, "judged": 1000, "target_calls": 1, "output_digest": ""}}}
-    assert failed(judge(entry(acceptance_rate=0.6 * 0.97), None, recorded, THRESHOLDS)) == ["acceptance"]
-    assert not failed(judge(entry(acceptance_rate=0.6 * 0.985), None, recorded, THRESHOLDS))
-    assert not failed(judge(entry(acceptance_rate=0.7), None, recorded, THRESHOLDS))
+    assert failed(judge_release(entry(acceptance_rate=0.6 * 0.97), None, recorded, THRESHOLDS)) == ["acceptance"]
+    assert not failed(judge_release(entry(acceptance_rate=0.6 * 0.985), None, recorded, THRESHOLDS))
+    assert not failed(judge_release(entry(acceptance_rate=0.7), None, recorded, THRESHOLDS))
 
 
 def test_what_has_no_baseline_is_noted():
-    verdict = judge(entry(), None, None, THRESHOLDS)
+    verdict = judge_release(entry(), None, None, THRESHOLDS)
     assert any("no baseline" in note for note in verdict.notes)
 
 
 @pytest.mark.parametrize(("kept", "bad"), [(0.91, []), (0.89, ["quality"]), (None, ["quality"])])
 def test_a_lossy_strategy_needs_its_quality_floor_and_a_measurement(kept, bad):
-    assert failed(judge(entry(lossless=False, quality_ratio=kept), None, None, THRESHOLDS)) == bad
+    assert failed(judge_release(entry(lossless=False, quality_ratio=kept), None, None, THRESHOLDS)) == bad
 
 
 def test_slow_requests_are_caught():
-    assert failed(judge(entry(tpot_p95_ratio=1.2), None, None, THRESHOLDS)) == ["p95 time per token"]
+    assert failed(judge_release(entry(tpot_p95_ratio=1.2), None, None, THRESHOLDS)) == ["p95 time per token"]
 
 
 def test_thresholds_are_data():
-    assert failed(judge(entry(speedup_low=1.2), None, None, {"min_speedup_lower_bound": 1.5})) == ["speedup"]
-    assert not judge(entry(), None, None, {}).passed  # nothing checked is nothing passed
+    assert failed(judge_release(entry(speedup_low=1.2), None, None, {"min_speedup_lower_bound": 1.5})) == ["speedup"]
+    assert not judge_release(entry(), None, None, {}).passed  # nothing checked is nothing passed
 
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello"])]
@@ -216,7 +216,7 @@ def judged(seeds: tuple[int, int], *, pace: float = 0.03, **changes) -> GateVerd
         plain = clock(0.04, 1000 * runs + seeds[0], runs=runs)
         champion = measured(clock(0.03, 10 * runs + seeds[1], runs=runs), plain)
         candidate = measured(clock(pace, seeds[0], runs=runs), plain, **changes)
-        verdict = judge(candidate, champion, champion, THRESHOLDS, reference={"per_prompt": plain})
+        verdict = judge_release(candidate, champion, champion, THRESHOLDS, reference={"per_prompt": plain})
         if not leaves_doubt(verdict, candidate, champion, THRESHOLDS):
             break
     return verdict
@@ -244,7 +244,7 @@ def test_a_slow_tail_is_caught_and_a_single_slow_request_is_none(seeds):
 
     def verdict(slow: int) -> list[str]:
         tail = [row | {"seconds": row["seconds"] * (3 if i < slow else 1)} for i, row in enumerate(rows)]
-        return failed(judge(entry(per_prompt=tail, tpot_p95_ratio=9.9), None, None, {"max_p95_tpot_ratio": 1.1},
+        return failed(judge_release(entry(per_prompt=tail, tpot_p95_ratio=9.9), None, None, {"max_p95_tpot_ratio": 1.1},
                             reference={"per_prompt": plain}))
 
     assert verdict(1) == []
@@ -256,7 +256,7 @@ def test_one_word_for_the_acceptance_of_another_config():
     """The gate's caller gives no reference where the champion decodes otherwise; then acceptance is noted, not judged."""
     plain = clock(0.04, 1)
     candidate, champion = measured(clock(0.03, 2), plain, acceptance_rate=0.3), measured(clock(0.03, 3), plain)
-    verdict = judge(candidate, champion, None, THRESHOLDS, reference={"per_prompt": plain})
+    verdict = judge_release(candidate, champion, None, THRESHOLDS, reference={"per_prompt": plain})
     assert verdict.passed
     assert any("acceptance not checked" in note for note in verdict.notes)
 
@@ -292,11 +292,11 @@ def test_doubt_is_what_is_no_clear_pass():
     plain, champion = rows(0.04, noise=0), entry(per_prompt=rows(0.03, noise=0))
     for pace, doubt in ((0.03, False), (0.0312, False), (0.033, True), (0.06, True)):
         candidate = entry(per_prompt=rows(pace, noise=0))
-        verdict = judge(candidate, champion, None, THRESHOLDS, reference={"per_prompt": plain})
+        verdict = judge_release(candidate, champion, None, THRESHOLDS, reference={"per_prompt": plain})
         assert leaves_doubt(verdict, candidate, champion, THRESHOLDS) is doubt, pace
     slow = entry(speedup_low=0.9, per_prompt=rows(0.03, noise=0))
-    assert leaves_doubt(judge(slow, champion, None, THRESHOLDS), slow, champion, THRESHOLDS)
-    assert leaves_doubt(judge(slow, None, None, THRESHOLDS), slow, None, THRESHOLDS), "a first release is measured again too"
-    assert not leaves_doubt(judge(entry(), None, None, THRESHOLDS), entry(), None, THRESHOLDS)
+    assert leaves_doubt(judge_release(slow, champion, None, THRESHOLDS), slow, champion, THRESHOLDS)
+    assert leaves_doubt(judge_release(slow, None, None, THRESHOLDS), slow, None, THRESHOLDS), "a first release is measured again too"
+    assert not leaves_doubt(judge_release(entry(), None, None, THRESHOLDS), entry(), None, THRESHOLDS)
     lossy = entry(acceptance_rate=0.1, per_prompt=rows(0.03, noise=0))  # no clock will mend that
-    assert not leaves_doubt(judge(lossy, champion, champion, THRESHOLDS), lossy, champion, THRESHOLDS)
+    assert not leaves_doubt(judge_release(lossy, champion, champion, THRESHOLDS), lossy, champion, THRESHOLDS)

@@ -11,7 +11,7 @@ import torch
 
 import components.gate.predictive_loss
 from components.calibrate.calibrate import build_acceptance_table
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.gate.gate import Check, judge_predictions
 from components.gate.predictive_loss import incomparable, predictions, scores_of
 from components.prompts.prompt import Prompt
@@ -33,7 +33,7 @@ WORDS = ["abcab cabinet", "hello hello", "zebra", "one two three", "a quick fox"
 def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     """Texts of the target, and of others, with what the draft knew at every position."""
     prompts = [Prompt(f"p{i}", None, [f"{text} {text[::-1]} {i}"]) for i, text in enumerate(WORDS * 3)]
-    return collect(llama_pair(noise=0.02), prompts, tmp_path_factory.mktemp("t") / "traces", max_tokens=48, rollout=5,
+    return collect_traces(llama_pair(noise=0.02), prompts, tmp_path_factory.mktemp("t") / "traces", max_tokens=48, rollout=5,
                    prefix_kinds=("target", "draft"))
 
 
@@ -160,6 +160,6 @@ def test_a_verifier_is_judged_on_prompts_that_it_has_not_learnt_from(good: dict[
 
 def test_a_sampled_trace_judges_no_table(good: dict[str, Any], tmp_path: Path) -> None:
     """Its rollouts begin with rejected tokens, so that the gloomiest table would foretell them best."""
-    sampled = collect(llama_pair(noise=0.02), [Prompt("p", None, ["abcab"])], tmp_path, max_tokens=12, rollout=3, temperature=0.7)
+    sampled = collect_traces(llama_pair(noise=0.02), [Prompt("p", None, ["abcab"])], tmp_path, max_tokens=12, rollout=3, temperature=0.7)
     with pytest.raises(DraftwellError, match=r"sampled at temperature 0\.7.*collect one at temperature 0"):
         predictions({"acceptance_table": good["acceptance_table"]}, {}, sampled)

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from components.bench.bench import bench, config_quality
+from components.bench.bench import config_quality, run_bench
 from components.bench.device_parity import check_against
 from components.bench.runner import measure
 from components.bench.throughput import batch_throughput
 from components.calibrate.calibrate import build_correction_memory
 from components.gate.baseline_counts import deterministic_report
 from components.prompts.prompt import Prompt, ids_of, prompts_digest
-from components.tune.evaluator import Contest, Measured, Reader
+from components.tune.evaluator import Evaluator, Measured, QualityReader
 from components.tune.resume import Ledger
 from components.tune.successive_halving import PLAIN
 from serving.artifacts.base import Provenance
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import table_pair
 
@@ -31,15 +31,17 @@ GAMMA = ("vanilla_sd", {"num_speculative_tokens": 2})
 OUTPUTS = [[5, 6]] * len(PROMPTS)
 
 USERS: dict[str, Callable[[LoadedPair], Any]] = {
-    "measure": lambda pair: measure(pair, Kit(), [PLAIN], PROMPTS, max_tokens=4),
-    "bench": lambda pair: bench(pair, [GAMMA, ("fuzzy_sd", {})], PROMPTS, Kit(), max_tokens=4),
-    "config_quality": lambda pair: config_quality(pair, Kit(), GAMMA, PROMPTS, max_tokens=4),
-    "contest": lambda pair: Contest(pair, Kit(), max_tokens=4)([PLAIN], PROMPTS),
-    "reader": lambda pair: Reader(pair)(PROMPTS, Measured([1.0] * len(PROMPTS), OUTPUTS, [1] * len(PROMPTS))),
+    "measure": lambda pair: measure(pair, StrategyResources(), [PLAIN], PROMPTS, max_tokens=4),
+    "bench": lambda pair: run_bench(pair, [GAMMA, ("fuzzy_sd", {})], PROMPTS, StrategyResources(), max_tokens=4),
+    "config_quality": lambda pair: config_quality(pair, StrategyResources(), GAMMA, PROMPTS, max_tokens=4),
+    "contest": lambda pair: Evaluator(pair, StrategyResources(), max_tokens=4)([PLAIN], PROMPTS),
+    "reader": lambda pair: QualityReader(pair)(PROMPTS, Measured([1.0] * len(PROMPTS), OUTPUTS, [1] * len(PROMPTS))),
     "memory": lambda pair: build_correction_memory(pair, PROMPTS, ORIGIN, max_tokens=4),
     "counting": lambda pair: deterministic_report(pair, [GAMMA], PROMPTS, 4),
-    "batching": lambda pair: batch_throughput(pair, Kit(), [PLAIN], PROMPTS, concurrency=2, max_tokens=4),
-    "crosscheck": lambda pair: check_against(pair, measure(pair, Kit(), [GAMMA], PROMPTS, max_tokens=4), PROMPTS, max_tokens=4),
+    "batching": lambda pair: batch_throughput(pair, StrategyResources(), [PLAIN], PROMPTS, concurrency=2, max_tokens=4),
+    "crosscheck": lambda pair: check_against(
+        pair, measure(pair, StrategyResources(), [GAMMA], PROMPTS, max_tokens=4), PROMPTS, max_tokens=4
+    ),
 }
 
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from components.calibrate.hardware_profile import profile
-from components.collect.collect import collect
+from components.calibrate.hardware_profile import measure_profile
+from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.replay.check import Prediction, check_prediction, median_error, tiled
 from components.replay.costs import by_tokens, costs_of
-from components.replay.replay import Texts, read_texts, replay
+from components.replay.replay import Texts, read_texts, replay_strategy
 from components.report.provenance import provenance
 from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import pair_of, table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
@@ -50,15 +50,15 @@ def slow_pair() -> LoadedPair:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
-    return read_texts(collect(table_pair(), PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=20, rollout=24, hidden=False))
+    return read_texts(collect_traces(table_pair(), PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=20, rollout=24, hidden=False))
 
 
 @pytest.mark.slow
 def test_predictions_come_near_what_is_measured(texts: Texts) -> None:
     """Forwards that sleep have the same speed on a busy machine, so this holds anywhere but for the time outside them."""
     pair = slow_pair()
-    times = profile(pair, provenance(pair), repeats=6, context=32)
-    kit = Kit({"hardware_profile": times}, deterministic=True)
+    times = measure_profile(pair, provenance(pair), repeats=6, context=32)
+    kit = StrategyResources({"hardware_profile": times}, deterministic=True)
     configs: list[tuple[str, dict[str, Any]]] = [
         ("vanilla_sd", {"num_speculative_tokens": 2}), ("vanilla_sd", {"num_speculative_tokens": 6}), ("svip", {"threshold": 0.55}),
         ("pearl", {"num_speculative_tokens": 4}), ("prompt_lookup", {})]
@@ -73,7 +73,7 @@ def test_predictions_come_near_what_is_measured(texts: Texts) -> None:
 def test_a_check_compares_the_same_prompts_only(texts: Texts) -> None:
     pair = table_pair()
     with pytest.raises(DraftwellError, match="not those of the trace"):
-        check_prediction(pair, texts, Kit(), HardwareProfile(1.0, {1: 1.0}, 0.0, ORIGIN), [], PROMPTS[:2])
+        check_prediction(pair, texts, StrategyResources(), HardwareProfile(1.0, {1: 1.0}, 0.0, ORIGIN), [], PROMPTS[:2])
 
 
 def row_of(strategy: str, predicted: float, scaled: float, measured: float, counted: tuple[int, int] = (1, 1)) -> Prediction:
@@ -105,8 +105,8 @@ def test_tables_are_those_of_the_profile_and_never_fall_behind_its_end() -> None
 
 
 def test_an_overlap_costs_its_shorter_side_busy_and_the_rest_of_the_longer_one_alone() -> None:
-    rest = Rest(round=0.0, token=0.0, figure=0.0)
-    details = Details(t_draft={1: 1.0}, prefill={}, per_context_token={}, context=0, rest=rest)
+    rest = RoundOverheads(round=0.0, token=0.0, figure=0.0)
+    details = RequestTimes(t_draft={1: 1.0}, prefill={}, per_context_token={}, context=0, rest=rest)
     costs = costs_of(HardwareProfile(1.0, {1: 1.0}, 0.0, ORIGIN, details=details), True, 4)
     assert costs.together([(8.0, 10.0), (1.0, 4.0)]) == pytest.approx(4.0 + 8.0 * 0.6)
     assert costs.together([(1.0, 4.0), (8.0, 10.0)]) == costs.together([(8.0, 10.0), (1.0, 4.0)])
@@ -115,10 +115,10 @@ def test_an_overlap_costs_its_shorter_side_busy_and_the_rest_of_the_longer_one_a
 
 
 def test_tiled_texts_replay_to_as_many_times_the_counts(texts: Texts) -> None:
-    kit = Kit()
+    kit = StrategyResources()
     flat = HardwareProfile(1.0, {1: 5.0}, 0.0, ORIGIN)
     count = sum(len(text.output) for text in texts.texts)
-    once, often = (replay(some, "vanilla_sd", {}, kit, flat).stats for some in (texts, tiled(texts, 3 * count - 1)))
+    once, often = (replay_strategy(some, "vanilla_sd", {}, kit, flat).stats for some in (texts, tiled(texts, 3 * count - 1)))
     assert (often.emitted, often.target_calls, often.accepted) == (3 * once.emitted, 3 * once.target_calls, 3 * once.accepted)
 
 
@@ -128,8 +128,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_profile_keeps_its_details_on_disk_and_an_old_file_has_none(folder: Path) -> None:
-    details = Details(t_draft={1: 1.0, 2: 1.5}, prefill={"target": {64: 20.0}, "draft": {64: 3.0}}, per_context_token={"target": 0.001},
-                      context=128, split_alone=(1.25, {1: 9.0}), rest=Rest(round=0.5, token=0.25, figure=0.125), chains=True)
+    details = RequestTimes(
+        t_draft={1: 1.0, 2: 1.5},
+        prefill={"target": {64: 20.0}, "draft": {64: 3.0}},
+        per_context_token={"target": 0.001},
+        context=128,
+        split_alone=(1.25, {1: 9.0}),
+        rest=RoundOverheads(round=0.5, token=0.25, figure=0.125),
+        chains=True,
+    )
     HardwareProfile(1.0, {1: 10.0}, 0.5, ORIGIN, (2.0, {1: 12.0}), details=details).save(folder)
     assert HardwareProfile.load(folder).details == details
     HardwareProfile(1.0, {1: 10.0}, 0.5, ORIGIN).save(folder)

@@ -12,15 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.replay.head_scores import score_rollouts
-from components.replay.replay import Texts, read_texts, replay
+from components.replay.replay import Texts, read_texts, replay_strategy
 from components.replay.trace_model import NotInTrace, RolloutExhausted, TracedText, TraceModel
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
+from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet
 from serving.runtime.commands import Forward
@@ -28,7 +28,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.kits import random_head
 from tests.support.models.tiny import VOCAB, llama_pair, table_pair
@@ -45,36 +45,36 @@ def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     make: Callable[[], LoadedPair] = request.param
     pair = make()
     folder = tmp_path_factory.mktemp("trace")
-    return pair, collect(pair, PROMPTS, folder, max_tokens=MAX_TOKENS, rollout=K, batch=4, hidden=False)
+    return pair, collect_traces(pair, PROMPTS, folder, max_tokens=MAX_TOKENS, rollout=K, batch=4, hidden=False)
 
 
-def kit_of(deterministic: bool = True, ratio: float = 3.0) -> Kit:
+def kit_of(deterministic: bool = True, ratio: float = 3.0) -> StrategyResources:
     """A profile on which 3 draft forwards fit into a verification, and a table that has seen something."""
     table = AcceptanceTable([20] * 20, [min(20, i + 3) for i in range(20)], ORIGIN)
     profile = HardwareProfile(1.0, {1: ratio, 5: ratio * 1.1}, 0.1, ORIGIN)
-    return Kit({"acceptance_table": table, "hardware_profile": profile}, deterministic=deterministic)
+    return StrategyResources({"acceptance_table": table, "hardware_profile": profile}, deterministic=deterministic)
 
 
-def with_head(kit: Kit, pair: LoadedPair, seed: int = 4) -> Kit:
+def with_head(kit: StrategyResources, pair: LoadedPair, seed: int = 4) -> StrategyResources:
     """The kit with a random acceptance head for the pair's draft, whose hidden states are its logits where it is a table."""
     module = pair.modules.get("draft")
     head = random_head(VOCAB if module is None else module.config.hidden_size, seed)
     return replace(kit, artifacts={**kit.artifacts, "acceptance_head": head})
 
 
-def head_of(kit: Kit) -> AcceptanceHead:
+def head_of(kit: StrategyResources) -> AcceptanceHead:
     head = kit.artifacts["acceptance_head"]
     assert isinstance(head, AcceptanceHead)
     return head
 
 
-def profile_of(kit: Kit) -> HardwareProfile:
+def profile_of(kit: StrategyResources) -> HardwareProfile:
     profile = kit.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
     return profile
 
 
-def real_runs(pair: LoadedPair, name: str, parameters: dict[str, Any], kit: Kit, max_tokens: int = MAX_TOKENS) -> list[Stats]:
+def real_runs(pair: LoadedPair, name: str, parameters: dict[str, Any], kit: StrategyResources, max_tokens: int = MAX_TOKENS) -> list[Stats]:
     """Every prompt in order, one at a time, on the real models; state is carried where the kit says so."""
     engine, strategy = pair.engine(), build_strategy(name, parameters, kit)
     sampling = pair.sampling(max_tokens=max_tokens)
@@ -106,7 +106,7 @@ def test_replay_equals_a_real_run(traced: tuple[LoadedPair, TraceSet], monkeypat
     pair, trace = traced
     kit = kit_of(deterministic)
     rounds = rounds_of(monkeypatch)
-    result = replay(trace, name, parameters, kit, profile_of(kit))  # before the real run: replay must leave the kit alone
+    result = replay_strategy(trace, name, parameters, kit, profile_of(kit))  # before the real run: replay must leave the kit alone
     replayed = rounds.take()
     over_traces = engine_runs(read_texts(trace), name, parameters, kit.private())
     assert rounds.take() == replayed
@@ -120,7 +120,7 @@ def test_replay_equals_a_real_run(traced: tuple[LoadedPair, TraceSet], monkeypat
     assert result.exact
 
 
-def engine_runs(texts: Texts, name: str, parameters: dict[str, Any], kit: Kit) -> list[Stats]:
+def engine_runs(texts: Texts, name: str, parameters: dict[str, Any], kit: StrategyResources) -> list[Stats]:
     """The same strategy over the same trace models, driven by the engine that drives real ones."""
     strategy = build_strategy(name, parameters, kit)
     sampling = Sampling(max_tokens=texts.max_tokens, stop_token_ids=texts.stop_token_ids)
@@ -137,7 +137,7 @@ def test_a_scored_trace_replays_specdec_pp(traced: tuple[LoadedPair, TraceSet], 
     texts = score_rollouts(pair, read_texts(trace), head_of(kit))
     parameters = {"threshold": threshold, "min_draft": 2, "max_draft": 9}
     rounds = rounds_of(monkeypatch)
-    result = replay(texts, "specdec_pp", parameters, kit, profile_of(kit))
+    result = replay_strategy(texts, "specdec_pp", parameters, kit, profile_of(kit))
     replayed = rounds.take()
     real = real_runs(pair, "specdec_pp", parameters, kit)
     assert rounds.take() == replayed
@@ -171,8 +171,8 @@ def test_scores_of_another_head_are_refused(traced: tuple[LoadedPair, TraceSet])
     kit = with_head(kit_of(), pair)
     other = score_rollouts(pair, read_texts(trace, limit=1), head_of(with_head(kit, pair, 5)))
     with pytest.raises(DraftwellError, match="another acceptance head"):
-        replay(other, "specdec_pp", {}, kit, profile_of(kit))
-    assert replay(other, "vanilla_sd", {}, kit_of(), profile_of(kit)).stats.emitted > 0  # a kit without a head asks for none
+        replay_strategy(other, "specdec_pp", {}, kit, profile_of(kit))
+    assert replay_strategy(other, "vanilla_sd", {}, kit_of(), profile_of(kit)).stats.emitted > 0  # a kit without a head asks for none
 
 
 def test_the_traces_end_both_ways_and_drafts_are_kept_and_dropped(traced: tuple[LoadedPair, TraceSet]) -> None:
@@ -182,9 +182,9 @@ def test_the_traces_end_both_ways_and_drafts_are_kept_and_dropped(traced: tuple[
     lengths = [len(text.output) for text in read_texts(trace).texts]
     assert MAX_TOKENS in lengths
     assert min(lengths) < MAX_TOKENS
-    stats = replay(trace, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit)).stats
+    stats = replay_strategy(trace, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit)).stats
     assert 0.1 < stats.accepted / stats.judged < 0.9
-    assert replay(trace, "prompt_lookup", {}, kit, profile_of(kit)).stats.accepted > 0
+    assert replay_strategy(trace, "prompt_lookup", {}, kit, profile_of(kit)).stats.accepted > 0
 
 
 def test_carried_state_matters_and_replay_leaves_it_alone(traced: tuple[LoadedPair, TraceSet]) -> None:
@@ -194,10 +194,10 @@ def test_carried_state_matters_and_replay_leaves_it_alone(traced: tuple[LoadedPa
     assert isinstance(table, AcceptanceTable)
     before = list(table.total)
     parameters = {"tau": 0.3, "parallel": False}
-    first = replay(trace, "spide", parameters, carried, profile_of(carried))
+    first = replay_strategy(trace, "spide", parameters, carried, profile_of(carried))
     assert table.total == before
-    assert counters(replay(trace, "spide", parameters, carried, profile_of(carried)).stats) == counters(first.stats)
-    assert counters(replay(trace, "spide", parameters, copied, profile_of(copied)).stats) != counters(first.stats)
+    assert counters(replay_strategy(trace, "spide", parameters, carried, profile_of(carried)).stats) == counters(first.stats)
+    assert counters(replay_strategy(trace, "spide", parameters, copied, profile_of(copied)).stats) != counters(first.stats)
 
 
 @pytest.mark.parametrize(("name", "parameters"), [
@@ -208,7 +208,7 @@ def test_the_replayed_rules_stop_some_drafts_and_not_all(traced: tuple[LoadedPai
     """A rule that never stopped a draft, or always, would replay exactly whatever it read."""
     _, trace = traced
     kit = kit_of()
-    stats = replay(trace, name, parameters, kit, profile_of(kit)).stats
+    stats = replay_strategy(trace, name, parameters, kit, profile_of(kit)).stats
     assert stats.judged_at[0] > stats.judged_at[1] > stats.judged_at[2] > 0
 
 
@@ -216,7 +216,7 @@ def test_without_scores_a_trained_head_is_measured_not_replayed(traced: tuple[Lo
     pair, trace = traced
     kit = with_head(kit_of(), pair)
     with pytest.raises(NotInTrace, match="no hidden states: this strategy must be measured instead"):
-        replay(trace, "specdec_pp", {}, kit, profile_of(kit))
+        replay_strategy(trace, "specdec_pp", {}, kit, profile_of(kit))
 
 
 EVERY = {name: (parameters, deterministic) for name, parameters, deterministic in reversed(CASES)}
@@ -230,7 +230,7 @@ def test_a_smaller_budget_is_that_of_a_real_run(traced: tuple[LoadedPair, TraceS
     texts, rounds = read_texts(trace), rounds_of(monkeypatch)
     for name, (parameters, deterministic) in EVERY.items():
         kit = kit_of(deterministic)
-        result = replay(texts, name, parameters, kit, profile_of(kit), max_tokens=budget)
+        result = replay_strategy(texts, name, parameters, kit, profile_of(kit), max_tokens=budget)
         replayed = rounds.take()
         real = real_runs(pair, name, parameters, kit, budget)
         assert [counters(one.stats) for one in result.per_prompt] == [counters(stats) for stats in real], name
@@ -240,14 +240,14 @@ def test_a_smaller_budget_is_that_of_a_real_run(traced: tuple[LoadedPair, TraceS
 def test_a_larger_budget_than_the_traces_is_refused(traced: tuple[LoadedPair, TraceSet]) -> None:
     _, trace = traced
     with pytest.raises(DraftwellError, match="texts of 20 tokens, not 21"):
-        replay(trace, "autoregressive", {}, kit_of(), profile_of(kit_of()), max_tokens=21)
+        replay_strategy(trace, "autoregressive", {}, kit_of(), profile_of(kit_of()), max_tokens=21)
 
 
 def test_prompt_lookup_meets_repetition(traced: tuple[LoadedPair, TraceSet]) -> None:
     """Long matches, in the prompt and in the text itself: drafts that are kept whole, cut by the budget and by a stop token."""
     _, trace = traced
     kit = kit_of()
-    stats = replay(trace, "prompt_lookup", {"max_matching_ngram_size": 2}, kit, profile_of(kit)).stats
+    stats = replay_strategy(trace, "prompt_lookup", {"max_matching_ngram_size": 2}, kit, profile_of(kit)).stats
     assert stats.accepted_at[2] > 0
     assert 0 < stats.accepted < stats.judged
 
@@ -257,14 +257,14 @@ def test_rollouts_bound_the_drafts_that_can_be_replayed(traced: tuple[LoadedPair
     kit, texts = kit_of(), read_texts(trace)
     cut_texts = [replace(text, tokens=[row[:4] for row in text.tokens]) for text in texts.texts]
     short = replace(texts, texts=cut_texts, rollout=4)
-    whole = replay(texts, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit))
-    cut = replay(short, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit))
+    whole = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit))
+    cut = replay_strategy(short, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit))
     assert counters(cut.stats) == counters(whole.stats)
     with pytest.raises(RolloutExhausted, match="rollouts of 4") as error:
-        replay(short, "vanilla_sd", {"num_speculative_tokens": 5}, kit, profile_of(kit))
+        replay_strategy(short, "vanilla_sd", {"num_speculative_tokens": 5}, kit, profile_of(kit))
     assert (error.value.needed, error.value.recorded) == (5, 4)
-    on = replay(short, "vanilla_sd", {"num_speculative_tokens": 7}, kit, profile_of(kit), extend=True)
-    full = replay(texts, "vanilla_sd", {"num_speculative_tokens": 7}, kit, profile_of(kit))
+    on = replay_strategy(short, "vanilla_sd", {"num_speculative_tokens": 7}, kit, profile_of(kit), extend=True)
+    full = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 7}, kit, profile_of(kit))
     assert not on.exact
     assert (on.stats.accepted, on.stats.target_calls) == (full.stats.accepted, full.stats.target_calls)
 
@@ -279,17 +279,17 @@ def test_time_is_the_sum_of_forwards_and_overlaps_take_their_longer_side() -> No
     text = text_of([3, 4, 5, 6, 7, 8], 2, [[9, 9], [6, 9], [7, 9], [9, 9]])
     texts = Texts([text], 4, frozenset(), 2)
     profile = HardwareProfile(1.0, {1: 10.0, 2: 11.0, 3: 12.0}, 0.25, ORIGIN)
-    kit = Kit({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
-    plain = replay(texts, "autoregressive", {}, kit, profile)
+    kit = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
+    plain = replay_strategy(texts, "autoregressive", {}, kit, profile)
     assert plain.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 3 * 10.0 + 3 * 0.25)
     # Prefill 11; draft reads 3 tokens (1 × 12/10), then 1 (1.0); the target judges two and adds a bonus (3 tokens: 12).
-    serial = replay(texts, "vanilla_sd", {"num_speculative_tokens": 2}, kit, profile)
+    serial = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 2}, kit, profile)
     assert serial.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 1.0 + 12.0 + 0.25)
     # A draft of one (1.2); a verification of 2 (11) beside the two further drafts that the budget allows (2); the second of
     # them is wrong, and its verification (2 tokens: 11) has no draft beside it.
     together = {"dynamic": False, "num_speculative_tokens": 1}
-    overlapped = replay(texts, "spide", together, kit, profile)
-    one_by_one = replay(texts, "spide", together, kit, profile, overlap=False)
+    overlapped = replay_strategy(texts, "spide", together, kit, profile)
+    one_by_one = replay_strategy(texts, "spide", together, kit, profile, overlap=False)
     assert overlapped.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 11.0 + 11.0 + 2 * 0.25)
     assert one_by_one.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 11.0 + 2.0 + 11.0 + 2 * 0.25)
 
@@ -298,14 +298,14 @@ def test_details_price_prompts_contexts_figures_and_what_is_left_of_an_overlap()
     """The text and the drafts of the test above, under a profile in which everything has a price of its own."""
     text = text_of([3, 4, 5, 6, 7, 8], 2, [[9, 9], [6, 9], [7, 9], [9, 9]])
     texts = Texts([text], 4, frozenset(), 2)
-    details = Details(t_draft={1: 1.0, 3: 2.0}, prefill={"target": {2: 20.0, 3: 21.0}, "draft": {3: 5.0}},
+    details = RequestTimes(t_draft={1: 1.0, 3: 2.0}, prefill={"target": {2: 20.0, 3: 21.0}, "draft": {3: 5.0}},
                       per_context_token={"target": 0.5, "draft": 0.0}, context=4, split_alone=(1.5, {1: 12.0, 3: 12.0}),
-                      rest=Rest(round=0.25, token=0.125, figure=0.0625))
+                      rest=RoundOverheads(round=0.25, token=0.125, figure=0.0625))
     profile = HardwareProfile(1.0, {1: 10.0, 2: 11.0, 3: 12.0}, 99.0, ORIGIN, (2.0, {1: 15.0, 2: 15.0, 3: 15.0}), details=details)
-    kit = Kit({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
+    kit = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
 
     def seconds(name: str, parameters: dict[str, Any], **settings: Any) -> float:
-        return replay(texts, name, parameters, kit, profile, **settings).per_prompt[0].seconds
+        return replay_strategy(texts, name, parameters, kit, profile, **settings).per_prompt[0].seconds
 
     # The prompt; then forwards over one token behind 2, 3 and 4 in the slot, of which 4 is where they were timed.
     assert seconds("autoregressive", {}) == pytest.approx(20 + (10 - 1) + (10 - 0.5) + 10 + 3 * 0.25)
@@ -327,25 +327,25 @@ def test_a_chain_counts_and_costs_all_its_steps() -> None:
     """A draft that chooses its tokens itself goes on behind a stop token: real runs count those steps, and so does a replay."""
     text = text_of([3, 4, 5, 6, 1], 2, [[5, 9, 9], [6, 9, 9], [1, 9, 9]])
     texts = Texts([text], 8, frozenset({1}), 3)
-    rest = Rest(round=0.0, token=0.0, figure=0.0)
-    details = Details(t_draft={1: 1.0}, prefill={}, per_context_token={}, context=0, rest=rest)
+    rest = RoundOverheads(round=0.0, token=0.0, figure=0.0)
+    details = RequestTimes(t_draft={1: 1.0}, prefill={}, per_context_token={}, context=0, rest=rest)
     profile = HardwareProfile(1.0, {1: 10.0}, 0.0, ORIGIN, details=details)
-    single = replay(texts, "vanilla_sd", {"num_speculative_tokens": 3}, Kit(), profile)
+    single = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 3}, StrategyResources(), profile)
     chaining = HardwareProfile(1.0, {1: 10.0}, 0.0, ORIGIN, details=details.model_copy(update={"chains": True}))
-    chain = replay(texts, "vanilla_sd", {"num_speculative_tokens": 3}, Kit(), chaining)
+    chain = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 3}, StrategyResources(), chaining)
     assert (single.stats.draft_calls, chain.stats.draft_calls) == (2, 3)
     assert chain.stats.accepted == single.stats.accepted == 2
     assert [one.per_prompt[0].seconds for one in (single, chain)] == [10 + 2 * 1 + 10, 10 + 3 * 1 + 10]
     assert chain.exact
     for longer in (4, 5):  # the steps behind the stop token feed on one another
-        again = replay(texts, "vanilla_sd", {"num_speculative_tokens": longer}, Kit(), chaining)
+        again = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": longer}, StrategyResources(), chaining)
         assert (again.stats.draft_calls, again.stats.accepted, again.stats.target_calls) == (longer, 2, chain.stats.target_calls)
 
 
 def test_a_prompt_longer_than_the_profile_never_costs_less() -> None:
     text = text_of([3] * 60, 58, [[9], [9]])
     falling = HardwareProfile(1.0, {1: 10.0, 8: 12.0, 16: 11.9}, 0.0, ORIGIN)
-    result = replay(Texts([text], 2, frozenset(), 1), "autoregressive", {}, Kit(), falling)
+    result = replay_strategy(Texts([text], 2, frozenset(), 1), "autoregressive", {}, StrategyResources(), falling)
     assert result.per_prompt[0].seconds == pytest.approx(11.9 + 10.0)
 
 
@@ -394,17 +394,17 @@ def test_unfit_traces_and_strategies_are_refused_in_one_line(traced: tuple[Loade
     pair, trace = traced
     kit = kit_of()
     with pytest.raises(DraftwellError, match="csd is lossy"):
-        replay(trace, "csd", {}, kit, profile_of(kit))
+        replay_strategy(trace, "csd", {}, kit, profile_of(kit))
     with pytest.raises(DraftwellError, match="parameter num_speculative_tokens"):
-        replay(trace, "vanilla_sd", {"num_speculative_tokens": 0}, kit, profile_of(kit))
-    drafted = collect(pair, PROMPTS[:1], tmp_path / "d", max_tokens=4, rollout=1, prefix_kinds=("draft",))
-    sampled = collect(pair, PROMPTS[:1], tmp_path / "s", max_tokens=4, rollout=1, temperature=0.7)
+        replay_strategy(trace, "vanilla_sd", {"num_speculative_tokens": 0}, kit, profile_of(kit))
+    drafted = collect_traces(pair, PROMPTS[:1], tmp_path / "d", max_tokens=4, rollout=1, prefix_kinds=("draft",))
+    sampled = collect_traces(pair, PROMPTS[:1], tmp_path / "s", max_tokens=4, rollout=1, temperature=0.7)
     for unfit, message in ((drafted, "no text written by the target"), (sampled, "sampled at temperature 0.7")):
         with pytest.raises(TraceError, match=message):
             read_texts(unfit)
     for name, values, words in (("rollout_entropy", [[float("nan")]] * 4, "NaN or infinity in rollout_entropy"),
                                 ("rollout_tokens", [None] * 4, "no rollouts along")):
-        rows = collect(pair, PROMPTS[:1], tmp_path / f"{name}-good", max_tokens=4, rollout=1).read()
+        rows = collect_traces(pair, PROMPTS[:1], tmp_path / f"{name}-good", max_tokens=4, rollout=1).read()
         place = rows.schema.get_field_index(name)
         bad = TraceSet(tmp_path / name)
         bad.write_shard(0, rows.set_column(place, rows.schema.field(place), pa.array(values[: len(rows)], rows.schema.field(place).type)))

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.calibrate.hardware_profile import profile
-from components.collect.collect import collect
+from components.calibrate.hardware_profile import measure_profile
+from components.collect.collect import collect_traces
 from components.prompts.prompt import demo_prompts
 from components.replay.check import Prediction, check_prediction, median_error, tiled
 from components.replay.head_scores import score_rollouts
-from components.replay.replay import Texts, read_texts, replay
+from components.replay.replay import Texts, read_texts, replay_strategy
 from components.replay.sampled import read_sampled, replay_expected
 from components.report.provenance import provenance
 from components.tune.search.space import REPLAYED, replayable
@@ -36,7 +36,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, kit_of, two_threads
 
@@ -86,12 +86,12 @@ def folder_of_traces() -> tempfile.TemporaryDirectory[str]:
 def collected(dtype: str, temperature: float = 0.0) -> TraceSet:
     """In bfloat16 one text at a time: what a batch does to near-ties is not replay's error."""
     folder = Path(folder_of_traces().name) / f"{dtype}-{temperature}"
-    return collect(pair_in(dtype), demo_prompts(PROMPTS), folder, max_tokens=TOKENS[dtype], rollout=TOKENS[dtype], hidden=False,
+    return collect_traces(pair_in(dtype), demo_prompts(PROMPTS), folder, max_tokens=TOKENS[dtype], rollout=TOKENS[dtype], hidden=False,
                    temperature=temperature, batch=BATCH if dtype == "float32" else 1)
 
 
 @functools.cache
-def kit_in(dtype: str) -> Kit:
+def kit_in(dtype: str) -> StrategyResources:
     return kit_of(pair_in(dtype))
 
 
@@ -102,13 +102,15 @@ def texts_in(dtype: str) -> Texts:
     return score_rollouts(pair_in(dtype), read_texts(collected(dtype)), head)
 
 
-def profile_of(kit: Kit) -> HardwareProfile:
+def profile_of(kit: StrategyResources) -> HardwareProfile:
     found = kit.artifacts["hardware_profile"]
     assert isinstance(found, HardwareProfile)
     return found
 
 
-def real_runs(pair: LoadedPair, kit: Kit, name: str, parameters: dict[str, Any], requests: list[tuple[list[int], Sampling]]) -> list[Any]:
+def real_runs(
+    pair: LoadedPair, kit: StrategyResources, name: str, parameters: dict[str, Any], requests: list[tuple[list[int], Sampling]]
+) -> list[Any]:
     """Every request on the real models, eight at once: what one does depends on the others by rounding alone. Returns the jobs."""
     engine, jobs = pair.engine(), []
     strategy = build_strategy(name, parameters, kit)
@@ -139,7 +141,7 @@ def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name
     ran = [rounds.of(job.session.stats) for job in jobs]
     rounds.take()
     for text, job, real in zip(texts.texts, jobs, ran, strict=True):
-        result = replay(replace(texts, texts=[text]), name, parameters, kit, profile_of(kit))
+        result = replay_strategy(replace(texts, texts=[text]), name, parameters, kit, profile_of(kit))
         if (job.output, real, counters(job.session.stats)) != (text.output, rounds.take(), counters(result.stats)):
             differing.append((text.name, leads[text.name]))
     print(f"{name} {parameters}: {len(differing)} of {len(texts.texts)} prompts differ: {differing}")
@@ -151,7 +153,7 @@ def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name
 def predictions() -> list[Prediction]:
     """Every measured config on all prompts, one at a time, interleaved, under a profile that was taken just before."""
     pair = pair_in("bfloat16")
-    times = profile(pair, provenance(pair))
+    times = measure_profile(pair, provenance(pair))
     kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
     return check_prediction(pair, texts_in("bfloat16"), kit, times, REPLAYED_CONFIGS, demo_prompts(PROMPTS))
 
@@ -199,7 +201,7 @@ def test_a_minute_holds_a_hundred_replays_of_ten_thousand_positions() -> None:
              for parameters in random.Random(name).sample(replayable(name, TOKENS["bfloat16"], profile_of(kit)), 4)]
     started = time.perf_counter()
     for name, parameters in space:
-        replay(texts, name, parameters, kit, profile_of(kit), extend=True)
+        replay_strategy(texts, name, parameters, kit, profile_of(kit), extend=True)
     rate = 60 * len(space) / (time.perf_counter() - started)
     print(f"{rate:.0f} configurations a minute")
     assert rate >= 100

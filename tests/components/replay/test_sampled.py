@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
-from components.replay.replay import Texts, read_texts, replay
+from components.replay.replay import Texts, read_texts, replay_strategy
 from components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
 from components.replay.trace_model import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
@@ -25,7 +25,7 @@ from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import residual, warp
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models import tiny
 from tests.support.models.enumeration import Oracle, run_once
 from tests.support.models.kits import table_kit, table_pair
@@ -105,7 +105,7 @@ def laws(name: str, parameters: dict[str, Any], sampling: Sampling, first: First
     def replayed(oracle: Oracle) -> Hashable:
         text, lots, mine = traced_text(models, sampling, oracle, first)
         texts = Texts([settled(text, lots, mine)], sampling.max_tokens, sampling.stop_token_ids, 3, sampling.temperature)
-        return outcome(text.output, replay(texts, name, parameters, kit, profile).stats)
+        return outcome(text.output, replay_strategy(texts, name, parameters, kit, profile).stats)
 
     return law_of(real), law_of(replayed)
 
@@ -162,7 +162,7 @@ def test_an_expected_replay_is_the_mean_over_seeds_with_its_error() -> None:
     profile = kit.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
     result = replay_expected(texts, "pearl", {"num_speculative_tokens": 1}, kit, profile, seeds=5, seed=2)
-    accepted = [replay(texts.draw(2 + i), "pearl", {"num_speculative_tokens": 1}, kit, profile).stats.accepted for i in range(5)]
+    accepted = [replay_strategy(texts.draw(2 + i), "pearl", {"num_speculative_tokens": 1}, kit, profile).stats.accepted for i in range(5)]
     assert [run.stats.accepted for run in result.runs] == accepted
     assert len(set(accepted)) > 1
     assert result.mean["accepted"] == pytest.approx(np.mean(accepted))
@@ -177,10 +177,10 @@ def test_an_expected_replay_is_the_mean_over_seeds_with_its_error() -> None:
 
 def test_a_trace_at_temperature_0_and_an_old_one_are_refused(tmp_path: Path) -> None:
     pair = tiny.table_pair()
-    greedy = collect(pair, [Prompt("a", None, ["hello"])], tmp_path / "g", max_tokens=4, rollout=2)
+    greedy = collect_traces(pair, [Prompt("a", None, ["hello"])], tmp_path / "g", max_tokens=4, rollout=2)
     with pytest.raises(TraceError, match="collected at temperature 0"):
         read_sampled(greedy)
-    old = collect(pair, [Prompt("a", None, ["hello"])], tmp_path / "s", max_tokens=4, rollout=2, temperature=0.7)
+    old = collect_traces(pair, [Prompt("a", None, ["hello"])], tmp_path / "s", max_tokens=4, rollout=2, temperature=0.7)
     first = old.header.model_copy(update={"version": 1})
     rows = old.read().drop_columns(["text_q", "text_p", "text_raw_q", "rollout_q"])
     old.write_shard(0, rows.replace_schema_metadata({HEADER: first.model_dump_json()}))
@@ -199,10 +199,10 @@ def test_collected_texts_replay_to_the_means_of_real_runs(tmp_path: Path, name: 
     runs, length = 400, 16
     pair = tiny.table_pair()
     prompts = [Prompt(f"p{i}", None, ["hello world"]) for i in range(runs)]
-    kit = Kit(table_kit(ratio=3.0).artifacts, deterministic=True)
+    kit = StrategyResources(table_kit(ratio=3.0).artifacts, deterministic=True)
     profile = kit.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
-    texts = read_sampled(collect(pair, prompts, tmp_path, max_tokens=length, rollout=length, temperature=temperature, hidden=False))
+    texts = read_sampled(collect_traces(pair, prompts, tmp_path, max_tokens=length, rollout=length, temperature=temperature, hidden=False))
     told = [one.stats for one in replay_expected(texts, name, parameters, kit, profile, seeds=1).runs[0].per_prompt]
     sampling = pair.sampling(max_tokens=length, temperature=temperature)
     real = [pair.engine().generate(pair.encode_prompt("hello world"), replace(sampling, seed=10_000 + i),
@@ -215,7 +215,9 @@ def test_collected_texts_replay_to_the_means_of_real_runs(tmp_path: Path, name: 
 
 def test_a_collected_trace_is_read_and_read_texts_refuses_it(tmp_path: Path) -> None:
     pair = tiny.table_pair()
-    trace = collect(pair, [Prompt(f"p{i}", None, ["hello world"]) for i in range(4)], tmp_path, max_tokens=8, rollout=6, temperature=0.7)
+    trace = collect_traces(
+        pair, [Prompt(f"p{i}", None, ["hello world"]) for i in range(4)], tmp_path, max_tokens=8, rollout=6, temperature=0.7
+    )
     texts = read_sampled(trace, limit=3)
     assert len(texts.rejected.texts) == len(texts.kept) == len(texts.raw) == 3
     for text, kept, raw in zip(texts.rejected.texts, texts.kept, texts.raw, strict=True):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.train.acceptance_head import (
     figures_of,
@@ -29,7 +29,7 @@ from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.tiny import llama_pair, pair_of
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")
@@ -43,7 +43,7 @@ def pair() -> LoadedPair:
 
 @pytest.fixture(scope="module")
 def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    return collect(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=24, rollout=2, prefix_kinds=("bare", "target"))
+    return collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=24, rollout=2, prefix_kinds=("bare", "target"))
 
 
 def separable(rows: int = 8000, width: int = 8, seed: int = 0) -> Examples:
@@ -158,14 +158,14 @@ def test_a_real_trace_trains_a_head_that_decodes(pair: LoadedPair, trace: TraceS
     sampling, ids = pair.sampling(max_tokens=30), pair.encode_prompt("some words")
     engine = pair.engine()
     plain = engine.generate(ids, sampling, build_strategy("autoregressive"))
-    job = engine.generate(ids, sampling, build_strategy("specdec_pp", {}, Kit({"acceptance_head": loaded})))
+    job = engine.generate(ids, sampling, build_strategy("specdec_pp", {}, StrategyResources({"acceptance_head": loaded})))
     assert job.output == plain.output
     assert job.session.stats.drafted >= 2 * (job.session.stats.rounds - 1)
 
 
 def test_a_test_trace_of_other_prompts(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
     other = [Prompt(f"p{i}", None, [f"quite another matter, number {i}"]) for i in range(5)]
-    unseen = collect(pair, [*other, Prompt("known", None, PROMPTS[3].turns)], tmp_path / "t", max_tokens=24, rollout=1)
+    unseen = collect_traces(pair, [*other, Prompt("known", None, PROMPTS[3].turns)], tmp_path / "t", max_tokens=24, rollout=1)
     head, report = train_acceptance_head(pair, trace, ORIGIN, test=unseen)
     assert report["left_out"] == ["known"]
     assert report["prompts"] == {"train": sorted(p.id for p in PROMPTS), "test": sorted(p.id for p in other)}
@@ -175,8 +175,8 @@ def test_a_test_trace_of_other_prompts(pair: LoadedPair, trace: TraceSet, tmp_pa
 
 
 def test_what_cannot_be_trained_on_is_refused_in_a_line(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
-    bare = collect(pair, PROMPTS[:4], tmp_path / "bare", max_tokens=4, rollout=1, prefix_kinds=("bare",))
-    few = collect(pair, PROMPTS[:2], tmp_path / "few", max_tokens=4, rollout=1)
+    bare = collect_traces(pair, PROMPTS[:4], tmp_path / "bare", max_tokens=4, rollout=1, prefix_kinds=("bare",))
+    few = collect_traces(pair, PROMPTS[:2], tmp_path / "few", max_tokens=4, rollout=1)
     alone = pair_of(pair.models["target"], None)
     cases: list[tuple[LoadedPair, TraceSet, dict[str, Any], str]] = [
         (pair, bare, {}, "no text written by the target"), (pair, few, {}, "at least 3 prompts"), (alone, trace, {}, "no draft model"),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.train import examples as verifier_data
 from components.train import verifier as verifier_training
@@ -334,7 +334,7 @@ def test_what_cannot_be_trained_on_is_refused_in_a_line(table, options, words):
 def test_a_real_trace_trains_a_verifier(tmp_path):
     pair = llama_pair()
     prompts = [Prompt(f"p{i}", None, [f"some words about {i}, and {i * i} more"]) for i in range(12)]
-    traces = collect(pair, prompts, tmp_path / "trace", max_tokens=24, rollout=4)
+    traces = collect_traces(pair, prompts, tmp_path / "trace", max_tokens=24, rollout=4)
     verifier, report = train_verifier(traces, ORIGIN)
     assert set(report["prompts"]["train"]) | set(report["prompts"]["test"]) == {p.id for p in prompts}
     rows = traces.read()

@@ -13,11 +13,11 @@ from typing import Any
 
 from components.prompts.prompt import Prompt
 from components.tune.search import search
-from components.tune.tune import tune
+from components.tune.tune import tune_strategy
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.recording.trace import TraceSet
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 from tests.components.collect.killed_collector import deadly
 from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import table_pair
@@ -28,9 +28,19 @@ PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, Provenance(pair
 
 def run(trace: Path, folder: Path, clock: Clock) -> Any:
     """The same tuning, whole or the rest of it; the trials suffice for every config there is."""
-    return tune(table_pair(), TraceSet(trace), PROMPTS, Kit({"hardware_profile": PROFILE}, deterministic=True), PROFILE, evaluate=clock,
-                strategies=["vanilla_sd", "prompt_lookup"], trials=40, max_tokens=12, study=folder / "study.db",
-                rungs=folder / "rungs.json")
+    return tune_strategy(
+        table_pair(),
+        TraceSet(trace),
+        PROMPTS,
+        StrategyResources({"hardware_profile": PROFILE}, deterministic=True),
+        PROFILE,
+        evaluate=clock,
+        strategies=["vanilla_sd", "prompt_lookup"],
+        trials=40,
+        max_tokens=12,
+        study=folder / "study.db",
+        rungs=folder / "rungs.json",
+    )
 
 
 def main(trace: str, folder: str, point: str, number: str) -> None:

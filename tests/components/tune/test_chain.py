@@ -5,31 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 from components.calibrate.calibrate import build_acceptance_table, correction_memory_from_trace
-from components.calibrate.hardware_profile import profile
-from components.collect.collect import collect
+from components.calibrate.hardware_profile import measure_profile
+from components.collect.collect import collect_traces
 from components.prompts.prompt import demo_prompts
 from components.report.provenance import provenance
 from components.train.acceptance_head import train_acceptance_head
 from components.train.verifier import train_verifier
 from components.tune.constraints import Constraints
-from components.tune.evaluator import Contest, Quality
-from components.tune.tune import tune
-from serving.runtime.strategies import Kit, build_strategy
+from components.tune.evaluator import Evaluator, Quality
+from components.tune.tune import tune_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.tiny import llama_pair
 
 
 def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     pair, prompts = llama_pair(), demo_prompts(16)
-    trace = collect(pair, prompts, tmp_path, max_tokens=16, prefix_kinds=("bare", "draft", "target", "mixed"), batch=4)
+    trace = collect_traces(pair, prompts, tmp_path, max_tokens=16, prefix_kinds=("bare", "draft", "target", "mixed"), batch=4)
     origin = provenance(pair, trace_digest=trace.digest())
     verifier, report = train_verifier(trace, origin)
     assert verifier.provenance.trace_digest == trace.digest()
     head, _ = train_acceptance_head(pair, trace, origin, blocks=1)
     table = build_acceptance_table(trace, origin)
-    times = profile(pair, origin, repeats=1, context=16)
-    kit = Kit({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
+    times = measure_profile(pair, origin, repeats=1, context=16)
+    kit = StrategyResources({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
                "correction_memory": correction_memory_from_trace(trace, origin)}, pair.special_tokens)
-    tuned = tune(pair, trace, prompts[:3], kit, times, evaluate=Contest(pair, kit, max_tokens=8),
+    tuned = tune_strategy(pair, trace, prompts[:3], kit, times, evaluate=Evaluator(pair, kit, max_tokens=8),
                  quality=lambda prompts, measured: Quality(1.0), trials=9, max_tokens=8, explore=1, measure_top=20,
                  constraints=Constraints(lossless_only=False))
     assert {figure["strategy"] for figure in tuned.evidence["measured"]} >= {"autoregressive", "sprinter", "csd", "specdec_pp"}

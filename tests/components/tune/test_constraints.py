@@ -11,7 +11,7 @@ import pytest
 
 from components.prompts.prompt import Prompt
 from components.report.intervals import lower_bound
-from components.tune.constraints import Beside, Constraints, Judge, Objection
+from components.tune.constraints import ConstraintChecker, Constraints, ConstraintViolation, VanillaBaseline
 from components.tune.evaluator import Config, Measured, Quality
 from components.tune.successive_halving import PLAIN, halve
 from tests.support.loop.scripted_clock import Clock
@@ -28,7 +28,7 @@ def written(config: Config, prompts: Sequence[Prompt]) -> Measured:
     return result
 
 
-def by_prompt(shares: dict[str, float], rouge: dict[str, float] | None = None) -> Judge:
+def by_prompt(shares: dict[str, float], rouge: dict[str, float] | None = None) -> ConstraintChecker:
     """A judge of csd whose outputs, which alone took 10 target calls, have these shares and points; others are perfect."""
 
     def quality(prompts: Sequence[Prompt], measured: Measured) -> Quality:
@@ -37,10 +37,10 @@ def by_prompt(shares: dict[str, float], rouge: dict[str, float] | None = None) -
         points = [(rouge or {}).get(prompt.id, 30.0) if lossy else 30.0 for prompt in prompts]
         return Quality(float(np.mean(kept)), float(np.mean(points)) if rouge is not None else None)
 
-    return Judge(LOSSY, quality, None, {})
+    return ConstraintChecker(LOSSY, quality, None, {})
 
 
-def fit(judge: Judge, count: int) -> Objection | None:
+def fit(judge: ConstraintChecker, count: int) -> ConstraintViolation | None:
     return judge.fit(CSD, PROMPTS[:count], written(CSD, PROMPTS[:count]), written(PLAIN, PROMPTS[:count]))
 
 
@@ -92,7 +92,9 @@ def test_a_cost_ratio_is_of_the_same_prompts() -> None:
     """Replay said .25 calls a token of other texts; beside vanilla SD on its own prompts csd costs 1.5, on whichever it was measured."""
     clock = Counted(SPEEDS)
     limited = Constraints(lossless_only=False, max_cost_ratio=2.0)
-    judge = Judge(limited, lambda prompts, measured: Quality(1.0), 0.25, {"vanilla_sd {}": 0.5}, Beside(clock, VANILLA[1]))
+    judge = ConstraintChecker(
+        limited, lambda prompts, measured: Quality(1.0), 0.25, {"vanilla_sd {}": 0.5}, VanillaBaseline(clock, VANILLA[1])
+    )
     for prompts in (PROMPTS[:1], PROMPTS[1:2], PROMPTS):
         [plain, csd] = clock([PLAIN, CSD], prompts)
         assert judge.figures(CSD, prompts, csd, plain)["cost_ratio"] == pytest.approx(1.5)
@@ -103,7 +105,7 @@ def test_a_cost_ratio_is_of_the_same_prompts() -> None:
 
 def test_cost_is_measured_only_where_it_is_limited() -> None:
     clock = Counted(SPEEDS)
-    judge = Judge(LOSSY, lambda prompts, measured: Quality(1.0), 0.25, {}, Beside(clock, VANILLA[1]))
+    judge = ConstraintChecker(LOSSY, lambda prompts, measured: Quality(1.0), 0.25, {}, VanillaBaseline(clock, VANILLA[1]))
     assert judge.figures(CSD, PROMPTS, *Counted(SPEEDS)([CSD, PLAIN], PROMPTS))["cost_ratio"] is None
     assert clock.calls == []
 
@@ -111,10 +113,10 @@ def test_cost_is_measured_only_where_it_is_limited() -> None:
 def test_a_cost_ratio_of_two_prompts_may_be_chance() -> None:
     """1.0 on the one, 2.0 on the other."""
     csd, vanilla = Measured([1.0] * 2, [[0] * 16] * 2, [4, 16]), Measured([1.0] * 2, [[0] * 16] * 2, [4, 8])
-    judge = Judge(Constraints(lossless_only=False, max_cost_ratio=1.5), lambda prompts, measured: Quality(1.0), 0.25, {},
-                  Beside(lambda configs, prompts, **more: [vanilla], VANILLA[1]))
+    judge = ConstraintChecker(Constraints(lossless_only=False, max_cost_ratio=1.5), lambda prompts, measured: Quality(1.0), 0.25, {},
+                  VanillaBaseline(lambda configs, prompts, **more: [vanilla], VANILLA[1]))
     doubt = judge.fit(CSD, PROMPTS[:2], csd, vanilla)
-    assert doubt == Objection("it costs 1.67 times the target calls of vanilla SD, and at most 1.5 times is allowed", sure=False)
+    assert doubt == ConstraintViolation("it costs 1.67 times the target calls of vanilla SD, and at most 1.5 times is allowed", sure=False)
     proof = judge.fit(CSD, PROMPTS[:2], replace(csd, calls=[8, 16]), vanilla)
     assert proof is not None
     assert proof.sure

@@ -10,13 +10,13 @@ import pytest
 from components.bench.runner import StrategyContender
 from components.prompts.prompt import Prompt
 from components.tune import evaluator as module
-from components.tune.evaluator import Config, Contest, Measured, Reader, label_of
+from components.tune.evaluator import Config, Evaluator, Measured, QualityReader, label_of
 from components.tune.successive_halving import PLAIN
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text], text) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!"])]
@@ -30,11 +30,13 @@ def pair() -> LoadedPair:
     return table_pair()
 
 
-def kit() -> Kit:
-    return Kit({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": HardwareProfile(1.0, {1: 10.0}, 0.1, ORIGIN)})
+def kit() -> StrategyResources:
+    return StrategyResources(
+        {"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": HardwareProfile(1.0, {1: 10.0}, 0.1, ORIGIN)}
+    )
 
 
-def judged(contest: Contest, config: Config) -> int:
+def judged(contest: Evaluator, config: Config) -> int:
     """Tokens that a SPIDE contender's own table has seen judged."""
     table: Any = contest._contenders[label_of(config)]._strategy.kit.artifacts["acceptance_table"]
     return sum(table.total)
@@ -50,26 +52,26 @@ def test_all_decode_a_prompt_before_the_next_one_comes(pair: LoadedPair, monkeyp
         return real(self, ids, sampling)
 
     monkeypatch.setattr(module.StrategyContender, "generate", generate)
-    Contest(pair, kit(), max_tokens=10)([PLAIN, GAMMA, SERIAL], PROMPTS[:2])
+    Evaluator(pair, kit(), max_tokens=10)([PLAIN, GAMMA, SERIAL], PROMPTS[:2])
     first, second = (len(pair.encode_prompt(prompt.prompt)) for prompt in PROMPTS[:2])
     assert order == [("autoregressive", first), ("vanilla_sd", first), ("spide", first),
                      ("vanilla_sd", second), ("spide", second), ("autoregressive", second)]
 
 
 def test_results_come_in_the_order_of_the_configs(pair: LoadedPair) -> None:
-    plain, fast = Contest(pair, kit(), max_tokens=10)([PLAIN, GAMMA], PROMPTS)
+    plain, fast = Evaluator(pair, kit(), max_tokens=10)([PLAIN, GAMMA], PROMPTS)
     assert plain.outputs == fast.outputs, "both are the target's greedy text"
     assert plain.calls == [tokens - 1 for tokens in plain.tokens], "the prompt's own forward verifies nothing, so it is no call"
     assert sum(fast.calls) < sum(plain.calls)
     assert all(0 < tokens <= 10 for tokens in plain.tokens)
     assert min(plain.seconds + fast.seconds) > 0
-    [short] = Contest(pair, kit(), max_tokens=10)([PLAIN], PROMPTS, max_tokens=3)
+    [short] = Evaluator(pair, kit(), max_tokens=10)([PLAIN], PROMPTS, max_tokens=3)
     assert max(short.tokens) == 3
 
 
 def test_contenders_keep_what_they_learnt_until_they_are_asked_afresh(pair: LoadedPair) -> None:
     used = kit()
-    contest = Contest(pair, used, max_tokens=10)
+    contest = Evaluator(pair, used, max_tokens=10)
     contest([PLAIN, SERIAL], PROMPTS[:2])
     once = judged(contest, SERIAL)
     assert once > 0
@@ -82,8 +84,8 @@ def test_contenders_keep_what_they_learnt_until_they_are_asked_afresh(pair: Load
 
 
 def test_outputs_are_judged_by_the_target(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    [plain] = Contest(pair, kit(), max_tokens=10)([PLAIN], PROMPTS)
-    reader = Reader(pair)
+    [plain] = Evaluator(pair, kit(), max_tokens=10)([PLAIN], PROMPTS)
+    reader = QualityReader(pair)
     assert reader(PROMPTS, plain).share == 1.0
     wrong = Measured(plain.seconds, [[output[0], *[(token + 1) % 20 for token in output[1:]]] for output in plain.outputs], plain.calls)
     spoilt = reader(PROMPTS, wrong).share
@@ -98,5 +100,5 @@ def test_rouge_is_in_points_and_only_where_there_are_references(pair: LoadedPair
     measured = Measured([1.0] * 2, [[5, 6]] * 2, [2] * 2)
     monkeypatch.setattr(module, "argmax_matches", lambda *args: 2)
     texts = [Prompt("a", None, ["x"], pair.decode([5, 6])), Prompt("b", None, ["y"], "nothing alike")]
-    assert Reader(pair)(texts, measured).rouge_l == pytest.approx(50.0)
-    assert Reader(pair)([Prompt("a", None, ["x"]), Prompt("b", None, ["y"])], measured).rouge_l is None
+    assert QualityReader(pair)(texts, measured).rouge_l == pytest.approx(50.0)
+    assert QualityReader(pair)([Prompt("a", None, ["x"]), Prompt("b", None, ["y"])], measured).rouge_l is None

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.tune import regret as module
 from components.tune.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
@@ -23,7 +23,7 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.models.tiny import table_pair
 
@@ -41,9 +41,9 @@ def test_the_grid_is_valid_and_about_thirty() -> None:
 def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
     pair = table_pair()
     profile = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
-    kit = Kit({"acceptance_table": AcceptanceTable.empty(ORIGIN), "correction_memory": CorrectionMemory.empty(ORIGIN),
+    kit = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "correction_memory": CorrectionMemory.empty(ORIGIN),
                "hardware_profile": profile}, pair.special_tokens)
-    trace = collect(pair, PROMPTS, tmp_path, max_tokens=12, rollout=8, batch=3)
+    trace = collect_traces(pair, PROMPTS, tmp_path, max_tokens=12, rollout=8, batch=3)
     grid: list[Config] = [("vanilla_sd", {"num_speculative_tokens": 2}), ("svip", {"threshold": 0.3, "max_draft": 8})]
     report = regret(pair, trace, PROMPTS, kit, profile, configs=grid, max_tokens=8, trials=8, repeats=1)
     assert json.loads(json.dumps(report, allow_nan=False)) == report

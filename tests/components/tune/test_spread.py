@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from components.collect import collect as collection
-from components.collect.collect import ForeignTrace, collect, collect_shard, is_complete
+from components.collect import collect_traces as collection
+from components.collect.collect import ForeignTrace, collect_shard, collect_traces, is_complete
 from components.prompts.prompt import Prompt
 from components.tune.search.search import Search, Trial
 from components.tune.search.space import REPLAYED, key
 from components.tune.search.studies import Studies
-from components.tune.tune import tune
+from components.tune.tune import tune_strategy
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
@@ -42,7 +42,7 @@ def three_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(pair: LoadedPair, tmp_path: Path) -> TraceSet:
     """The trace of one process."""
-    return collect(pair, PROMPTS, tmp_path / "alone", **SETTINGS)
+    return collect_traces(pair, PROMPTS, tmp_path / "alone", **SETTINGS)
 
 
 def by_workers(folder: Path, order: Callable[[Sequence[int]], Sequence[int]], pairs: Iterator[LoadedPair]) -> Any:
@@ -62,7 +62,7 @@ def test_shards_by_others_in_any_order_are_the_same_trace(pair: LoadedPair, alon
     """Each worker has other slots than the last, with what its own earlier texts left in them; one does a shard twice."""
     folder, told, logged = tmp_path / "spread", [], []
     workers = iter([llama_pair(slots=4), llama_pair(slots=2), llama_pair(slots=2), pair])
-    spread = collect(pair, PROMPTS, folder, spread=by_workers(folder, lambda missing: [*missing[::-1], missing[0]], workers),
+    spread = collect_traces(pair, PROMPTS, folder, spread=by_workers(folder, lambda missing: [*missing[::-1], missing[0]], workers),
                      progress=lambda done, total, words: told.append((done, total)), log=lambda *row: logged.append(row), **SETTINGS)
     assert spread.digest() == alone.digest()
     assert [spread.shard(i).read_bytes() for i in range(3)] == [alone.shard(i).read_bytes() for i in range(3)]
@@ -73,10 +73,10 @@ def test_shards_by_others_in_any_order_are_the_same_trace(pair: LoadedPair, alon
 def test_shards_that_nobody_wrote_are_told_and_made_up_for(pair: LoadedPair, alone: TraceSet, tmp_path: Path) -> None:
     folder = tmp_path / "spread"
     with pytest.raises(DraftwellError, match=r"1 of 3 shards .* were not written: run the same `draftwell collect` again"):
-        collect(pair, PROMPTS, folder, spread=by_workers(folder, lambda missing: missing[1:], iter([pair] * 3)), **SETTINGS)
+        collect_traces(pair, PROMPTS, folder, spread=by_workers(folder, lambda missing: missing[1:], iter([pair] * 3)), **SETTINGS)
     assert not is_complete(folder)
     asked: list[int] = []
-    whole = collect(pair, PROMPTS, folder, **SETTINGS,
+    whole = collect_traces(pair, PROMPTS, folder, **SETTINGS,
                     spread=by_workers(folder, lambda missing: asked.extend(missing) or missing, iter([pair] * 3)))
     assert asked == [0]
     assert whole.digest() == alone.digest()
@@ -89,7 +89,7 @@ def test_what_dead_workers_left_half_written_goes(pair: LoadedPair, alone: Trace
         (folder / ".shard-00001.parquet.x7").write_bytes(b"half")
         return missing
 
-    spread = collect(pair, PROMPTS, folder, spread=by_workers(folder, order, iter([pair] * 3)), **SETTINGS)
+    spread = collect_traces(pair, PROMPTS, folder, spread=by_workers(folder, order, iter([pair] * 3)), **SETTINGS)
     assert spread.digest() == alone.digest()
     assert not list(folder.glob(".shard-*"))
 
@@ -106,7 +106,7 @@ def test_a_worker_that_sees_something_else_writes_nothing(pair: LoadedPair, tmp_
         collect_shard(foreign, prompts, seen, missing[0], **settings)
 
     with pytest.raises(ForeignTrace):
-        collect(pair, PROMPTS, folder, spread=spread, **SETTINGS)
+        collect_traces(pair, PROMPTS, folder, spread=spread, **SETTINGS)
     assert not list(tmp_path.rglob("shard-*"))
 
 
@@ -121,14 +121,14 @@ def replays(search: Search, shares: Mapping[str, int]) -> list[Trial]:
 
 @pytest.fixture(scope="module")
 def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    return collect(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=12, rollout=6, batch=4)
+    return collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=12, rollout=6, batch=4)
 
 
 @pytest.mark.parametrize("trials", [12, 60])
 def test_replays_by_others_choose_the_same_configs(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
     """With few trials a sampler proposes, with many the small spaces are tried whole: both ask for what the workers asked for."""
     settings: dict[str, Any] = {"trials": trials, "max_tokens": 12, "strategies": ["autoregressive", *NO_HEAD]}
-    one = tune(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), **settings)
+    one = tune_strategy(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), **settings)
     real, own = Search.predict, []
 
     def predict(self: Search, name: str, parameters: dict[str, Any]) -> Trial:
@@ -138,7 +138,7 @@ def test_replays_by_others_choose_the_same_configs(pair: LoadedPair, trace: Trac
         return real(self, name, parameters)
 
     monkeypatch.setattr(Search, "predict", predict)
-    spread = tune(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=replays, **settings)
+    spread = tune_strategy(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=replays, **settings)
     assert spread.evidence["trials"] == one.evidence["trials"]
     assert (spread.strategy, spread.parameters) == (one.strategy, one.parameters)
     here = {"autoregressive", "vanilla_sd", "specdec_pp"}  # SpecDec++ needs the draft
@@ -154,7 +154,7 @@ def test_finished_studies_are_not_given_out_again(pair: LoadedPair, trace: Trace
 
     settings: dict[str, Any] = {"trials": 12, "max_tokens": 12, "strategies": ["autoregressive", "vanilla_sd", "prompt_lookup"],
                                 "study": tmp_path / "study.db"}
-    first = tune(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=spread, **settings)
-    again = tune(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=spread, **settings)
+    first = tune_strategy(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=spread, **settings)
+    again = tune_strategy(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=spread, **settings)
     assert asked == [["prompt_lookup", "vanilla_sd"]]
     assert again.evidence["trials"] == first.evidence["trials"]

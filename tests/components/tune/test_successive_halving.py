@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from components.prompts.prompt import Prompt
-from components.tune.constraints import Objection
+from components.tune.constraints import ConstraintViolation
 from components.tune.evaluator import Config, Measured, label_of, measure_all
 from components.tune.resume import Ledger
-from components.tune.successive_halving import PLAIN, TAIL, Halved, compare, halve
+from components.tune.successive_halving import PLAIN, TAIL, HalvingResult, compare_with_plain, halve
 from serving.errors import DraftwellError
 from tests.support.loop.scripted_clock import Clock, gamma
 
@@ -86,7 +86,7 @@ def test_behind_the_last_rung_all_but_two_are_recorded_as_dropped() -> None:
     assert not any("perhaps by chance" in gone["why"] for gone in clear.rungs[0].dropped)
 
 
-def sure(halved: Halved) -> bool:
+def sure(halved: HalvingResult) -> bool:
     return any(figure["speedup_low"] >= 1 for figure in halved.confirmation[1:])
 
 
@@ -104,10 +104,10 @@ def test_luck_in_the_rungs_is_not_confirmed() -> None:
 def test_a_constraint_is_asked_on_what_was_measured_so_far() -> None:
     seen: list[tuple[int, int]] = []
 
-    def fit(config: Config, prompts: Any, measured: Measured, plain: Measured) -> Objection | None:
+    def fit(config: Config, prompts: Any, measured: Measured, plain: Measured) -> ConstraintViolation | None:
         seen.append((len(prompts), len(measured.seconds)))
         assert len(plain.seconds) == len(prompts)
-        return Objection("too odd", sure=True) if gamma(config) % 2 else None
+        return ConstraintViolation("too odd", sure=True) if gamma(config) % 2 else None
 
     halved = halve(Clock(by_gamma), CONFIGS, PROMPTS, fit=fit)
     assert set(seen) == {(2, 2)}
@@ -117,11 +117,13 @@ def test_a_constraint_is_asked_on_what_was_measured_so_far() -> None:
 
 def test_who_is_in_doubt_stays_but_leaves_a_place_to_one_who_is_not() -> None:
     """5 is the fastest, then 4 and 6: in doubt as they are, 3 is confirmed beside 5."""
-    halved = halve(Clock(by_gamma), CONFIGS, PROMPTS, fit=lambda config, *more: Objection("?", sure=False) if gamma(config) > 3 else None)
+    halved = halve(
+        Clock(by_gamma), CONFIGS, PROMPTS, fit=lambda config, *more: ConstraintViolation("?", sure=False) if gamma(config) > 3 else None
+    )
     assert gammas(halved.confirmation) == {5, 3}
     assert all("place" in gone["why"] and ("perhaps ?" in gone["why"]) == (gamma((gone["strategy"], gone["parameters"])) > 3)
                for rung in halved.rungs for gone in rung.dropped), "nobody goes for a doubt alone"
-    all_in_doubt = halve(Clock(by_gamma), CONFIGS, PROMPTS, fit=lambda *arguments: Objection("?", sure=False))
+    all_in_doubt = halve(Clock(by_gamma), CONFIGS, PROMPTS, fit=lambda *arguments: ConstraintViolation("?", sure=False))
     assert gammas(all_in_doubt.confirmation) == {5, 6}
 
 
@@ -179,7 +181,7 @@ def test_another_question_is_measured_anew(tmp_path: Path) -> None:
 
 def test_figures_are_over_all_tokens() -> None:
     plain, other = Measured([2.0, 4.0], [[1] * 10, [1] * 20], [10, 20]), Measured([1.0, 1.0], [[1] * 10, [1] * 20], [4, 8])
-    first, second = compare([(PLAIN, plain), (CHAMPION, other)])
+    first, second = compare_with_plain([(PLAIN, plain), (CHAMPION, other)])
     assert first["speedup"] == 1.0
     assert second["speedup"] == pytest.approx(3.0)
     assert second["target_calls_per_token"] == pytest.approx(0.4)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
-from components.replay.replay import Texts, read_texts, replay
+from components.replay.replay import Texts, read_texts, replay_strategy
 from components.replay.trace_model import RolloutExhausted, TracedText
 from components.report.threads import using_threads
-from components.tune import tune as tuning
+from components.tune import tune_strategy as tuning
 from components.tune.constraints import Constraints
 from components.tune.evaluator import Config, Measured, Quality
 from components.tune.report.reading import rollout_words
@@ -34,7 +34,7 @@ from components.tune.search.space import (
     space_of,
     start,
 )
-from components.tune.tune import FEWEST_PROMPTS, tune
+from components.tune.tune import FEWEST_PROMPTS, tune_strategy
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
@@ -43,7 +43,7 @@ from serving.errors import ContextTooLong, DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import STRATEGIES, Kit, build_strategy
+from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.models.counters import counters
 from tests.support.models.kits import random_head
@@ -52,7 +52,7 @@ from tests.support.models.tiny import VOCAB, pair_of, table_pair
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "ok?", "1984", "q", "hm"])]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
 PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
-KIT = Kit({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": PROFILE,
+KIT = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": PROFILE,
            "correction_memory": CorrectionMemory.empty(ORIGIN)}, deterministic=True)
 
 
@@ -63,7 +63,7 @@ def pair() -> LoadedPair:
 
 @pytest.fixture(scope="module")
 def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    return collect(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=16, rollout=8, batch=4)
+    return collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=16, rollout=8, batch=4)
 
 
 LOSSY = Constraints(lossless_only=False)
@@ -91,7 +91,7 @@ class Calls(Clock):
 
 
 def run(pair: LoadedPair, trace: TraceSet, evaluate: Any, **settings: Any) -> Any:
-    return tune(pair, trace, PROMPTS, settings.pop("kit", KIT), PROFILE, evaluate=evaluate,
+    return tune_strategy(pair, trace, PROMPTS, settings.pop("kit", KIT), PROFILE, evaluate=evaluate,
                 **{"trials": 30, "max_tokens": 16, "quality": judge, **settings})
 
 
@@ -138,9 +138,9 @@ def test_pearl_needs_as_long_a_rollout_as_the_bound_says(gamma: int) -> None:
         return Texts([TracedText("t", [1, 2, *range(10, 26)], 2, [[10, *[99] * (rollout - 1)], *wrong], figures, figures)], 16, frozenset(),
                      rollout)
 
-    assert replay(texts(needed), "pearl", {"num_speculative_tokens": gamma}, KIT, PROFILE).exact
+    assert replay_strategy(texts(needed), "pearl", {"num_speculative_tokens": gamma}, KIT, PROFILE).exact
     with pytest.raises(RolloutExhausted):
-        replay(texts(needed - 1), "pearl", {"num_speculative_tokens": gamma}, KIT, PROFILE)
+        replay_strategy(texts(needed - 1), "pearl", {"num_speculative_tokens": gamma}, KIT, PROFILE)
 
 
 def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(pair: LoadedPair, trace: TraceSet) -> None:
@@ -159,7 +159,7 @@ def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(pair:
 
 
 def test_specdec_pp_is_replayed_with_the_kits_head(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    kit = Kit({**KIT.artifacts, "acceptance_head": random_head(VOCAB)}, deterministic=True)
+    kit = StrategyResources({**KIT.artifacts, "acceptance_head": random_head(VOCAB)}, deterministic=True)
     evidence = run(pair, trace, Clock({"autoregressive": 1.0}), kit=kit, strategies=["specdec_pp"], trials=60).evidence
     trials = evidence["trials"]
     assert len(trials) == len(combinations("specdec_pp"))
@@ -168,7 +168,7 @@ def test_specdec_pp_is_replayed_with_the_kits_head(pair: LoadedPair, trace: Trac
     assert len({trial["predicted_seconds_per_token"] for trial in exact}) > 1, "thresholds matter"
     texts, sampling = tuning.texts_for(pair, trace, kit, ["specdec_pp"]), pair.sampling(max_tokens=16)
     for trial in exact[:: len(exact) // 3]:
-        told = replay(texts, "specdec_pp", trial["parameters"], kit, PROFILE)
+        told = replay_strategy(texts, "specdec_pp", trial["parameters"], kit, PROFILE)
         assert told.predicted_seconds_per_token == trial["predicted_seconds_per_token"]
         strategy = build_strategy("specdec_pp", trial["parameters"], kit)
         real = Stats.total(pair.engine().generate(pair.encode_prompt(p.prompt), sampling, strategy).session.stats for p in PROMPTS)
@@ -205,7 +205,7 @@ def test_three_percent_in_noise_lose_to_plain_decoding(pair: LoadedPair, trace: 
 def test_few_prompts_choose_nothing(pair: LoadedPair, trace: TraceSet, count: int) -> None:
     """However clear it looks: on two prompts chance says "faster" twice in a quarter of all cases."""
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 5.0})
-    few = tune(pair, trace, PROMPTS[:count], KIT, PROFILE, evaluate=clock, strategies=["vanilla_sd"], max_tokens=16, trials=4)
+    few = tune_strategy(pair, trace, PROMPTS[:count], KIT, PROFILE, evaluate=clock, strategies=["vanilla_sd"], max_tokens=16, trials=4)
     assert (few.strategy, few.parameters) == ("autoregressive", {})
     assert few.evidence["reason"].startswith(f"autoregressive, because {count} prompts are too few to choose anything else: measure on at "
                                              "least 8; the best there, vanilla_sd(")
@@ -244,7 +244,7 @@ def test_the_shortlist_is_the_predicted_best_of_each_strategy(pair: LoadedPair, 
     assert gammas == set(range(1, 9))  # the trial budget covers this grid, so all of it was tried, up to K = 8
     texts = read_texts(trace)
     for trial in trials[:3]:
-        again = replay(texts, trial["strategy"], trial["parameters"], KIT, PROFILE, extend=True)
+        again = replay_strategy(texts, trial["strategy"], trial["parameters"], KIT, PROFILE, extend=True)
         assert trial["predicted_seconds_per_token"] == again.predicted_seconds_per_token
         assert trial["target_calls_per_token"] == again.stats.calls_per_token
         assert (trial["divergence"], trial["source"], trial["exact"]) == (0.0, "replayed", again.exact)
@@ -260,7 +260,7 @@ def test_a_prompt_that_is_too_long_is_named_before_anything_is_measured(pair: Lo
     clock = Clock({"autoregressive": 1.0})
     prompts = [*PROMPTS, Prompt("the long one", None, ["a" * 500])]
     with pytest.raises(ContextTooLong, match=r"prompt the long one has 500 tokens.*context of 512"):
-        tune(pair, trace, prompts, KIT, PROFILE, evaluate=clock, quality=judge, trials=3, max_tokens=16)
+        tune_strategy(pair, trace, prompts, KIT, PROFILE, evaluate=clock, quality=judge, trials=3, max_tokens=16)
     assert clock.calls == []
 
 
@@ -311,7 +311,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     def replays_of(**more: Any) -> tuple[list[Any], list[str]]:
         replays: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(search, "replay", lambda *args, **kwargs: replays.append(args[1]) or replay(*args, **kwargs))
+            patch.setattr(search, "replay", lambda *args, **kwargs: replays.append(args[1]) or replay_strategy(*args, **kwargs))
             tuned = run(pair, trace, Clock({"autoregressive": 1.0}), **{"strategies": ["spide"], "trials": 8, **more})
         return [t for t in tuned.evidence["trials"] if t["source"] == "replayed"], [name for name in replays if name == "spide"]
 
@@ -325,15 +325,16 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     assert len(longer) == 10
     assert len(replays) >= 2
     assert replays_of(study=study, max_tokens=8)[1] != []  # another question: its trials are its own
-    other = Kit({**KIT.artifacts, "acceptance_table": AcceptanceTable([9] * 20, [1] * 20, ORIGIN)}, deterministic=True)
+    other = StrategyResources({**KIT.artifacts, "acceptance_table": AcceptanceTable([9] * 20, [1] * 20, ORIGIN)}, deterministic=True)
     assert replays_of(study=study, kit=other)[1] != []  # so is that of another table
-    later = Kit({**KIT.artifacts, "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40}))},
-                deterministic=True)
+    later = StrategyResources(
+        {**KIT.artifacts, "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40}))}, deterministic=True
+    )
     assert replays_of(study=study, kit=later) == (longer, [])  # but not that of the same table, made by another commit
     again = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN.model_copy(update={"git_commit": "c" * 40}))
     saved = AcceptanceTable.empty(ORIGIN)
     saved.save(tmp_path / "table")
-    loaded = Kit({**KIT.artifacts, "acceptance_table": AcceptanceTable.load(tmp_path / "table"), "hardware_profile": again},
+    loaded = StrategyResources({**KIT.artifacts, "acceptance_table": AcceptanceTable.load(tmp_path / "table"), "hardware_profile": again},
                  deterministic=True)
     monkeypatch.setattr(f"{__name__}.PROFILE", again)
     assert replays_of(study=study, kit=loaded) == (longer, [])  # nor the same profile of another commit, nor what was read from a folder
@@ -348,7 +349,7 @@ def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp
         done.append(args[1])
         if len(done) == 6:
             raise KeyboardInterrupt
-        return replay(*args, **more)
+        return replay_strategy(*args, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(search, "replay", dies)
@@ -474,7 +475,7 @@ def test_the_champion_is_beside_and_may_stay(pair: LoadedPair, trace: TraceSet) 
 
 def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
     clock = Clock({})
-    bare = Kit({"hardware_profile": PROFILE})
+    bare = StrategyResources({"hardware_profile": PROFILE})
     foreign = LoadedPair(**{**vars(pair), "fingerprint": "e" * 64})
     alone = pair_of(pair.models["target"], None)
     cases: list[tuple[LoadedPair, TraceSet, dict[str, Any], str]] = [
@@ -489,10 +490,10 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: Tr
             run(which, traces, clock, **settings)
         assert "\n" not in str(error.value)
     with pytest.raises(DraftwellError, match="no prompts"):
-        tune(pair, trace, [], KIT, PROFILE, evaluate=clock)
+        tune_strategy(pair, trace, [], KIT, PROFILE, evaluate=clock)
     other = HardwareProfile(1.0, {1: 1.0}, 0.1, Provenance(pair="big", fingerprint="d" * 64))
     with pytest.raises(DraftwellError, match="hardware profile belongs to pair big"):
-        tune(pair, trace, PROMPTS, KIT, other, evaluate=clock)
+        tune_strategy(pair, trace, PROMPTS, KIT, other, evaluate=clock)
     with pytest.raises(DraftwellError, match="share from 0 to 1"):
         Constraints(max_quality_loss=1.5)
     with pytest.raises(DraftwellError, match="positive number"):
@@ -512,11 +513,11 @@ def test_a_study_of_another_search_is_refused_and_kept(pair: LoadedPair, trace: 
     settings: dict[str, Any] = {"strategies": ["vanilla_sd"], "trials": 4, "study": study}
     run(pair, trace, clock, **settings, named_study=True)
     before, asked = study.read_bytes(), len(clock.calls)
-    other = Kit({**KIT.artifacts, "hardware_profile": HardwareProfile(2.0, {1: 10.0}, 0.1, ORIGIN)}, deterministic=True)
+    other = StrategyResources({**KIT.artifacts, "hardware_profile": HardwareProfile(2.0, {1: 10.0}, 0.1, ORIGIN)}, deterministic=True)
     with pytest.raises(DraftwellError, match="the budget of vanilla_sd is not the same"):
         run(pair, trace, clock, **settings, named_study=True, max_tokens=8)
     with pytest.raises(DraftwellError, match="artifacts of vanilla_sd is not the same"):
-        tune(pair, trace, PROMPTS, other, other.artifacts["hardware_profile"], evaluate=clock, max_tokens=16,  # type: ignore[arg-type]
+        tune_strategy(pair, trace, PROMPTS, other, other.artifacts["hardware_profile"], evaluate=clock, max_tokens=16,  # type: ignore[arg-type]
              **settings, named_study=True)
     assert (study.read_bytes(), len(clock.calls)) == (before, asked)
     run(pair, trace, clock, **settings, named_study=True)  # the same search goes on

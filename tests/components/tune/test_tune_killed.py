@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.collect.collect import collect
+from components.collect.collect import collect_traces
 from components.tune.search import search
 from components.tune.search.space import key
 from tests.components.tune.killed_tuner import PROMPTS, run
@@ -31,7 +31,7 @@ def kill(trace: Path, folder: Path, point: str, number: int) -> None:
 @pytest.mark.slow
 def test_killed_while_it_searches_and_while_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace, whole, broken = (tmp_path / name for name in ("trace", "whole", "broken"))
-    collect(table_pair(), PROMPTS, trace, max_tokens=12, rollout=8, batch=4)
+    collect_traces(table_pair(), PROMPTS, trace, max_tokens=12, rollout=8, batch=4)
     real, replays = search.replay, list[tuple[Any, ...]]()
     monkeypatch.setattr(search, "replay", lambda *given, **more: replays.append(given) or real(*given, **more))
     unbroken = Clock(SPEEDS)

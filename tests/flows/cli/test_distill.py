@@ -115,10 +115,10 @@ def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -
 @pytest.mark.parametrize("held", ["draftwell/pairs/kept", "draftwell/distill/kept"])
 def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(run: Any, place: Path, pair_file: Path, prompts_file: Path,
                                                                         held: str) -> None:
-    from components.collect.collect import alone
+    from components.collect.collect import exclusive_folder
 
     command = ("distill", "--target", pair_file.parent / "target", "--prompts", prompts_file, "--name", "kept", "--no-publish", *QUICK)
-    with alone(place / held, "distillation"):
+    with exclusive_folder(place / held, "distillation"):
         done = run(*command)
         assert (done.exit_code, done.stdout) == (2, "")
         assert f"another distillation is writing to {place / held}: wait for it" in done.stderr
@@ -131,9 +131,9 @@ def test_prompts_of_any_source(run: Any, place: Path, pair_file: Path, monkeypat
     """A table with a column of the user's own, and a spool of served traffic, as `collect` takes them."""
     from flows.steps import distil as distilling
 
-    asked: list[distilling.Wanted] = []
+    asked: list[distilling.DistilRequest] = []
 
-    def note(wanted: distilling.Wanted, **settings: Any) -> None:
+    def note(wanted: distilling.DistilRequest, **settings: Any) -> None:
         asked.append(wanted)
         raise DraftwellError("noted")
 
@@ -194,7 +194,7 @@ def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("serving.artifacts.pair_files.weights_digest", lambda folder: "d" * 64)
     monkeypatch.setattr("components.distil.writers.writer_of", lambda pair, batch: None)
     pair, files = table_pair(), distilling.PairFiles("tiny", tmp_path)
-    source = distilling.material(pair, files, distilling.Wanted("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
+    source = distilling.material(pair, files, distilling.DistilRequest("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
     assert source.prompts == [ids_of(pair, prompt) for prompt in learnt]
     assert [ids for _, ids in source.untouched] == [ids_of(pair, told[0])]
     assert len(source.untouched[0][1]) > len(pair.encode_prompt("abc"))

@@ -19,7 +19,7 @@ from components.drift.traffic import COLUMNS
 from flows.cli.monitor import DRIFT
 from flows.orchestration.drift_events import announce_once, announced, announcement
 from flows.steps import monitor as monitoring
-from flows.steps.publish import Station
+from flows.steps.publish import StepContext
 from flows.steps.reference_traces import kept_reference
 from flows.workspace import Workspace
 from serving.artifacts.decoding_config import DecodingConfig
@@ -34,7 +34,7 @@ NOON = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 
 
 @pytest.fixture(scope="module")
-def station(pair_file: Path, isolated_stores: Path) -> Iterator[Station]:
+def station(pair_file: Path, isolated_stores: Path) -> Iterator[StepContext]:
     """The tiny pair, calibrated in its workspace; no registry."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTWELL_MODELS", str(isolated_stores / "models"))
@@ -44,12 +44,12 @@ def station(pair_file: Path, isolated_stores: Path) -> Iterator[Station]:
 
 
 @pytest.fixture(scope="module")
-def pool(station: Station, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+def pool(station: StepContext, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     """Answers to 150 prompts of the calibrated sort."""
     return traffic.serve(station, tmp_path_factory.mktemp("pool"), traffic.prompts(150, seed=2)).read()
 
 
-def test_ten_checks_on_unchanged_traffic_raise_nothing(station: Station, pool: pa.Table, tmp_path: Path) -> None:
+def test_ten_checks_on_unchanged_traffic_raise_nothing(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """Against the workspace's traces, with the shipped limits, the verifier and all."""
     for day in range(10):
         report, _ = monitoring.check(station.workspace, spool=traffic.spool(tmp_path / str(day), traffic.some(pool, 40, seed=day)))
@@ -58,7 +58,7 @@ def test_ten_checks_on_unchanged_traffic_raise_nothing(station: Station, pool: p
         assert report.notes == ()
 
 
-def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: Station, pool: pa.Table, pair_file: Path,
+def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: StepContext, pool: pa.Table, pair_file: Path,
                                                                     tmp_path: Path) -> None:
     """What is watched is older than the newest prompts: who calibrates on those alone finds the older ones changed, hour by hour."""
     import pyarrow.compute as pc
@@ -92,7 +92,7 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: Sta
     assert not drifted_from("after", fair)
 
 
-def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(station: Station, pool: pa.Table, pair_file: Path,
+def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(station: StepContext, pool: pa.Table, pair_file: Path,
                                                                            tmp_path: Path) -> None:
     """Nine of ten requests name no temperature: the others are looked at, as many as there are."""
     from flows.steps.monitor import DriftSettings
@@ -118,7 +118,7 @@ def test_traffic_at_other_temperatures_alone_is_said_to_be_just_that(monitor: An
     assert "wait for more traffic" not in told
 
 
-def test_what_a_lossy_strategy_serves_is_no_drift_from_mixed_texts(station: Station, pool: pa.Table, tmp_path: Path) -> None:
+def test_what_a_lossy_strategy_serves_is_no_drift_from_mixed_texts(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """The reference holds texts that a coin has mixed; those of a lossy champion are others, however little has changed."""
     kinds = set(TraceSet(station.workspace.traces).read(["kind"]).column("kind").to_pylist())
     assert {"mixed", "target"} <= kinds, "or the test proves nothing"
@@ -154,7 +154,7 @@ def crowned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, datetime.datetime
     return crown
 
 
-def test_a_spool_that_stands_still_is_not_called_steady(station: Station, pool: pa.Table, tmp_path: Path, crowned: Any) -> None:
+def test_a_spool_that_stands_still_is_not_called_steady(station: StepContext, pool: pa.Table, tmp_path: Path, crowned: Any) -> None:
     """A server that does not record leaves the spool that the champion was calibrated on, which looks steady for ever."""
     folder, now = traffic.spool(tmp_path, traffic.some(pool, 40, seed=3)), datetime.datetime.now(datetime.UTC)
 
@@ -176,7 +176,7 @@ def test_a_spool_that_stands_still_is_not_called_steady(station: Station, pool: 
     assert [item.name for item in report.checks] == list(CHECKS), "the figures are there all the same"
 
 
-def test_old_traffic_that_has_changed_is_a_drift_all_the_same(station: Station, pool: pa.Table, tmp_path: Path) -> None:
+def test_old_traffic_that_has_changed_is_a_drift_all_the_same(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """A drift that was found on Friday is no other on Monday."""
     folder = traffic.spool(tmp_path, traffic.elsewhere(traffic.some(pool, 40, seed=3)))
     later = datetime.datetime.now(datetime.UTC) + 60 * HOUR
@@ -184,7 +184,7 @@ def test_old_traffic_that_has_changed_is_a_drift_all_the_same(station: Station, 
 
 
 @pytest.fixture
-def monitor(station: Station, run: Any, pair_file: Path, tmp_path: Path) -> Any:
+def monitor(station: StepContext, run: Any, pair_file: Path, tmp_path: Path) -> Any:
     return lambda table, *more: run("monitor", "--pair", pair_file, "--spool", traffic.spool(tmp_path / "spool", table),
                                     "--report", tmp_path / "report", *more)
 
@@ -224,7 +224,7 @@ def test_limits_of_ones_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> Non
     assert "resamples must be at least 6000" in done.stderr
 
 
-def test_what_cannot_be_compared(station: Station, run: Any, pair_file: Path, pool: pa.Table, tmp_path: Path) -> None:
+def test_what_cannot_be_compared(station: StepContext, run: Any, pair_file: Path, pool: pa.Table, tmp_path: Path) -> None:
     some = ("monitor", "--pair", pair_file)
     for arguments, told in (((*some, "--spool", tmp_path / "nowhere"), "holds no traces"),
                             ((*some, "--spool", tmp_path, "--reference", tmp_path / "nowhere"), "holds no trace:"),
@@ -235,7 +235,7 @@ def test_what_cannot_be_compared(station: Station, run: Any, pair_file: Path, po
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_new_collection_does_not_lose_the_reference(station: Station, pool: pa.Table, tmp_path: Path) -> None:
+def test_a_new_collection_does_not_lose_the_reference(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """The workspace's traces are those of the last collection, not of the champion."""
     folder = traffic.spool(tmp_path / "spool", traffic.some(pool, 40, seed=3))
     first, _ = monitoring.check(station.workspace, spool=folder)
@@ -256,7 +256,7 @@ def test_a_new_collection_does_not_lose_the_reference(station: Station, pool: pa
         shutil.move(away, station.workspace.traces)
 
 
-def test_hidden_states_are_read_only_where_the_verifier_needs_them(station: Station, pool: pa.Table, tmp_path: Path) -> None:
+def test_hidden_states_are_read_only_where_the_verifier_needs_them(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """A server that spools none can still be watched; the report says what was not checked."""
     bare = pool.select(COLUMNS)
     table = pa.table([bare.column(field.name) if field.name in COLUMNS else pa.nulls(pool.num_rows, field.type) for field in pool.schema],
@@ -268,7 +268,7 @@ def test_hidden_states_are_read_only_where_the_verifier_needs_them(station: Stat
 
 
 @pytest.fixture
-def space(station: Station, tmp_path: Path) -> Workspace:
+def space(station: StepContext, tmp_path: Path) -> Workspace:
     """A workspace of its own, for announcements."""
     return station.workspace.aside(tmp_path / "space")
 
@@ -311,7 +311,7 @@ def test_a_word_that_could_not_be_sent_is_sent_the_next_time(space: Workspace) -
 
 
 @pytest.mark.parametrize("address", [None, "http://127.0.0.1:9/api"])
-def test_an_event_that_no_server_has_taken_is_not_remembered(station: Station, pool: pa.Table, pair_file: Path, tmp_path: Path,
+def test_an_event_that_no_server_has_taken_is_not_remembered(station: StepContext, pool: pa.Table, pair_file: Path, tmp_path: Path,
                                                              capsys: pytest.CaptureFixture[str], address: str | None) -> None:
     """Without a server of one's own there is nobody to send it to; one that is away fails the run."""
     import httpx

@@ -39,7 +39,7 @@ def refused(done: Any, *words: str) -> None:
 def test_what_is_kept_and_that_it_goes_on(tune: Callable[..., Any], space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from components.tune import evaluator as contest
 
-    real, counted = contest.Contest.__call__, []
+    real, counted = contest.Evaluator.__call__, []
 
     def dies(self: Any, configs: Any, prompts: Any, **more: Any) -> Any:
         counted.append(configs)
@@ -48,13 +48,13 @@ def test_what_is_kept_and_that_it_goes_on(tune: Callable[..., Any], space: Path,
         return real(self, configs, prompts, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(contest.Contest, "__call__", dies)
+        patch.setattr(contest.Evaluator, "__call__", dies)
         assert tune().exit_code != 0
     assert {path.name for path in (space / "tuning").iterdir()} == {"study.db", "rungs.json"}
     assert not (space / "artifacts" / "decoding_config").exists()
     counted.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(contest.Contest, "__call__", lambda self, configs, prompts, **more: counted.append(configs) or real(
+        patch.setattr(contest.Evaluator, "__call__", lambda self, configs, prompts, **more: counted.append(configs) or real(
             self, configs, prompts, **more))
         done = tune()
     assert done.exit_code == 0, (done.output, done.exception)
@@ -111,14 +111,14 @@ def test_an_unfit_trace_is_refused_before_the_machine_is_measured(tune: Callable
 
 def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any], space: Path, own_stores: Path, pair_file: Path,
                                                          empty_database: Path) -> None:
-    from flows.loading import open_station
+    from flows.loading import open_pair
     from flows.steps.tune import champion_config
     from registry.pairs import fetch, find_pair
     from registry.releases import promote
     from registry.store import Store
     from tests.support.loop.publishing import release, verdict
 
-    station = open_station(str(pair_file))
+    station = open_pair(str(pair_file))
     assert champion_config(station) is None
     assert not (own_stores / "mlflow.db").exists(), "none is made for the question"
     shutil.copyfile(empty_database, own_stores / "mlflow.db")

@@ -25,7 +25,7 @@ from prefect import Flow, Task, flow, task
 from prefect.exceptions import ObjectNotFound
 from sqlalchemy.exc import OperationalError
 
-from flows.failures import DiskFull, is_full, telling_of_a_full_disk, worth_retrying
+from flows.failures import DiskFull, disk_full_as_error, is_full, worth_retrying
 from flows.orchestration import (
     cached_steps as keyed,
 )
@@ -49,7 +49,7 @@ from flows.orchestration import (
 )
 from flows.orchestration.cached_steps import KEYED, once, standing
 from flows.settings import PipelineSettings, TrafficSettings
-from flows.steps.publish import Station, champion_number, deploy, deploy_champion, publish
+from flows.steps.publish import StepContext, champion_number, deploy_champion, promote_and_deploy, run_publish
 from flows.workspace import Workspace
 from registry import gates
 from registry.gates import GateCheck
@@ -64,7 +64,7 @@ from tests.support.loop.publishing import release as make_release
 from tests.support.paths import REPO
 
 FILE = REPO / "prefect.yaml"
-DEPLOYMENTS = schedules.read(FILE)["deployments"]
+DEPLOYMENTS = schedules.read_deployments(FILE)["deployments"]
 
 
 @pytest.fixture
@@ -456,9 +456,9 @@ def test_lines_are_in_the_log_of_the_run_that_says_them(prefect_server: None, ca
 
 
 def test_a_full_disk_is_seen_through_other_errors() -> None:
-    with pytest.raises(DiskFull, match=r"free some space .* what was finished is kept"), telling_of_a_full_disk():
+    with pytest.raises(DiskFull, match=r"free some space .* what was finished is kept"), disk_full_as_error():
         raise caused(RuntimeError("cannot save"), FULL)
-    with pytest.raises(RuntimeError, match="cannot save"), telling_of_a_full_disk():
+    with pytest.raises(RuntimeError, match="cannot save"), disk_full_as_error():
         raise RuntimeError("cannot save")
     assert is_full(RuntimeError("I/O error: No space left on device (os error 28)"))
     assert not is_full(FileNotFoundError(errno.ENOENT, "No such file"))
@@ -698,12 +698,12 @@ def test_a_promotion_without_its_bundle_is_deployed_by_the_next_run(place: Path,
     store, out = scheduled_store(), Path("dist")
     one, two = (make_release(store, space.spec, space.files(), place / f"made{n}", accepted=n) for n in (1, 2))
     record_gate(store, verdict(one))
-    deploy(space, "cpu", one.version, out)
+    promote_and_deploy(space, "cpu", one.version, out)
     record_gate(store, verdict(two, beside=one.version))
     with monkeypatch.context() as patch:
         patch.setattr("registry.bundles.build.build_bundle", full_disk)
         with pytest.raises(OSError, match="No space left"):
-            deploy(space, "cpu", two.version, out)
+            promote_and_deploy(space, "cpu", two.version, out)
     assert (champion_number(space, "cpu"), (out / "tiny" / "current").resolve().name) == (two.version, "1-cpu")
     monkeypatch.setattr(scheduled, "publish_task", lambda settings: two.version)
     monkeypatch.setattr(scheduled, "deploy_champion_task", lambda settings: deploy_champion(space, "cpu", out))
@@ -732,5 +732,5 @@ def test_what_a_killed_run_left_is_not_published(settings: PipelineSettings, spa
     config(fingerprint(space.files(), space.dtype)).save(space.artifacts / "decoding_config")
     (space.artifacts / ".verifier.k1ll3d").mkdir()
     (space.artifacts / ".verifier.k1ll3d" / "weights.safetensors").write_bytes(b"half")
-    made = publish(Station(space, None), {})  # type: ignore[arg-type]  # no model is needed
+    made = run_publish(StepContext(space, None), {})  # type: ignore[arg-type]  # no model is needed
     assert made.pins == {"decoding_config": 1}

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from components.prompts.prompt import Prompt
-from flows.loading import open_station
+from flows.loading import open_pair
 from flows.orchestration import recalibrate_flow as recalibrate
 from flows.progress import announce
 from flows.steps import collect as collecting
 from flows.steps import monitor as monitoring
 from flows.steps.monitor import DriftSettings
-from flows.steps.publish import Station
+from flows.steps.publish import StepContext
 from registry.store import Store
 from serving.device import lacks_bfloat16
 from serving.recording.trace import TraceSet
@@ -68,9 +68,9 @@ def settings_of(place: Path, spool: Path) -> DriftSettings:
     return DriftSettings(pair="default", dtype=quick_dtype(), spool=spool, out=place / "dist", threads=cores)
 
 
-def serve(station: Station, folder: Path, asked: Sequence[Prompt]) -> Path:
+def serve(station: StepContext, folder: Path, asked: Sequence[Prompt]) -> Path:
     """The target's answers and the requests, as a server spools them."""
-    collecting.collect(station, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
+    collecting.run_collect(station, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
     bodies = [json.dumps({"messages": [{"role": "user", "content": prompt.prompt}]}, ensure_ascii=False) for prompt in asked]
     (folder / "requests.jsonl").write_text("\n".join(bodies) + "\n", encoding="utf-8")
     return folder
@@ -157,15 +157,15 @@ def runs() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def station(place: Path) -> Station:
+def station(place: Path) -> StepContext:
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    return open_station("default", quick_dtype())
+    return open_pair("default", quick_dtype())
 
 
 @pytest.fixture(scope="module")
-def champion(prefect_server: None, station: Station, place: Path) -> dict[str, Any]:
+def champion(prefect_server: None, station: StepContext, place: Path) -> dict[str, Any]:
     """Sums are served: a first champion, made of a spool by the same flow, run in this process."""
     announce(f"hands off: sums are served, in {quick_dtype()}; a first champion for them")
     spool = serve(station, place / "sums", languages.maths(40, seed=1))
@@ -175,14 +175,14 @@ def champion(prefect_server: None, station: Station, place: Path) -> dict[str, A
     return made
 
 
-def test_ten_checks_on_unchanged_traffic_raise_nothing(champion: dict[str, Any], station: Station, place: Path) -> None:
+def test_ten_checks_on_unchanged_traffic_raise_nothing(champion: dict[str, Any], station: StepContext, place: Path) -> None:
     pool = TraceSet(serve(station, place / "pool", languages.maths(150, seed=2))).read()
     for day in range(10):
         report, _ = monitoring.check(station.workspace, spool=traffic.spool(place / f"day-{day}", traffic.some(pool, 40, seed=day)))
         assert report.verdict == "steady", report.reasons
 
 
-def test_another_language_brings_a_new_champion_without_a_hand(champion: dict[str, Any], station: Station, place: Path) -> None:
+def test_another_language_brings_a_new_champion_without_a_hand(champion: dict[str, Any], station: StepContext, place: Path) -> None:
     from prefect.deployments import run_deployment
 
     spool = serve(station, place / "spanish", languages.spanish(60, seed=3))

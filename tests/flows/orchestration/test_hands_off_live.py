@@ -27,7 +27,7 @@ from flows.orchestration import recalibrate_flow as recalibrate
 from flows.progress import announce
 from flows.steps import monitor as monitoring
 from flows.steps.monitor import DriftSettings, load_limits
-from flows.steps.publish import Station
+from flows.steps.publish import StepContext
 from registry.store import Store
 from serving.recording.trace import TraceSet
 from tests.flows.orchestration.test_hands_off import REPO, place, prefect_at_work, runs, serve, settings_of, station, wait
@@ -126,7 +126,7 @@ def prompts_in(spool: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def champion(prefect_server: None, station: Station, place: Path) -> dict[str, Any]:
+def champion(prefect_server: None, station: StepContext, place: Path) -> dict[str, Any]:
     """The champion of sums, made by the same flow, run in this process."""
     announce("hands off, live: a first champion, for sums")
     made: dict[str, Any] = recalibrate.recalibrate(settings_of(place, serve(station, place / "sums", languages.maths(40, seed=1))))
@@ -135,7 +135,7 @@ def champion(prefect_server: None, station: Station, place: Path) -> dict[str, A
     return made
 
 
-def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(champion: dict[str, Any], station: Station,
+def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(champion: dict[str, Any], station: StepContext,
                                                                             place: Path) -> None:
     from prefect.deployments import run_deployment
 
@@ -183,7 +183,7 @@ def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(cham
     assert not [path for path in spool.iterdir() if path.name.startswith(".")]
 
 
-def folder_of_spanish(station: Station) -> str:
+def folder_of_spanish(station: StepContext) -> str:
     """The recalibration whose prompts are questions."""
     (folder,) = [path.name for path in (station.workspace.root / "recalibrations").iterdir() if (path / "prompts.jsonl").is_file()
                  and "¿" in (path / "prompts.jsonl").read_text(encoding="utf-8")]

@@ -16,12 +16,12 @@ import torch
 
 from components.bench.runner import Generation, StrategyContender
 from components.gate.baseline_counts import deterministic_report
-from components.gate.gate import COUNTS, GateVerdict, compare_with_baseline, judge, judge_predictions
+from components.gate.gate import COUNTS, GateVerdict, compare_with_baseline, judge_predictions, judge_release
 from components.gate.losslessness import identity_entry
 from components.gate.predictive_loss import predictions
 from components.prompts.prompt import Prompt, demo_prompts, ids_of
-from flows.steps.gate import IDENTITY_PROMPTS, IDENTITY_TOKENS, Judging, Rival, measured
-from flows.steps.publish import Station
+from flows.steps.gate import IDENTITY_PROMPTS, IDENTITY_TOKENS, BenchJudge, ChampionComparison, measured
+from flows.steps.publish import StepContext
 from registry.gates import load_gates
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.verifier import Verifier
@@ -30,7 +30,7 @@ from serving.runtime.commands import Forward
 from serving.runtime.output import Output
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, Kit
+from serving.runtime.strategies import STRATEGIES, StrategyResources
 from tests.flows.orchestration.test_hands_off import quick_dtype
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
@@ -72,12 +72,12 @@ def exact(space: Any) -> LoadedPair:
 
 
 @pytest.fixture(scope="module")
-def kit(space: Any, pair: LoadedPair) -> Kit:
+def kit(space: Any, pair: LoadedPair) -> StrategyResources:
     return space.kit(pair, ("csd", "sprinter"))  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
-def spide_kit(space: Any, pair: LoadedPair) -> Kit:
+def spide_kit(space: Any, pair: LoadedPair) -> StrategyResources:
     """With a hardware profile, whose measuring takes minutes where the machine has no instructions for bfloat16."""
     return space.kit(pair, ("spide",))  # type: ignore[no-any-return]
 
@@ -85,17 +85,17 @@ def spide_kit(space: Any, pair: LoadedPair) -> Kit:
 @pytest.fixture(scope="module")
 def traces(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     """Texts of the target and of the draft."""
-    from components.collect.collect import collect
+    from components.collect.collect import collect_traces
 
-    return collect(pair, demo_prompts(16), tmp_path_factory.mktemp("t") / "traces", max_tokens=32, rollout=8, batch=4,
+    return collect_traces(pair, demo_prompts(16), tmp_path_factory.mktemp("t") / "traces", max_tokens=32, rollout=8, batch=4,
                    prefix_kinds=("target", "draft"))
 
 
 def gated(space: Any, pair: LoadedPair) -> GateVerdict:
     """The measured part of the gate: candidate and champion decode with the same config, interleaved with plain decoding."""
-    space, kit = space.in_dtype(pair.dtype), Kit({}, pair.special_tokens)
-    rival = Rival(contenders=(StrategyContender(pair, kit, CHOICE, "champion"),))
-    return measured(Station(space, pair), demo_prompts(PROMPTS), Judging(*CHOICE, THRESHOLDS), kit, rival, max_tokens=TOKENS,
+    space, kit = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
+    rival = ChampionComparison(contenders=(StrategyContender(pair, kit, CHOICE, "champion"),))
+    return measured(StepContext(space, pair), demo_prompts(PROMPTS), BenchJudge(*CHOICE, THRESHOLDS), kit, rival, max_tokens=TOKENS,
                     all_strategies=False)[1]
 
 
@@ -133,7 +133,7 @@ def test_clock_15_percent_slower_is_caught(space: Any, timed: LoadedPair, time: 
 
 
 @pytest.mark.parametrize("seed", TIMES)
-def test_a_worse_verifier_is_caught(kit: Kit, traces: TraceSet, seed: int) -> None:
+def test_a_worse_verifier_is_caught(kit: StrategyResources, traces: TraceSet, seed: int) -> None:
     """Half of what it learnt is noise."""
     fine: Any = kit.artifacts["verifier"]
     noise = torch.randn(fine.weight.shape, generator=torch.Generator().manual_seed(seed)) * fine.weight.std()
@@ -145,7 +145,7 @@ def test_a_worse_verifier_is_caught(kit: Kit, traces: TraceSet, seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", TIMES)
-def test_a_shuffled_table_is_caught(spide_kit: Kit, traces: TraceSet, seed: int) -> None:
+def test_a_shuffled_table_is_caught(spide_kit: StrategyResources, traces: TraceSet, seed: int) -> None:
     fine: Any = spide_kit.artifacts["acceptance_table"]
     order = list(range(20))
     random.Random(seed).shuffle(order)
@@ -155,20 +155,22 @@ def test_a_shuffled_table_is_caught(spide_kit: Kit, traces: TraceSet, seed: int)
 
 
 @pytest.mark.parametrize("number", TIMES)
-def test_a_lossy_config_called_lossless_is_caught(exact: LoadedPair, kit: Kit, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lossy_config_called_lossless_is_caught(
+    exact: LoadedPair, kit: StrategyResources, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of four lossy strategies on two or three sets of prompts; on one of them all that sprinter trusts is right."""
     name, parameters = LOSSY[number % len(LOSSY)]
     begin = IDENTITY_PROMPTS * (number // len(LOSSY))
     prompts = demo_prompts(begin + IDENTITY_PROMPTS)[begin:]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
     entry = identity_entry(exact, kit, (name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
-    assert failed(judge(entry, None, None, {"lossless_identical": True})) == ["identical outputs"], entry["per_prompt"]
+    assert failed(judge_release(entry, None, None, {"lossless_identical": True})) == ["identical outputs"], entry["per_prompt"]
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "spide"])
-def test_a_lossless_config_is_none(exact: LoadedPair, spide_kit: Kit, name: str) -> None:
+def test_a_lossless_config_is_none(exact: LoadedPair, spide_kit: StrategyResources, name: str) -> None:
     entry = identity_entry(exact, spide_kit, (name, {}), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
-    assert judge(entry, None, None, {"lossless_identical": True}).passed, entry["per_prompt"]
+    assert judge_release(entry, None, None, {"lossless_identical": True}).passed, entry["per_prompt"]
 
 
 def counted(exact: LoadedPair, prompts: Sequence[Prompt]) -> dict[str, Any]:

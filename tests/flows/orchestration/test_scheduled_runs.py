@@ -271,7 +271,7 @@ def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
 
 
 def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deployment: Any, first: Any, pair_file: Path) -> None:
-    from flows.loading import open_station, prompts_of
+    from flows.loading import open_pair, prompts_of
     from flows.steps import collect as collecting
 
     wait_for("quiet", lambda: not [run for run in place.runs(deployment.id) if run.state.is_running() or run.state.is_pending()])
@@ -299,7 +299,7 @@ def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deploymen
         resumed = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
     assert place.ended(resumed).state.is_completed(), place.worker_log.read_text()[-3000:]
     assert {name: (place.traces / name).stat().st_mtime_ns for name in before} == before
-    unbroken = collecting.collect(open_station(str(pair_file)), prompts_of(settings)["collect"], max_tokens=settings.collect_tokens,
+    unbroken = collecting.run_collect(open_pair(str(pair_file)), prompts_of(settings)["collect"], max_tokens=settings.collect_tokens,
                                   folder=place.folder / "unbroken")
     assert len(shards.shards) == MANY // 32
     assert shards.digest() == unbroken.digest()

@@ -81,10 +81,10 @@ def suites(file: Path) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def release_now(pair_file: Path) -> Callable[[], int]:
     """Publish the workspace as it is; the number of its release."""
-    from flows.steps.publish import Station, publish
+    from flows.steps.publish import StepContext, run_publish
     from flows.workspace import Workspace
 
-    return lambda: publish(Station(Workspace(str(pair_file), "float32"), None), {}).version  # type: ignore[arg-type]
+    return lambda: run_publish(StepContext(Workspace(str(pair_file), "float32"), None), {}).version  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from components.distil.family import keep_layers
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
 from flows.steps.gate import gate_release, prediction_check
-from flows.steps.publish import Station, publish
+from flows.steps.publish import StepContext, run_publish
 from flows.workspace import Workspace
 from registry import gates
 from registry.releases import find_release, gate_record, promote
@@ -34,7 +34,7 @@ LIMIT = {"max_prediction_loss_ratio": 1.05}
 
 
 @pytest.fixture
-def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Station]:
+def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], StepContext]:
     """Give the pair a draft with so much noise on its weights, and register a release of it."""
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
     (own_stores / "gates.yaml").write_text(json.dumps(gates.load_gates().model_dump() | ANY_SPEED))
@@ -45,7 +45,7 @@ def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     (own_stores / "pair.yaml").write_text("name: drafted\ndescription: d\nlicence: none\ndtype: float32\nchat: true\n"
                                           "target:\n  path: target\ndraft:\n  artifact: draft\n")
 
-    def make(noise: float) -> Station:
+    def make(noise: float) -> StepContext:
         draft = keep_layers(pair.modules["target"], (0, 1))
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
@@ -55,16 +55,16 @@ def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         made = Provenance(pair="drafted", fingerprint="")
         to_artifact(draft, head, weights_digest(own_stores / "target"), made).save(own_stores / "draft")
         space = Workspace(str(own_stores / "pair.yaml"))
-        station = Station(space, space.load(slots=1))
+        station = StepContext(space, space.load(slots=1))
         space.save(DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {}, provenance(station.pair)))
-        publish(station, {})
+        run_publish(station, {})
         return station
 
     return make
 
 
 @pytest.mark.slow
-def test_a_worse_draft_is_refused_and_a_better_one_is_not(release_with: Callable[[float], Station]) -> None:
+def test_a_worse_draft_is_refused_and_a_better_one_is_not(release_with: Callable[[float], StepContext]) -> None:
     release_with(0.02)
     store = Store()
     one = find_release(store, "drafted", "cpu", 1)
@@ -85,7 +85,7 @@ def test_a_worse_draft_is_refused_and_a_better_one_is_not(release_with: Callable
 
 
 def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_why(
-        release_with: Callable[[float], Station], monkeypatch: pytest.MonkeyPatch) -> None:
+        release_with: Callable[[float], StepContext], monkeypatch: pytest.MonkeyPatch) -> None:
     import components.gate.footprint
 
     release_with(0.02)
@@ -112,7 +112,7 @@ def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_
     assert "measured on a larger machine" in store.description(two.published), "the reason is kept"
 
 
-def test_predictions_that_cannot_be_measured_fail_the_gate(release_with: Callable[[float], Station]) -> None:
+def test_predictions_that_cannot_be_measured_fail_the_gate(release_with: Callable[[float], StepContext]) -> None:
     """No traces: a release without table and verifier needs none, one with a table is not let through unseen."""
     station = release_with(0.02)
     assert prediction_check(station, {}, {}, LIMIT).checks == ()

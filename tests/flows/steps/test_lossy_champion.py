@@ -11,32 +11,32 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.collect import collect as collection
-from components.collect.collect import collect
+from components.collect import collect_traces as collection
+from components.collect.collect import collect_traces
 from components.drift.prompts import prompts_of_trace
 from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY
 from flows.steps import monitor as monitoring
 from flows.steps import publish as stations
 from flows.steps import reference_traces as references
-from flows.steps.publish import Station
+from flows.steps.publish import StepContext
 from flows.steps.reference_traces import Served, of_release, served_reference
 from registry.releases import ReleaseVersion
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY, TraceSet
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.loop import traffic
 
 STRATEGY, PARAMETERS = "lossy_sd", {"num_speculative_tokens": 5}
 
 
 @pytest.fixture(scope="module")
-def station(place: Path, pair_file: Path) -> Station:
+def station(place: Path, pair_file: Path) -> StepContext:
     return traffic.station_of(pair_file)
 
 
 @pytest.fixture(scope="module")
-def release(station: Station, place: Path) -> ReleaseVersion:
+def release(station: StepContext, place: Path) -> ReleaseVersion:
     """The champion."""
     return traffic.crown(station, place / "dist", STRATEGY)
 
@@ -47,23 +47,30 @@ def champion(release: ReleaseVersion) -> Served:
 
 
 @pytest.fixture
-def reference(station: Station, champion: Served) -> Path:
+def reference(station: StepContext, champion: Served) -> Path:
     return served_reference(station.workspace, champion)
 
 
 @pytest.fixture(scope="module")
-def pool(station: Station, release: ReleaseVersion, place: Path) -> pa.Table:
+def pool(station: StepContext, release: ReleaseVersion, place: Path) -> pa.Table:
     """What the champion answers to 80 prompts of the calibrated sort."""
-    return collect(station.pair, traffic.prompts(80, seed=2), place / "pool", max_tokens=traffic.TOKENS, rollout=1, prefix_kinds=(LOSSY,),
-                   strategy=build_strategy(STRATEGY, dict(PARAMETERS), Kit())).read()
+    return collect_traces(
+        station.pair,
+        traffic.prompts(80, seed=2),
+        place / "pool",
+        max_tokens=traffic.TOKENS,
+        rollout=1,
+        prefix_kinds=(LOSSY,),
+        strategy=build_strategy(STRATEGY, dict(PARAMETERS), StrategyResources()),
+    ).read()
 
 
 @pytest.fixture
-def check(station: Station, champion: Served, tmp_path: Path) -> Callable[..., Any]:
+def check(station: StepContext, champion: Served, tmp_path: Path) -> Callable[..., Any]:
     return lambda rows, **more: monitoring.check(station.workspace, spool=traffic.spool(tmp_path / "spool", rows), **more)[0]
 
 
-def test_what_it_would_serve_is_collected_on_the_prompts_that_it_was_calibrated_on(station: Station, champion: Served,
+def test_what_it_would_serve_is_collected_on_the_prompts_that_it_was_calibrated_on(station: StepContext, champion: Served,
                                                                                   reference: Path) -> None:
     mine, theirs = TraceSet(reference), station.workspace.traces
     assert set(mine.read(["kind"]).column("kind").to_pylist()) == {LOSSY}
@@ -97,7 +104,7 @@ def test_what_a_lossless_champion_served_before_is_not_held_against_it(check: Ca
 
 
 def test_without_such_a_reference_there_is_no_verdict_until_the_next_release_collects_it(
-        check: Callable[..., Any], station: Station, pool: pa.Table, reference: Path, tmp_path: Path) -> None:
+        check: Callable[..., Any], station: StepContext, pool: pa.Table, reference: Path, tmp_path: Path) -> None:
     shutil.move(reference, tmp_path / "away")
     for rows in (traffic.some(pool, 40, seed=3), traffic.elsewhere(traffic.some(pool, 40, seed=3)),
                  traffic.of_kind(traffic.elsewhere(traffic.some(pool, 40, seed=3)), "target")):
@@ -106,23 +113,23 @@ def test_without_such_a_reference_there_is_no_verdict_until_the_next_release_col
         assert len(report.reasons) == 1
         assert report.reasons[0].startswith("there is no reference yet of what lossy_sd, which is lossy, serves as release.tiny.cpu ")
         assert "publishing it again collects it" in report.reasons[0]
-    stations.publish(station, {"by": "hand"})
+    stations.run_publish(station, {"by": "hand"})
     assert TraceSet(reference).digest() == TraceSet(tmp_path / "away").digest()
     assert check(traffic.some(pool, 40, seed=3)).verdict == STEADY
 
 
 def test_a_collection_that_was_cut_short_is_no_reference_and_is_ended_by_the_next_release(
-        check: Callable[..., Any], station: Station, pool: pa.Table, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        check: Callable[..., Any], station: StepContext, pool: pa.Table, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = TraceSet(reference).digest()
     TraceSet(reference).shards[0].unlink()
     assert check(traffic.some(pool, 40, seed=3)).verdict == NOT_ENOUGH
-    stations.publish(station, {"by": "hand"})
+    stations.run_publish(station, {"by": "hand"})
     assert TraceSet(reference).digest() == whole
     monkeypatch.setattr(collection, "collect", lambda *_, **__: pytest.fail("collected twice"))
-    stations.publish(station, {"by": "hand"})
+    stations.run_publish(station, {"by": "hand"})
 
 
-def test_a_reference_that_is_named_is_compared_with_as_before(check: Callable[..., Any], station: Station, pool: pa.Table) -> None:
+def test_a_reference_that_is_named_is_compared_with_as_before(check: Callable[..., Any], station: StepContext, pool: pa.Table) -> None:
     traces = station.workspace.traces
     report = check(traffic.of_kind(traffic.some(pool, 40, seed=3), "target"), reference=traces)
     assert (report.kinds, report.reference.digest, report.feedback.prompts) == (("target",), TraceSet(traces).digest(), 40)
@@ -131,16 +138,16 @@ def test_a_reference_that_is_named_is_compared_with_as_before(check: Callable[..
     assert "leave --reference out" in lossy.reasons[0]
 
 
-def test_a_recalibrations_release_is_kept_in_the_pairs_own_workspace(station: Station, champion: Served, reference: Path,
+def test_a_recalibrations_release_is_kept_in_the_pairs_own_workspace(station: StepContext, champion: Served, reference: Path,
                                                                      release: ReleaseVersion, tmp_path: Path) -> None:
     shutil.rmtree(reference)
     assert champion.lossy is not None
-    references.keep_served(Station(station.workspace.aside(tmp_path / "aside"), station.pair), release, champion.lossy)
+    references.keep_served(StepContext(station.workspace.aside(tmp_path / "aside"), station.pair), release, champion.lossy)
     assert references.is_whole(reference)
     assert not (tmp_path / "aside").exists()
 
 
-def test_another_config_or_other_traces_have_another_reference(station: Station, champion: Served, reference: Path) -> None:
+def test_another_config_or_other_traces_have_another_reference(station: StepContext, champion: Served, reference: Path) -> None:
     config = champion.lossy
     assert config is not None
     for other in (DecodingConfig("lossy_sd", {"num_speculative_tokens": 4}, {}, config.provenance),
@@ -152,7 +159,7 @@ def test_another_config_or_other_traces_have_another_reference(station: Station,
     assert served_reference(station.workspace, same) == reference
 
 
-def test_a_lossless_release_pays_nothing(station: Station, champion: Served, release: ReleaseVersion,
+def test_a_lossless_release_pays_nothing(station: StepContext, champion: Served, release: ReleaseVersion,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     config = champion.lossy
     assert config is not None
@@ -161,7 +168,7 @@ def test_a_lossless_release_pays_nothing(station: Station, champion: Served, rel
 
 
 @pytest.mark.parametrize("error", [DraftwellError("another collection is writing"), OSError(28, "No space left on device")])
-def test_a_collection_that_fails_stops_no_release(check: Callable[..., Any], station: Station, pool: pa.Table, reference: Path,
+def test_a_collection_that_fails_stops_no_release(check: Callable[..., Any], station: StepContext, pool: pa.Table, reference: Path,
                                                   error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.move(reference, tmp_path / "away")
 
@@ -170,17 +177,17 @@ def test_a_collection_that_fails_stops_no_release(check: Callable[..., Any], sta
 
     with monkeypatch.context() as patch:
         patch.setattr(collection, "collect", failing)
-        assert stations.publish(station, {"by": "hand"}).version
+        assert stations.run_publish(station, {"by": "hand"}).version
     assert check(traffic.some(pool, 40, seed=3)).verdict == NOT_ENOUGH
     shutil.move(tmp_path / "away", reference)
 
 
-def test_a_reference_that_cannot_be_read_is_collected_again(check: Callable[..., Any], station: Station, pool: pa.Table,
+def test_a_reference_that_cannot_be_read_is_collected_again(check: Callable[..., Any], station: StepContext, pool: pa.Table,
                                                             reference: Path) -> None:
     whole, shard = TraceSet(reference).digest(), TraceSet(reference).shards[0]
     shard.write_bytes(shard.read_bytes()[:1000])
     assert check(traffic.some(pool, 40, seed=3)).verdict == NOT_ENOUGH
-    stations.publish(station, {"by": "hand"})
+    stations.run_publish(station, {"by": "hand"})
     assert TraceSet(reference).digest() == whole
 
 

@@ -24,7 +24,7 @@ from flows.orchestration.drift_events import announced
 from flows.steps import monitor as monitoring
 from flows.steps import tune as tuning
 from flows.steps.monitor import DriftSettings
-from flows.steps.publish import Station
+from flows.steps.publish import StepContext
 from registry.store import Store
 from serving.errors import DraftwellError
 from tests.support.loop import traffic
@@ -32,18 +32,18 @@ from tests.support.loop.tiny_files import snapshot
 
 
 @pytest.fixture(scope="module")
-def station(place: Path, pair_file: Path) -> Station:
+def station(place: Path, pair_file: Path) -> StepContext:
     return traffic.station_of(pair_file)
 
 
 @pytest.fixture(scope="module")
-def champion(station: Station, place: Path) -> Any:
+def champion(station: StepContext, place: Path) -> Any:
     """Release 1, calibrated on the first sort of traffic, deployed."""
     return traffic.crown(station, place / "dist")
 
 
 @pytest.fixture(scope="module")
-def pools(station: Station, place: Path) -> dict[str, pa.Table]:
+def pools(station: StepContext, place: Path) -> dict[str, pa.Table]:
     """Answers to prompts of both sorts."""
     return {"first": traffic.serve(station, place / "first", traffic.prompts(60, seed=2)).read(),
             "second": traffic.serve(station, place / "second", traffic.prompts(60, seed=3, words=traffic.OTHERS)).read()}
@@ -91,7 +91,7 @@ def raised(prefect_server: None, champion: Any, pools: dict[str, pa.Table], spoo
 
 
 @pytest.fixture(scope="module")
-def before(raised: Any, station: Station) -> dict[str, int]:
+def before(raised: Any, station: StepContext) -> dict[str, int]:
     return snapshot(station.workspace.artifacts) | snapshot(station.workspace.traces)
 
 
@@ -110,7 +110,7 @@ def refused(before: Any, raised: list[dict[str, Any]], place: Path) -> dict[str,
 
 
 @pytest.fixture(scope="module")
-def untouched(refused: Any, place: Path, station: Station) -> dict[str, Any]:
+def untouched(refused: Any, place: Path, station: StepContext) -> dict[str, Any]:
     """What the refusal left behind."""
     return {"champion": Store().get_aliases("release", "tiny.cpu")["champion"],
             "current": (place / "dist" / "tiny" / "current").resolve().name, "announced": announced(station.workspace, "cpu")}
@@ -131,7 +131,7 @@ def killed(untouched: Any, raised: list[dict[str, Any]]) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "tune", traffic.scripted("autoregressive"))
         patch.setattr(bundles, "build_bundle", die)
-        patch.setattr(recalibrate, "deploy_task", recalibrating.deploy)  # no task: Prefect would not try it again either
+        patch.setattr(recalibrate, "deploy_task", recalibrating.deploy_release)  # no task: Prefect would not try it again either
         with pytest.raises(KeyboardInterrupt):
             recalibrate.recalibrate(DriftSettings.model_validate(raised[0]["payload"]["settings"]))
     return int(Store().get_aliases("release", "tiny.cpu")["champion"])
@@ -176,7 +176,7 @@ def test_the_report_is_shown_in_prefect(raised: Any) -> None:
 
 
 def test_a_refused_candidate_leaves_everything_as_it_is(refused: dict[str, Any], untouched: dict[str, Any], before: dict[str, int],
-                                                        station: Station) -> None:
+                                                        station: StepContext) -> None:
     assert (refused["state"], refused["bundle"]) == ("refused", None)
     assert (untouched["champion"], untouched["current"]) == (1, "1-cpu")
     assert snapshot(station.workspace.artifacts) | snapshot(station.workspace.traces) == before
@@ -204,7 +204,7 @@ def test_it_was_measured_faster_than_the_old_config_on_the_new_traffic(deployed:
     assert 1 < over["low"] <= over["ratio"] <= over["high"]
 
 
-def test_it_learnt_from_the_new_prompts(deployed: dict[str, Any], station: Station) -> None:
+def test_it_learnt_from_the_new_prompts(deployed: dict[str, Any], station: StepContext) -> None:
     store = Store()
     table = store.resolve("acceptance_table", "tiny", "champion")
     folder = station.workspace.root / "recalibrations" / deployed["drift"][:12]
@@ -223,11 +223,11 @@ def test_lineage_finds_the_traces_of_a_recalibration(deployed: dict[str, Any], r
     assert "not here" not in done.stdout
 
 
-def test_the_workspace_stays_the_users(deployed: dict[str, Any], before: dict[str, int], station: Station) -> None:
+def test_the_workspace_stays_the_users(deployed: dict[str, Any], before: dict[str, int], station: StepContext) -> None:
     assert snapshot(station.workspace.artifacts) | snapshot(station.workspace.traces) == before
 
 
-def test_a_drift_is_answered_once(deployed: dict[str, Any], raised: list[dict[str, Any]], station: Station) -> None:
+def test_a_drift_is_answered_once(deployed: dict[str, Any], raised: list[dict[str, Any]], station: StepContext) -> None:
     again = recalibrate.recalibrate(DriftSettings.model_validate(raised[0]["payload"]["settings"]))
     assert again == deployed
     assert announced(station.workspace, "cpu") is None
@@ -235,7 +235,7 @@ def test_a_drift_is_answered_once(deployed: dict[str, Any], raised: list[dict[st
 
 
 def test_the_new_traffic_is_what_the_new_champion_knows(deployed: dict[str, Any], pools: dict[str, pa.Table], place: Path,
-                                                        station: Station) -> None:
+                                                        station: StepContext) -> None:
     """The loop is closed: its traces are found, and real traffic of the new sort is steady."""
     report, served = monitoring.check(station.workspace, spool=traffic.spool(place / "now", pools["second"]))
     assert served.name == f"release.tiny.cpu version {deployed['release']}"
@@ -255,12 +255,12 @@ def test_a_verdict_is_kept_beside_one_champion(tmp_path: Path, settings: Callabl
     monkeypatch.setattr(recalibrating, "judge", judge)
     for champion, times in ((1, 1), (1, 1), (2, 2), (7, 2), (1, 3)):
         monkeypatch.setattr(recalibrating, "champion_number", lambda space, device, now=champion: now)
-        recalibrating.gate(settings(), str(tmp_path), 7)  # which is promoted by the fourth
+        recalibrating.gate_candidate(settings(), str(tmp_path), 7)  # which is promoted by the fourth
         assert len(asked) == times, champion
 
 
 def test_one_at_a_time(deployed: dict[str, Any], settings: Callable[..., DriftSettings], spool: Path) -> None:
-    with recalibrating.only_one(settings()) as free:
+    with recalibrating.single_recalibration(settings()) as free:
         assert free
         assert recalibrate.recalibrate(settings(spool=spool)) == {"state": "busy"}
 
@@ -311,8 +311,8 @@ def test_with_other_settings_what_depends_on_them_is_made_anew(settings: Callabl
     def started(**more: Any) -> list[str]:
         """Up to tuning; what was learnt from, in all runs."""
         given = settings(spool=spool, **more)
-        collected = recalibrating.collect(given, str(folder))
-        assert recalibrating.calibrate(given, str(folder)) == {"ece": 0.5}
+        collected = recalibrating.collect_traffic(given, str(folder))
+        assert recalibrating.calibrate_on_traffic(given, str(folder)) == {"ece": 0.5}
         assert collected == {"folder": str(folder / "traces"), "digest": TraceSet(folder / "traces").digest()}
         assert champion[0] or learnt[-1] == collected["digest"], "it was calibrated on traces that are gone"
         return learnt

@@ -17,7 +17,7 @@ import pytest
 
 from components.collect import collect as collection
 from flows.workers import task_runners as runners
-from flows.workers.task_runners import Fan, failure_of, fan_of
+from flows.workers.task_runners import WorkerPool, failure_of, worker_pool_for
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from tests.support.paths import REPO
@@ -27,16 +27,16 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("prefect_ray") is None,
 
 
 def test_how_a_station_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fan_of("threads", 1) is None
-    assert fan_of("threads", 2, threads=5) == Fan("threads", 2, 2)
-    assert fan_of("threads", 4, threads=2) == Fan("threads", 4, 1), "never less than one thread each"
+    assert worker_pool_for("threads", 1) is None
+    assert worker_pool_for("threads", 2, threads=5) == WorkerPool("threads", 2, 2)
+    assert worker_pool_for("threads", 4, threads=2) == WorkerPool("threads", 4, 1), "never less than one thread each"
     with pytest.raises(DraftwellError, match="choose threads or ray"):
-        fan_of("dask", 2)
+        worker_pool_for("dask", 2)
     with pytest.raises(DraftwellError, match="would wait for one GPU"):
-        fan_of("threads", 2, device="cuda")
+        worker_pool_for("threads", 2, device="cuda")
     monkeypatch.setitem(__import__("sys").modules, "prefect_ray", None)
     with pytest.raises(DraftwellError, match=r"needs the package prefect-ray: pip install .*draftwell\[ray\]"):
-        fan_of("ray", 2)
+        worker_pool_for("ray", 2)
 
 
 def test_what_failed_parts_become() -> None:

@@ -15,7 +15,7 @@ from serving.errors import NotFinite
 from serving.runtime.output import Output
 from serving.runtime.requests import Sampling
 from serving.runtime.row_view import RowView
-from serving.runtime.sampling import LogitRows, Stream
+from serving.runtime.sampling import LogitRows, RandomStream
 from tests.support.models.kits import ORIGIN
 
 VOCAB, HIDDEN = 500, 6
@@ -49,7 +49,7 @@ def test_a_score_is_that_of_the_whole_distribution(settings: dict, support: Tens
         first, second = outputs(seed, VOCAB if support is None else len(HEAD), support)
         row, after = first.rows(sampling), second.rows(sampling)
         ranked = row.raw(0).argsort(descending=True).tolist()
-        for token in {row.sample(0, Stream(seed, 1)), ranked[0], ranked[1], ranked[40], 7, 12}:
+        for token in {row.sample(0, RandomStream(seed, 1)), ranked[0], ranked[1], ranked[40], 7, 12}:
             for number, features in enumerate(FEATURES):
                 judge = verifier(features, number)
                 old = judge.score(row.hidden(0), after.hidden(0), row.raw(0), token)
@@ -86,7 +86,7 @@ def test_a_score_never_spreads_a_reduced_head_over_the_vocabulary() -> None:
     output = Output(torch.randn(1, len(HEAD), generator=torch.Generator().manual_seed(0)), torch.zeros(1, HIDDEN), HEAD, vocab_size=-1)
     for sampling in (Sampling(), Sampling(temperature=0.8)):
         row = output.rows(sampling)
-        assert 0 < verifier(("before", "scalars"), 0).score_drafted(row, None, row.sample(0, Stream(1, 1))) < 1
+        assert 0 < verifier(("before", "scalars"), 0).score_drafted(row, None, row.sample(0, RandomStream(1, 1))) < 1
     with pytest.raises(RuntimeError):
         output.rows(Sampling()).raw(0)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving.errors import InvalidRequest, NotFinite
 from serving.runtime.output import Output
 from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, Stream, Streams, adjusted, residual, warp
+from serving.runtime.sampling import LogitRows, RandomStream, Streams, adjusted, residual, warp
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
 
@@ -69,7 +69,7 @@ def test_penalties_move_the_greedy_choice_and_leave_the_models_logits_alone():
     logits = torch.tensor([[2.0, 1.5, 0.0], [2.0, 1.5, 0.0]])
     rows = LogitRows(logits, Sampling(frequency_penalty=1.0), written=[0])
     assert rows.top == [0, 1]
-    assert [rows.sample(i, Stream(0, 1)) for i in (0, 1)] == [0, 1]
+    assert [rows.sample(i, RandomStream(0, 1)) for i in (0, 1)] == [0, 1]
     assert rows.probs(1).tolist() == [0.0, 1.0, 0.0]
     assert rows.confidence(1) == LogitRows(logits, Sampling()).confidence(1)
     assert logits[1, 0] == 2.0
@@ -119,7 +119,7 @@ def test_rows_of_a_reduced_head_equal_rows_over_the_whole_vocabulary(warpers, lo
         assert torch.allclose(compact.raw(row), full.raw(row), atol=1e-6)
         assert [compact.raw_logit(row, token) for token in range(10)] == [full.raw_logit(row, token) for token in range(10)]
         assert [compact.raw_prob(row, token) for token in range(10)] == pytest.approx([float(q) for q in full.raw(row)], abs=1e-6)
-        assert [compact.sample(row, Stream(i, 1)) for i in range(9)] == [full.sample(row, Stream(i, 1)) for i in range(9)]
+        assert [compact.sample(row, RandomStream(i, 1)) for i in range(9)] == [full.sample(row, RandomStream(i, 1)) for i in range(9)]
 
 
 def test_a_reduced_head_is_never_spread_out_for_a_draft_step():
@@ -127,7 +127,7 @@ def test_a_reduced_head_is_never_spread_out_for_a_draft_step():
     output = Output(torch.tensor([[0.5, 2.0, 0.0, 0.0]]), None, HEAD, vocab_size=-1)
     for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
         rows = output.rows(sampling)
-        token = rows.sample(0, Stream(0, 1))
+        token = rows.sample(0, RandomStream(0, 1))
         assert token in HEAD.tolist()
         assert 0 < rows.raw_prob(0, token) <= rows.confidence(0) < 1 < math.exp(rows.entropy(0))
     with pytest.raises(RuntimeError):
@@ -136,7 +136,7 @@ def test_a_reduced_head_is_never_spread_out_for_a_draft_step():
 
 LOOKS = {"top": lambda r: r.top, "probs": lambda r: r.probs(0), "raw": lambda r: r.raw(0), "raw_logit": lambda r: r.raw_logit(0, 0),
          "confidence": lambda r: r.confidence(0), "entropy": lambda r: r.entropy(0), "hidden": lambda r: r.hidden(0),
-         "sample": lambda r: r.sample(0, Stream(0, 1))}
+         "sample": lambda r: r.sample(0, RandomStream(0, 1))}
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
@@ -164,11 +164,11 @@ def test_residual_without_mass_falls_back_to_the_target():
 def test_extreme_temperatures_do_not_overflow():
     rows = LogitRows(torch.tensor([[10.0, 30.0, -math.inf]]), Sampling(temperature=1e-40))
     assert rows.probs(0).tolist() == [0.0, 1.0, 0.0]
-    assert rows.sample(0, Stream(0, 1)) == 1
+    assert rows.sample(0, RandomStream(0, 1)) == 1
 
 
 def test_a_draw_never_lands_on_a_token_without_mass():
-    stream = Stream(0, 1)
+    stream = RandomStream(0, 1)
     probs = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0])
     drawn = [stream.draw(probs) for _ in range(2000)]
     assert set(drawn) == {1, 3}
@@ -176,7 +176,7 @@ def test_a_draw_never_lands_on_a_token_without_mass():
 
 
 def test_zero_target_probability_always_rejects():
-    stream = Stream(0, 2)
+    stream = RandomStream(0, 2)
     assert not any(stream.accepts(0.0, q) for q in (0.0, 1e-30, 0.5, 1.0) for _ in range(50))
     assert all(stream.accepts(0.5, 0.5) for _ in range(50))
 

@@ -35,7 +35,7 @@ from serving.server.app import create_app
 from serving.server.deployment.deployments import Deployments
 from serving.server.main import names_of, server
 from serving.server.model.served_model import ServedModel, costs_of, from_bundle
-from serving.server.scheduling.costs import Costs
+from serving.server.scheduling.costs import BatchCosts
 from tests.support.server.served_pair import served_pair, serving, tiny_pair
 
 ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
@@ -212,11 +212,11 @@ def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tm
 
 
 def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair, timed = tiny_pair(2), Costs({1: 1.0}, {1: 2.0, 8: 4.0})
-    known, later = Costs({1: 1.0}, {1: 1.0, 8: 2.0, 16: 3.0}, per_token=0.5), Costs({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25)
+    pair, timed = tiny_pair(2), BatchCosts({1: 1.0}, {1: 2.0, 8: 4.0})
+    known, later = BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0, 16: 3.0}, per_token=0.5), BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25)
     monkeypatch.setattr("serving.server.model.served_model.measure", lambda models, slots, *, batched: timed)
 
-    def beside(pair: Any, costs: Costs) -> ServedModel:
+    def beside(pair: Any, costs: BatchCosts) -> ServedModel:
         return ServedModel("tiny", pair, build_strategy("vanilla_sd"), 2, costs=costs)
 
     assert costs_of(pair, 2, None, None) is timed

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from components.drift.drift import compare
+from components.drift.drift import compare_traffic
 from components.drift.schema import DriftLimits, DriftReport
 from components.drift.traffic import Traffic, read_traffic
 from serving.artifacts.base import Provenance
@@ -64,7 +64,7 @@ def rows(seed: int, prompts: int = 40, tokens: int = 48, *, sure: float = 0.0, k
 
 
 def traffic(table: pa.Table, **settings: Any) -> Traffic:
-    """Rows as `compare` takes them."""
+    """Rows as `compare_traffic` takes them."""
     return read_traffic(table, **{"kinds": ("target",), "temperature": 0.0, "max_tokens": 48, "depth": 8, **settings})
 
 
@@ -74,7 +74,7 @@ def compared(then: pa.Table, now: pa.Table, limits: DriftLimits = LIMITS, **more
     settings: dict[str, Any] = {"pair": "tiny", "fingerprint": FINGERPRINT, "kinds": ("target",), "digests": ("a" * 64, "b" * 64),
                                 "baseline": "a release", "verifier": verifier(),
                                 "untouched": reference.names[2 * len(reference.names) // 3 :]}
-    return compare(reference, feedback, limits, **{**settings, **more})
+    return compare_traffic(reference, feedback, limits, **{**settings, **more})
 
 
 def spool(folder: Path, tables: list[pa.Table]) -> Path:

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
-from flows.loading import open_station
+from flows.loading import open_pair
 from flows.steps import collect as collecting
 from flows.steps import publish as stations
 from flows.steps import train as training
-from flows.steps.publish import Station
+from flows.steps.publish import StepContext
 from registry.gates import GateCheck, GateRecord
 from registry.releases import ReleaseVersion, promote, record_gate
 from registry.store import Store
@@ -36,14 +36,14 @@ def prompts(count: int, seed: int, words: Sequence[str] = WORDS) -> list[Prompt]
     return [Prompt(f"s{seed}/{i}", None, [f"{a} {b} {c}"]) for i, (a, b, c) in enumerate(parts)]
 
 
-def station_of(pair_file: Path) -> Station:
+def station_of(pair_file: Path) -> StepContext:
     """The tiny pair, loaded."""
-    return open_station(str(pair_file), say=lambda line: None)
+    return open_pair(str(pair_file), say=lambda line: None)
 
 
-def serve(station: Station, folder: Path, asked: Sequence[Prompt]) -> TraceSet:
+def serve(station: StepContext, folder: Path, asked: Sequence[Prompt]) -> TraceSet:
     """Traces of the target's greedy answers, as a server would spool them."""
-    return collecting.collect(station, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
+    return collecting.run_collect(station, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
 
 
 def some(rows: pa.Table, count: int, seed: int) -> pa.Table:
@@ -90,9 +90,9 @@ def spool(folder: Path, rows: pa.Table, asked: Sequence[Prompt] = ()) -> Path:
 
 
 def scripted(strategy: str, **parameters: Any) -> Callable[..., Any]:
-    """In the place of `flows.steps.tune.tune`: a tuner whose choice stands before it begins."""
+    """In the place of `flows.steps.tune.run_tune`: a tuner whose choice stands before it begins."""
 
-    def tune(station: Station, traces: TraceSet, asked: Sequence[Prompt], **settings: Any) -> Any:
+    def tune(station: StepContext, traces: TraceSet, asked: Sequence[Prompt], **settings: Any) -> Any:
         made = provenance(station.pair, trace_digest=traces.digest(), parents=station.parents("acceptance_table"))
         station.workspace.save(DecodingConfig(strategy, parameters, {"reason": "a script chose it"}, made))
         return SimpleNamespace(strategy=strategy, parameters=parameters, evidence={"reason": "a script chose it"})
@@ -100,22 +100,22 @@ def scripted(strategy: str, **parameters: Any) -> Callable[..., Any]:
     return tune
 
 
-def calibrate(station: Station) -> TraceSet:
+def calibrate(station: StepContext) -> TraceSet:
     """Traces of 16 prompts, and all that is made of them, in the workspace."""
     asked = prompts(16, seed=1)
-    traces = collecting.collect(station, asked, max_tokens=TOKENS)
-    training.train(station, traces)
-    training.calibrate(station, traces, asked[:4], max_tokens=TOKENS)
+    traces = collecting.run_collect(station, asked, max_tokens=TOKENS)
+    training.run_train(station, traces)
+    training.run_calibrate(station, traces, asked[:4], max_tokens=TOKENS)
     return traces
 
 
-def crown(station: Station, out: Path, strategy: str = "vanilla_sd") -> ReleaseVersion:
+def crown(station: StepContext, out: Path, strategy: str = "vanilla_sd") -> ReleaseVersion:
     """A calibrated champion with a config that is slow here: its draft costs as much as the target."""
     from registry.bundles.build import build_bundle
 
     traces = calibrate(station)
     scripted(strategy, num_speculative_tokens=5)(station, traces, [])
-    release, store = stations.publish(station, {"by": "hand"}), Store()
+    release, store = stations.run_publish(station, {"by": "hand"}), Store()
     check = GateCheck(name="by hand", value=1, threshold=1, passed=True)
     record_gate(store, GateRecord(pair=release.pair, device="cpu", release_version=release.version, pins=release.pins, passed=True,
                                   checks=(check,), created=stations.now()))

@@ -15,7 +15,7 @@ from components.gate.baseline_counts import fixed_kit
 from components.prompts.prompt import demo_prompts
 from serving.device import usable_cores
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import STRATEGIES, Kit, Strategy, build_strategy
+from serving.runtime.strategies import STRATEGIES, Strategy, StrategyResources, build_strategy
 from tests.support.models.kits import NEEDED, random_head
 
 LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
@@ -44,7 +44,7 @@ def default_pair() -> LoadedPair:
     return load_pair(fetch(find_pair("default")), dtype="float32", slots=8, max_context=512, keep_modules=True)
 
 
-def kit_of(pair: LoadedPair) -> Kit:
+def kit_of(pair: LoadedPair) -> StrategyResources:
     """The artifacts that are the same on every machine, and a random acceptance head: losslessness asks nothing of it."""
     width = pair.modules["draft"].config.get_text_config().hidden_size
     kit = fixed_kit(pair)

@@ -11,7 +11,7 @@ from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.verifier import Verifier
 from serving.runtime.models.table_model import TableModel
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 
 ORIGIN = Provenance(pair="table", fingerprint="0" * 64)
 NEEDED = {"adaedl": {"threshold": 0.5, "max_draft": 6}}
@@ -27,7 +27,7 @@ def table_pair(vocab: int = 3, seed: int = 0, noise: float = 1.0, sharpness: flo
     return {"target": target, "draft": draft, "qualifier": qualifier}
 
 
-def table_kit(vocab: int = 3, ratio: float = 3.0, **changes) -> Kit:
+def table_kit(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyResources:
     """All artifacts that strategies may ask for; `ratio` is t_verify / t_draft."""
     artifacts = {
         "acceptance_head": random_head(vocab),
@@ -36,7 +36,7 @@ def table_kit(vocab: int = 3, ratio: float = 3.0, **changes) -> Kit:
         "hardware_profile": HardwareProfile(1.0, {1: ratio, 32: ratio}, 0.1, ORIGIN),
         "verifier": Verifier(torch.randn(vocab, generator=torch.Generator().manual_seed(3)), 0.0, ("before",), 0.5, 1.2, ORIGIN),
     }
-    return Kit(artifacts | changes, deterministic=True)
+    return StrategyResources(artifacts | changes, deterministic=True)
 
 
 def random_head(width: int, seed: int = 4) -> AcceptanceHead:

@@ -15,7 +15,7 @@ import uvicorn
 
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from serving.server.app import create_app
 from serving.server.main import KEEP_ALIVE_SECONDS
 from serving.server.model.served_model import ServedModel
@@ -85,7 +85,7 @@ def tiny_pair(slots: int, tokenizer: Any = None) -> LoadedPair:
     return LoadedPair("tiny", "float32", "cpu", models, modules, tokenizer, "none")  # type: ignore[arg-type]
 
 
-def served_pair(strategy: str = "vanilla_sd", *, slots: int = 3, kit: Kit | None = None, **parameters: Any) -> ServedModel:
+def served_pair(strategy: str = "vanilla_sd", *, slots: int = 3, kit: StrategyResources | None = None, **parameters: Any) -> ServedModel:
     return ServedModel("tiny", tiny_pair(slots), build_strategy(strategy, parameters, kit), slots)
 
 

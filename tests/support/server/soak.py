@@ -65,12 +65,12 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
 
 def measure_profile(space: Workspace, folder: Path) -> None:
     """As the tuner measures it."""
-    from components.calibrate.hardware_profile import profile
+    from components.calibrate.hardware_profile import measure_profile
     from components.report.provenance import provenance
     from serving.device import device_class
 
     pair = space.load()
-    profile(pair, provenance(pair, device_class=device_class(pair.device))).save(folder)
+    measure_profile(pair, provenance(pair, device_class=device_class(pair.device))).save(folder)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class Marks:
         return self
 
 
-def read(marks: Sequence[Marks]) -> list[tuple[float, float]]:
+def read_marks(marks: Sequence[Marks]) -> list[tuple[float, float]]:
     """(start, end) of every forward in seconds of `time.perf_counter`; waits for the device, once.
 
     An event of now, whose moment the host knows, ties the device's clock to the host's.

@@ -37,7 +37,7 @@ HEAD_MULTIPLE = 16
 
 
 def exportable(module: Any) -> bool:
-    """Whether `export` can write a module: what the lean path runs, with a head size that ONNX Runtime takes."""
+    """Whether `export_llama` can write a module: what the lean path runs, with a head size that ONNX Runtime takes."""
     if not fits(module):
         return False
     config = module.config
@@ -58,7 +58,7 @@ def cached(module: Any, head_weight: Tensor, digests: dict[str, str], home: Path
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
-            save(export(module, head_weight), place)
+            save(export_llama(module, head_weight), place)
             place.chmod(0o755)
             replace_folder(place, folder)
         except BaseException:
@@ -75,7 +75,7 @@ def save(graph: ModelProto, folder: Path) -> None:
 
 
 @torch.inference_mode()
-def export(module: Any, head_weight: Tensor) -> ModelProto:
+def export_llama(module: Any, head_weight: Tensor) -> ModelProto:
     """The graph of a `LlamaForCausalLM`.
 
     Inputs: `embeddings` `[batch, tokens, hidden]`; `last` `[batch]` int32, position of each row's last token; `total` `[1]`

@@ -13,7 +13,7 @@ from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import LowAcceptanceBound
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
-from serving.runtime.strategies.base import Kit, Strategy, StrategyConfig
+from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 from serving.runtime.types import Draft, Verdict
 
 
@@ -30,7 +30,7 @@ class AdaEDL(Strategy):
         max_draft: int = Field(ge=1, le=64, description="longest draft; not published, so there is no default")
         entropy_scale: float = Field(0.2, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound")
 
-    def __init__(self, config: StrategyConfig, kit: Kit):
+    def __init__(self, config: StrategyConfig, kit: StrategyResources):
         super().__init__(config, kit)
         self.shared = self.first_threshold()
 

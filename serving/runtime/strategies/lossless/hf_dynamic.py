@@ -13,7 +13,7 @@ from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import UnlikelyToken
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
-from serving.runtime.strategies.base import Kit, Strategy, StrategyConfig
+from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 from serving.runtime.types import Draft, Verdict
 
 FIRST_LENGTH = 5
@@ -31,7 +31,7 @@ class HFDynamic(Strategy):
         max_draft: int = Field(20, ge=1, le=64, description="longest draft")
         heuristic: bool = Field(False, description="the length limit starts at 5, two more when all match, else one fewer; off: constant")
 
-    def __init__(self, config: StrategyConfig, kit: Kit):
+    def __init__(self, config: StrategyConfig, kit: StrategyResources):
         super().__init__(config, kit)
         self.shared = self.first_length()
 

@@ -8,13 +8,13 @@ import torch
 from components.prompts.prompt import Prompt
 from components.tune.candidates import starting_points
 from components.tune.search.pyramid_model import (
-    Agreement,
+    ModelAgreement,
     beta_of,
     estimate,
+    last_rows,
     measure_agreement,
     predict_pyramids,
     pyramid_throughput,
-    read,
     shortlist_pyramid,
     stage_throughput,
     time_qualifier,
@@ -90,7 +90,7 @@ def test_agreement_is_measured_on_the_targets_own_text(pair: LoadedPair):
     assert agreement.share(agreement.target, 1.0) == 1
     assert agreement.share(agreement.target, 0.02) < agreement.share(agreement.target, 0.2)
     ids = pair.encode_prompt("abc")
-    rows = read(pair, "target", [*ids, 5, 6], 2)
+    rows = last_rows(pair, "target", [*ids, 5, 6], 2)
     expected = [pair.models["target"].next_logits(ids), pair.models["target"].next_logits([*ids, 5])]  # type: ignore[attr-defined]
     assert rows.top == [int(logits.argmax()) for logits in expected]
     assert len(pair.models["qualifier"].slots._free) == 8  # type: ignore[attr-defined]
@@ -100,13 +100,13 @@ def test_agreement_is_measured_on_the_targets_own_text(pair: LoadedPair):
 
 
 def test_predictions_order_lengths_as_the_formula_says():
-    alike = Agreement([0.0] * 100, [0.0] * 100, 1.0)
+    alike = ModelAgreement([0.0] * 100, [0.0] * 100, 1.0)
     best = shortlist_pyramid("pyramid_assisted", alike, PROFILE, QUALIFIER)
     assert {trial.parameters["num_speculative_tokens"] for trial in best} == {max(PYRAMID_LENGTHS)}, "all is kept: longer is faster"
-    apart = Agreement([0.6] * 100, [0.6] * 100, 0.0)
+    apart = ModelAgreement([0.6] * 100, [0.6] * 100, 0.0)
     best = shortlist_pyramid("pyramid_fuzzy", apart, PROFILE, QUALIFIER)
     assert {trial.parameters["num_speculative_tokens"] for trial in best} == {1}, "nothing is kept: shorter is faster"
-    mixed = Agreement([0.1] * 60 + [0.35] * 20 + [0.6] * 20, [0.1] * 70 + [0.6] * 30, 0.7)
+    mixed = ModelAgreement([0.1] * 60 + [0.35] * 20 + [0.6] * 20, [0.1] * 70 + [0.6] * 30, 0.7)
     best = shortlist_pyramid("pyramid_fuzzy", mixed, PROFILE, QUALIFIER)
     assert sorted(trial.parameters["tau_target"] for trial in best) == [0.2, 0.3, 0.4, 0.5]
     times = [trial.predicted_seconds_per_token for trial in best]

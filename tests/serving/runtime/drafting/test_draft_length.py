@@ -17,7 +17,7 @@ from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
 from serving.runtime.session import UNLIMITED
-from serving.runtime.strategies import STRATEGIES, Kit, build_strategy, describe
+from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy, describe
 from serving.runtime.types import Draft, Verdict
 from tests.serving.runtime.strategies.test_lossless import distance
 from tests.serving.runtime.strategies.test_spide import counting_pair
@@ -195,7 +195,7 @@ def test_a_head_for_other_states_is_refused_in_a_line():
         Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, kit))
     assert "\n" not in str(error.value)
     with pytest.raises(DraftwellError, match="draftwell train --kind acceptance_head"):
-        Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, Kit()))
+        Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, StrategyResources()))
 
 
 def round_of(drafted: int, accepted: int) -> tuple[Draft, Verdict]:
@@ -254,7 +254,7 @@ STATEFUL = [("draft_verify", {}, AdaptiveThreshold), ("adaedl", {"threshold": 0.
 def test_state_begins_anew_where_it_must(monkeypatch, name, parameters, rule, deterministic):
     """draft_verify with every request; the others are shared, but for deterministic mode (METHODS, "State")."""
     values = values_learnt(monkeypatch, rule)
-    strategy = build_strategy(name, parameters, Kit(table_kit(8).artifacts, deterministic=deterministic))
+    strategy = build_strategy(name, parameters, StrategyResources(table_kit(8).artifacts, deterministic=deterministic))
     runs = []
     for _ in range(2):
         values.clear()
@@ -291,7 +291,7 @@ def test_a_shared_threshold_ends_drafting_where_every_draft_is_wrong(determinist
     wrong = torch.zeros_like(target.table).scatter(-1, target.table.argmin(-1, keepdim=True), 3.0)  # as sure everywhere
     probs = torch.softmax(torch.tensor([3.0] + [0.0] * 7), 0)
     bound = 1 - math.sqrt(0.2 * -float((probs * probs.log()).sum()))
-    strategy = build_strategy("adaedl", {"threshold": bound - 0.0995, "max_draft": 4}, Kit(deterministic=deterministic))
+    strategy = build_strategy("adaedl", {"threshold": bound - 0.0995, "max_draft": 4}, StrategyResources(deterministic=deterministic))
     drafted, values = [], []
     for i in range(4):
         stats = Engine({"target": target, "draft": TableModel(wrong)}).generate([i], Sampling(max_tokens=60), strategy).session.stats
@@ -330,7 +330,7 @@ def test_learning_happens_between_verifications_only(monkeypatch, name, paramete
     """Two requests at once on shared state: each learns behind its own verification and before its own next draft."""
     events: dict[int, list[str]] = {}
     current: list[int] = []
-    strategy = build_strategy(name, parameters, Kit(table_kit(8).artifacts))
+    strategy = build_strategy(name, parameters, StrategyResources(table_kit(8).artifacts))
     run, learn = strategy.run, rule.learn
 
     def noting(session):

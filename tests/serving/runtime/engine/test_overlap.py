@@ -168,13 +168,13 @@ print(threads() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
 def test_what_is_computed_apart_leaves_no_team_of_threads_behind():
-    """Every team that is left makes all others slow: the second figure is what `apart` is for."""
+    """Every team that is left makes all others slow: the second figure is what `on_own_thread` is for."""
     done = subprocess.run([sys.executable, "-c", TEAMS], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "1"]
 
 
 def test_what_fails_apart_fails_here():
-    from serving.runtime.engine.workers import apart
+    from serving.runtime.engine.workers import on_own_thread
 
     with pytest.raises(ZeroDivisionError):
-        apart(divmod, 1, 0)
+        on_own_thread(divmod, 1, 0)

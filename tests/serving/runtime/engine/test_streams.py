@@ -12,7 +12,7 @@ import pytest
 
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
-from serving.runtime.sampling import Stream
+from serving.runtime.sampling import RandomStream
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.kits import table_kit, table_pair
 
@@ -86,13 +86,13 @@ class Spy:
 @pytest.mark.parametrize("name", list(PARALLEL))
 def test_no_uniform_is_used_twice(monkeypatch, name):
     """The key of a stream and its counter name a uniform; streams of one request differ in their key."""
-    original = Stream.__init__
+    original = RandomStream.__init__
 
     def spied(self, seed, purpose):
         original(self, seed, purpose)
         self._generator = Spy(self._generator, (seed, purpose))
 
-    monkeypatch.setattr(Stream, "__init__", spied)
+    monkeypatch.setattr(RandomStream, "__init__", spied)
     monkeypatch.setattr(Spy, "read", Counter())
     [(output, counters)] = decode(name, 0.001, 0.001)
     assert len(output) == 40

@@ -17,7 +17,7 @@ from serving.runtime.acceptance.relaxed import Fuzzy
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows, Streams, residual
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
@@ -28,7 +28,7 @@ LOSSY = [("fuzzy_sd", {"tau": 0.0}), ("mentored", {}), ("lossy_sd", {"tau": 0.1}
 WARPERS = [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 2}]
 
 
-def run(name: str, parameters: dict, models: dict, *, tokens: int = 80, kit: Kit | None = None, **sampling):
+def run(name: str, parameters: dict, models: dict, *, tokens: int = 80, kit: StrategyResources | None = None, **sampling):
     job = Engine(models).generate([1, 2], Sampling(max_tokens=tokens, **sampling), build_strategy(name, parameters, kit or table_kit(8)))
     return job.output, job.session.stats
 
@@ -224,7 +224,7 @@ def test_mentored_with_a_large_budget_keeps_everything():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("same", [{"min_count": 0}, {"use_memory": False}], ids=str)
 def test_lossy_sd_is_csd_without_its_memory(same, temperature, seed):
-    kit = Kit(table_kit(8).artifacts, special_tokens=frozenset({3}), deterministic=True)
+    kit = StrategyResources(table_kit(8).artifacts, special_tokens=frozenset({3}), deterministic=True)
     settings = {"tau": 0.2, "num_speculative_tokens": 5}
     sampling = {"temperature": temperature, "seed": seed, "stop_token_ids": frozenset({6})}
     csd = run("csd", settings | same, table_pair(8, noise=2.0), kit=kit, **sampling)

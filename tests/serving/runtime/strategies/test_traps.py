@@ -19,7 +19,7 @@ from serving.runtime.acceptance import exact
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, Stream, Streams
+from serving.runtime.sampling import LogitRows, RandomStream, Streams
 from serving.runtime.session import Lane
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
@@ -168,7 +168,7 @@ class Watched:
         self.draws: dict[str, list[tuple[torch.Tensor, int]]] = {"draft": [], "sample": []}
         self.tests = 0
         names: dict[int, str] = {}
-        init, draw, accepts = Streams.__init__, Stream.draw, Stream.accepts
+        init, draw, accepts = Streams.__init__, RandomStream.draw, RandomStream.accepts
 
         def made(streams: Streams, seed: int) -> None:
             self.made += 1
@@ -178,19 +178,19 @@ class Watched:
                 names[id(stream)] = name
                 stream._generator = Counted(stream._generator, self.uniforms)
 
-        def drawn(stream: Stream, probs: torch.Tensor) -> int:
+        def drawn(stream: RandomStream, probs: torch.Tensor) -> int:
             token = draw(stream, probs)
             self.draws[names[id(stream)]].append((probs, token))
             return token
 
-        def tested(stream: Stream, target_prob: float, draft_prob: float) -> bool:
+        def tested(stream: RandomStream, target_prob: float, draft_prob: float) -> bool:
             assert names[id(stream)] == "test", "a test reads no other stream"
             self.tests += 1
             return accepts(stream, target_prob, draft_prob)
 
         monkeypatch.setattr(Streams, "__init__", made)
-        monkeypatch.setattr(Stream, "draw", drawn)
-        monkeypatch.setattr(Stream, "accepts", tested)
+        monkeypatch.setattr(RandomStream, "draw", drawn)
+        monkeypatch.setattr(RandomStream, "accepts", tested)
 
 
 class Counted:

@@ -20,12 +20,12 @@ from serving.errors import DraftwellError
 from serving.runtime.strategies import build_strategy
 from serving.server.app import create_app
 from serving.server.deployment.bundle_watch import BundleWatch, followed
-from serving.server.deployment.deployments import CHECKER, Deployment, Deployments, Pinning
+from serving.server.deployment.deployments import CHECKER, Deployment, Deployments, PinDeployment
 from serving.server.http import errors
 from serving.server.http.errors import without_paths
 from serving.server.http.security import Security
 from serving.server.model.served_model import ServedModel
-from serving.server.scheduling.costs import Costs
+from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import End, Event, Ticket
@@ -142,7 +142,7 @@ def test_a_client_that_does_not_read_keeps_no_old_deployment(client: tuple[httpx
             await gone.wait()
             assert deployments.current is old, "it is the same to its end"
 
-        asking = asyncio.create_task(Pinning(app, deployments)({"type": "http"}, None, None))
+        asking = asyncio.create_task(PinDeployment(app, deployments)({"type": "http"}, None, None))
         switching = asyncio.to_thread(deployments.switch, lambda served: served_pair("prompt_lookup", slots=2))
         assert await asyncio.wait_for(switching, 30)
         await asyncio.to_thread(until, lambda: not old.scheduler.alive)
@@ -204,7 +204,7 @@ def test_what_is_refused_changes_nothing(client: tuple[httpx.Client, Deployments
 
 def test_a_shared_switch_keeps_models_engine_and_thread_and_brings_its_own_costs(client: tuple[httpx.Client, Deployments]) -> None:
     http, deployments = client
-    before, costs = deployments.current, Costs({1: 1.0}, {1: 4.0}, source="made up")
+    before, costs = deployments.current, BatchCosts({1: 1.0}, {1: 4.0}, source="made up")
     assert deployments.switch(lambda old: sharing(old, "prompt_lookup", costs=costs, version="8"))
     now = deployments.current
     assert now.scheduler is before.scheduler

@@ -30,8 +30,8 @@ from serving.server.deployment.deployments import CHECKER
 from serving.server.feedback import feedback as module
 from serving.server.feedback.feedback import Feedback
 from serving.server.feedback.settings import FeedbackSettings, settings_of
-from serving.server.feedback.spool import Origin, Record, Spool
-from serving.server.scheduling.costs import Costs
+from serving.server.feedback.spool import Record, RecordOrigin, Spool
+from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
 from serving.server.scheduling.scheduler import Delta, End, Event, Scheduler, Ticket
@@ -285,7 +285,7 @@ def test_the_same_prompt_is_recorded_once(tmp_path: Path, pair: Any, monkeypatch
 
 def test_a_busy_server_that_does_not_draft_records_all_the_same(tmp_path: Path, pair: Any) -> None:
     """The draft reads along from time to time, so that not only quiet hours are recorded; the price is one draft in many rounds."""
-    costs = Costs({1: 0.2, 8: 0.8}, {1: 1.0, 2: 2.0, 8: 8.0, 64: 64.0})
+    costs = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 2.0, 8: 8.0, 64: 64.0})
     server = Server(pair, tmp_path, text=True, load=LoadControl(costs))
     longest = 2 * PROBE_EVERY + 8
     answers = server.ask(PROMPTS[:4], max_tokens=longest)
@@ -370,7 +370,7 @@ def test_a_disk_that_hangs_never_stops_decoding(tmp_path: Path, pair: Any) -> No
     assert server.counts["written"] + server.counts["dropped_queue_full"] == 6
 
 
-ORIGIN = Origin("tiny", "none", "float32")
+ORIGIN = RecordOrigin("tiny", "none", "float32")
 
 
 def record(n: int = 0, positions: int = 20, **changes: Any) -> Record:

@@ -24,11 +24,11 @@ from serving.bundle.bundle import open_bundle
 from serving.device import device_class
 from serving.recording.trace import TraceSet
 from serving.runtime.commands import Role
-from serving.server.feedback.persistence import Keeping
+from serving.server.feedback.persistence import Persistence
 from serving.server.feedback.settings import FeedbackSettings
 from serving.server.http.security import Security
 from serving.server.model.served_model import ServedModel, from_bundle
-from serving.server.model.snapshots import Origin, Snapshot, read
+from serving.server.model.snapshots import Snapshot, SnapshotOrigin, read_snapshot
 from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
 from tests.serving.server.test_main import ENTRY, make_bundle, models
 from tests.support.models.kits import ORIGIN, table_kit
@@ -52,7 +52,7 @@ def serve_some(served: ServedModel) -> None:
 
 def test_a_bundle_that_is_loaded_again_goes_on_with_what_was_learnt(tmp_path: Path, bundle: Path) -> None:
     """At a restart, and when the same bundle is loaded beside itself: what serves is the state that was resumed, not a fresh one."""
-    keeping = Keeping(tmp_path)
+    keeping = Persistence(tmp_path)
     first = keeping.prepare(from_bundle(bundle, max_context=64))
     keeping.follow(first)
     seeded = total(first)
@@ -62,12 +62,12 @@ def test_a_bundle_that_is_loaded_again_goes_on_with_what_was_learnt(tmp_path: Pa
     keeping.follow(again)
     serve_some(again)
     keeping.close()
-    assert total(Keeping(tmp_path).prepare(from_bundle(bundle, max_context=64))) == total(again) > total(first)
+    assert total(Persistence(tmp_path).prepare(from_bundle(bundle, max_context=64))) == total(again) > total(first)
 
 
 def test_a_bundle_that_is_refused_leaves_the_old_ones_state(tmp_path: Path, bundle: Path, models: dict[Role, Path]) -> None:
     """A bundle that was loaded, and then does not answer, never served: `follow` was not called for it."""
-    keeping = Keeping(tmp_path)
+    keeping = Persistence(tmp_path)
     first = keeping.prepare(from_bundle(bundle, max_context=64))
     keeping.follow(first)
     serve_some(first)
@@ -76,7 +76,7 @@ def test_a_bundle_that_is_refused_leaves_the_old_ones_state(tmp_path: Path, bund
     assert total(refused) == 50 * 20, "it begins with its own bundle"
     serve_some(first)
     keeping.close()
-    snapshot = read(tmp_path / "everybody.json")
+    snapshot = read_snapshot(tmp_path / "everybody.json")
     assert snapshot.origin == first.origin != refused.origin
     assert snapshot.table is not None
     assert sum(snapshot.table.total) == total(first)
@@ -87,9 +87,9 @@ def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_th
     kit, pair = table_kit(8), tiny_pair(2)
     pool = StrategyPool(pair, kit.artifacts, DecodingConfig("spide", {"parallel": False}, {}, ORIGIN), mode="tenant")
     served = ServedModel("tiny", pair, pool.get(), 2, strategies=pool)
-    keeping = Keeping(tmp_path / "state", feedback=FeedbackSettings(tmp_path / "spool", 1.0, text=True, a_minute=1e6))
+    keeping = Persistence(tmp_path / "state", feedback=FeedbackSettings(tmp_path / "spool", 1.0, text=True, a_minute=1e6))
     assert keeping.snapshots is not None
-    keeping.snapshots.keep(pool, Origin("tiny", 1, "d", "f"))
+    keeping.snapshots.keep(pool, SnapshotOrigin("tiny", 1, "d", "f"))
     keeping.prepare(served)
     keeping.start()
     talk = [{"role": "system", "content": "be short"}, {"role": "user", "content": "the onion"}]
@@ -175,7 +175,7 @@ def process(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def written(state: Path) -> Snapshot | None:
     """What is kept, once something is."""
-    return read(state / "everybody.json") if (state / "everybody.json").exists() else None
+    return read_snapshot(state / "everybody.json") if (state / "everybody.json").exists() else None
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, mode
                 assert server.stdout.readline() == "paused\n"
             server.kill()
         assert server.wait(60) == -signal.SIGKILL
-    old, new = (Origin.of(open_bundle(tmp_path / f"{number}-cpu").manifest) for number in (1, 2))
+    old, new = (SnapshotOrigin.of(open_bundle(tmp_path / f"{number}-cpu").manifest) for number in (1, 2))
     left = written(state)
     assert left is not None
     assert kept.origin == old
@@ -253,7 +253,7 @@ def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(t
         assert server.wait(60) == (0 if how == signal.SIGTERM else -signal.SIGKILL)
         server.stdout.close()
         if how == signal.SIGTERM:
-            bins = read(state / "everybody.json").table
+            bins = read_snapshot(state / "everybody.json").table
             assert bins is not None
             counts.append(sum(bins.total))
             assert not [path for folder in (state, spool) for path in folder.iterdir() if path.name.startswith(".")]

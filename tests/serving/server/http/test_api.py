@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from serving.runtime.strategies import Kit
+from serving.runtime.strategies import StrategyResources
 from serving.server.http.service import sse
 from serving.server.model.served_model import ServedModel
 from tests.support.models.kits import table_kit
@@ -164,7 +164,7 @@ def test_concurrent_requests_give_what_each_gives_alone(server: SimpleNamespace,
 
 def test_a_strategy_that_learns_from_all_requests_stays_lossless(greedy: dict[str, tuple[str, int]]) -> None:
     kit = table_kit()
-    served = served_pair("spide", slots=2, kit=Kit(kit.artifacts), tau=0.5, max_draft=8)
+    served = served_pair("spide", slots=2, kit=StrategyResources(kit.artifacts), tau=0.5, max_draft=8)
     with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as http, ThreadPoolExecutor(4) as pool:
         def ask(prompt: str) -> Any:
             body = {"model": "tiny", "prompt": prompt, "max_tokens": 24, "temperature": 0}

@@ -19,14 +19,14 @@ import pytest
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.errors import DraftwellError
-from serving.server.model.snapshots import Origin, Snapshots, name_of, read
+from serving.server.model.snapshots import SnapshotOrigin, Snapshots, name_of, read_snapshot
 from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
 from tests.serving.server.model.test_online_state import decode, pool
 
-ORIGIN = Origin("table", 3, "d" * 64, "f" * 64)
+ORIGIN = SnapshotOrigin("table", 3, "d" * 64, "f" * 64)
 
 
-def served(folder: Path, mode: Any = "shared", origin: Origin = ORIGIN, strategy: str = "spide",
+def served(folder: Path, mode: Any = "shared", origin: SnapshotOrigin = ORIGIN, strategy: str = "spide",
            **parameters: Any) -> tuple[StrategyPool, Snapshots, int]:
     """A pool that has just been started over a folder, and how many states it took up."""
     it, snapshots = pool(strategy, mode, parameters=parameters), Snapshots(folder)
@@ -66,7 +66,7 @@ def test_a_snapshot_says_what_it_was_learnt_over_and_nothing_of_keys(tmp_path: P
     it, snapshots, _ = served(tmp_path, "tenant")
     learn(it, "digest-of-a-key")
     snapshots.close()
-    snapshot = read(tmp_path / name_of("digest-of-a-key"))
+    snapshot = read_snapshot(tmp_path / name_of("digest-of-a-key"))
     assert snapshot.origin == ORIGIN
     assert not [path for path in tmp_path.iterdir() if "digest-of-a-key" in path.name]
 
@@ -160,7 +160,7 @@ def test_another_bundle_starts_anew_and_the_same_one_goes_on(tmp_path: Path) -> 
     assert total(other) == 0
     learn(other)
     snapshots.close()
-    assert read(tmp_path / name_of(EVERYBODY)).origin.version == 4
+    assert read_snapshot(tmp_path / name_of(EVERYBODY)).origin.version == 4
 
 
 def test_no_state_is_kept_where_none_is_learnt(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_copies_are_written_while_requests_go_on(tmp_path: Path) -> None:
     until = time.monotonic() + 1
     while time.monotonic() < until:
         if (path := tmp_path / name_of(EVERYBODY)).exists():
-            bins = read(path).table
+            bins = read_snapshot(path).table
             assert bins is not None
             assert bins.total == bins.accepted
             seen.add(sum(bins.total))

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.artifacts.hardware_profile import Details, HardwareProfile, Rest
-from serving.server.scheduling.costs import LONGEST, Costs, at, completed, from_profile, measure
+from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
+from serving.server.scheduling.costs import LONGEST, BatchCosts, at, completed, from_profile, measure
 from tests.support.models.kits import ORIGIN, table_pair
 
 WEIGHTS = 0.040
 """Seconds in which the machine below reads the target's weights."""
 
 
-def machine(per_token: float, t_draft: float = 0.004, **settings) -> Costs:
+def machine(per_token: float, t_draft: float = 0.004, **settings) -> BatchCosts:
     """A machine that reads weights in `WEIGHTS` and then computes each token in `per_token` seconds."""
-    return Costs({1: t_draft, 64: t_draft * 2}, {1: WEIGHTS + per_token, 1024: WEIGHTS + 1024 * per_token}, **settings)
+    return BatchCosts({1: t_draft, 64: t_draft * 2}, {1: WEIGHTS + per_token, 1024: WEIGHTS + 1024 * per_token}, **settings)
 
 
 FREE, DEAR = machine(0.0), machine(WEIGHTS)
@@ -59,17 +59,17 @@ def test_the_choice_is_never_predicted_slower_than_plain_decoding_and_moves_the_
 
 
 def test_a_draft_that_saves_next_to_nothing_is_not_worth_it():
-    barely = Costs({1: 0.0}, {1: 1.0, 2: 1.68, 33: 40.0})
+    barely = BatchCosts({1: 0.0}, {1: 1.0, 2: 1.68, 33: 40.0})
     assert barely.seconds_per_token(1, 1, 0.7) < barely.seconds_per_token(1, 0, 0.7)
     assert barely.best_gamma(1, 0.7) == 0
 
 
 def test_an_overlapped_draft_costs_only_what_outlasts_the_verification():
-    costs = Costs({1: 1.0}, {1: 4.0})
+    costs = BatchCosts({1: 1.0}, {1: 4.0})
     assert costs.round_seconds(1, 3) == 7.0
     assert costs.round_seconds(1, 3, overlaps=True) == 4.0
     assert costs.round_seconds(1, 6, overlaps=True) == 6.0
-    split = Costs({1: 1.0}, {1: 4.0}, split=({1: 2.0}, {1: 6.0}))
+    split = BatchCosts({1: 1.0}, {1: 4.0}, split=({1: 2.0}, {1: 6.0}))
     assert split.round_seconds(1, 2, overlaps=True) == 6.0
     assert split.round_seconds(1, 0, overlaps=True) == 4.0, "who does not draft has all cores"
 
@@ -81,8 +81,13 @@ def test_a_model_that_runs_row_by_row_gains_from_drafts_at_any_load():
 
 
 def profile(details: bool = True) -> HardwareProfile:
-    more = Details(t_draft={1: 0.01, 8: 0.02}, prefill={"target": {16: 0.01, 256: 10.0}, "draft": {}}, per_context_token={}, context=128,
-                   rest=Rest(round=0.001, token=0.0005, figure=0.0002))
+    more = RequestTimes(
+        t_draft={1: 0.01, 8: 0.02},
+        prefill={"target": {16: 0.01, 256: 10.0}, "draft": {}},
+        per_context_token={},
+        context=128,
+        rest=RoundOverheads(round=0.001, token=0.0005, figure=0.0002),
+    )
     return HardwareProfile(0.01, {1: 0.1, 8: 0.1, 32: 0.2}, 0.003, ORIGIN, split=(0.02, {1: 0.15, 32: 0.3}),
                            details=more if details else None)
 
@@ -107,7 +112,7 @@ def test_noise_does_not_make_drafts_look_better_than_free() -> None:
 
 def test_timed_batches_count_and_the_profile_tells_the_rest():
     """A profile knows one request's forwards: here eight rows take twice as long as eight tokens of one."""
-    timed = Costs({1: 0.02, 8: 0.04}, {1: 0.2, 8: 0.4}, source="measured at start")
+    timed = BatchCosts({1: 0.02, 8: 0.04}, {1: 0.2, 8: 0.4}, source="measured at start")
     costs = completed(timed, from_profile(profile()))
     assert (at(costs.draft, 8), at(costs.target, 1), at(costs.target, 8)) == (0.04, 0.2, 0.4)
     assert at(costs.target, 32) == pytest.approx(0.4 * 0.2 / 0.1), "grows as the profile does"
@@ -116,13 +121,13 @@ def test_timed_batches_count_and_the_profile_tells_the_rest():
     assert (at(costs.split[0], 1), at(costs.split[1], 1)) == pytest.approx((0.02 * 2, 0.2 * 1.5)), "as much slower as in the profile"
     old = completed(timed, from_profile(profile(details=False)))
     assert (old.per_round, old.per_token) == pytest.approx((0.0, 0.0006))
-    alone = completed(Costs({1: 0.0}, {1: 0.2, 8: 0.4}), from_profile(profile()))
+    alone = completed(BatchCosts({1: 0.0}, {1: 0.2, 8: 0.4}), from_profile(profile()))
     assert at(alone.draft, 32) == 0.0, "without a draft nothing grows"
 
 
 def test_a_draft_reads_every_prompt_which_plain_decoding_does_not():
     """Short answers to long prompts: what the draft saves in writing it has lost in reading."""
-    costs = Costs({1: 0.002, 101: 0.102}, {1: 0.030, 8: 0.033, 16: 0.041, 64: 0.09})
+    costs = BatchCosts({1: 0.002, 101: 0.102}, {1: 0.030, 8: 0.033, 16: 0.041, 64: 0.09})
     assert costs.seconds_to_read == pytest.approx(0.001)
     assert costs.best_gamma(8, 0.7) >= 1
     assert costs.best_gamma(8, 0.7, prompt=10) == 0

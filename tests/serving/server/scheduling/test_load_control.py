@@ -13,14 +13,14 @@ from serving.runtime.requests import Sampling
 from serving.runtime.session import UNLIMITED
 from serving.runtime.strategies import Strategy, build_strategy
 from serving.server.http.schemas import CompletionRequest
-from serving.server.scheduling.costs import Costs
+from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, Acceptance, LoadControl
 from serving.server.scheduling.scheduler import Delta, End, Event, Scheduler, Ticket
 from tests.support.models.kits import table_kit, table_pair
 
 VANILLA = build_strategy("vanilla_sd", {"num_speculative_tokens": 6})
-COMPUTE_BOUND = Costs({1: 0.2, 8: 0.8}, {1: 1.0, 2: 1.1, 8: 4.0, 64: 32.0})
+COMPUTE_BOUND = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 1.1, 8: 4.0, 64: 32.0})
 """One request verifies for next to nothing, eight pay for every token."""
 
 
@@ -28,7 +28,7 @@ def letters(ids: Sequence[int]) -> str:
     return "".join(chr(97 + i) for i in ids)
 
 
-def scheduler(costs: Costs, slots: int = 8, strategy: Strategy = VANILLA, noise: float = 0.5) -> Scheduler:
+def scheduler(costs: BatchCosts, slots: int = 8, strategy: Strategy = VANILLA, noise: float = 0.5) -> Scheduler:
     return Scheduler(Engine(table_pair(vocab=8, noise=noise)), strategy, slots, load=LoadControl(costs))
 
 
@@ -88,7 +88,7 @@ def test_the_text_is_the_targets_whatever_the_load():
 
 
 def test_where_verification_is_free_eight_draft_as_much_as_is_best_for_one():
-    costs = Costs({1: 0.1}, {1: 1.0})
+    costs = BatchCosts({1: 0.1}, {1: 1.0})
     it = scheduler(costs)
     for _ in range(8):
         submit(it, 20)
@@ -97,7 +97,7 @@ def test_where_verification_is_free_eight_draft_as_much_as_is_best_for_one():
 
 
 def test_drafts_longer_than_is_best_are_cut_also_where_the_best_is_as_short_for_one():
-    costs = Costs({1: 0.5}, {1: 1.0})  # six draft tokens take longer than plain decoding
+    costs = BatchCosts({1: 0.5}, {1: 1.0})  # six draft tokens take longer than plain decoding
     assert costs.seconds_per_token(4, 6, 0.7) > costs.seconds_per_token(4, 0, 0.7)
     best = costs.best_gamma(1, 0.7)
     assert best == costs.best_gamma(4, 0.7)
@@ -107,7 +107,7 @@ def test_drafts_longer_than_is_best_are_cut_also_where_the_best_is_as_short_for_
 
 
 def test_poor_drafts_are_given_up_and_noticed_when_they_are_good_again():
-    it = scheduler(Costs({1: 0.1}, {1: 1.0, 64: 3.0}), slots=2)
+    it = scheduler(BatchCosts({1: 0.1}, {1: 1.0, 64: 3.0}), slots=2)
     good = it.engine.models["target"].table
     it.engine.models["draft"].table = good.roll(1, -1)  # always another token
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_poor_drafts_are_given_up_and_noticed_when_they_are_good_again():
 
 
 def test_strategies_are_limited_each_by_its_own_acceptance_and_its_own_costs():
-    control = LoadControl(Costs({1: 1.0}, {1: 1.0, 64: 2.0}))
+    control = LoadControl(BatchCosts({1: 1.0}, {1: 1.0, 64: 2.0}))
     control.acceptance["vanilla_sd"] = Acceptance(judged=1000, accepted=100)
     control.acceptance["prompt_lookup"] = Acceptance(judged=1000, accepted=900)
     assert control.limit(build_strategy("vanilla_sd"), 4) == 0
@@ -146,7 +146,7 @@ def test_acceptance_forgets_slowly():
 
 
 def test_long_prompts_with_short_answers_are_not_drafted_for():
-    it = scheduler(Costs({1: 0.01, 101: 5.01}, {1: 1.0, 64: 1.2}), slots=2)
+    it = scheduler(BatchCosts({1: 0.01, 101: 5.01}, {1: 1.0, 64: 1.2}), slots=2)
 
     def ask(times: int, prompt: list[int], max_tokens: int, strategy: Strategy = VANILLA) -> None:
         for _ in range(times):
@@ -208,7 +208,7 @@ def test_a_new_request_is_limited_from_its_first_round():
     turn_until_idle(it)
 
 
-LIMITED = Costs({1: 0.5}, {1: 1.0, 8: 1.0, 64: 8.0})
+LIMITED = BatchCosts({1: 0.5}, {1: 1.0, 8: 1.0, 64: 8.0})
 """Two requests draft at most as many tokens as is best, which is fewer than they would alone."""
 
 

@@ -6,7 +6,7 @@ import time
 from itertools import pairwise
 
 from serving.runtime.engine.engine import Engine
-from serving.runtime.models.cuda.cuda_graph import Marks, read
+from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
 from tests.support.models.kits import table_pair
@@ -93,7 +93,7 @@ def test_marks_are_placed_on_the_hosts_clock():
     begun = time.perf_counter()
     marks = Marks(device.event)
     device.launch(WORK)
-    [(start, end)] = read([marks.end()])
+    [(start, end)] = read_marks([marks.end()])
     assert start >= begun - WORK * 0.1
     assert end - start > WORK * 0.9
-    assert read([]) == []
+    assert read_marks([]) == []

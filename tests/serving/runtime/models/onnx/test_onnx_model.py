@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.calibrate.hardware_profile import profile
+from components.calibrate.hardware_profile import measure_profile
 from components.report.provenance import provenance
 from registry.pairs import fetch, find_pair
 from serving.artifacts.pair_files import PairFiles, draftwell_home
 from serving.errors import ContextTooLong
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine
-from serving.runtime.models.onnx.onnx_export import cached, export, exportable
+from serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
 from serving.runtime.models.onnx.onnx_model import OnnxModel, neighbours
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import in_onnx, load_pair
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Kit, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.kits import table_kit
 from tests.support.server.served_pair import tiny_tokenizer
 
@@ -42,7 +42,7 @@ def tiny_llama(**changes):
 def both(module, slots: int = 1, max_context: int = 256, head=None):
     """The module in torch and in ONNX Runtime, over slots."""
     torch_model = TransformersModel(module, slots=slots, max_context=max_context, head_tokens=head)
-    graph = export(module, torch_model.head_weight).SerializeToString()
+    graph = export_llama(module, torch_model.head_weight).SerializeToString()
     return torch_model, OnnxModel(graph, module, slots=slots, max_context=max_context, head_tokens=head)
 
 
@@ -89,7 +89,7 @@ def test_ragged_batches_give_torchs_logits_over_64_steps_with_rollbacks():
 
 def test_bfloat16_weights_are_the_same_weights_in_float32():
     half = tiny_llama().bfloat16()
-    model = OnnxModel(export(half, half.lm_head.weight).SerializeToString(), half, max_context=64)
+    model = OnnxModel(export_llama(half, half.lm_head.weight).SerializeToString(), half, max_context=64)
     exact = tiny_llama().bfloat16().float()
     drive((TransformersModel(exact, max_context=64), model), 12, SIZES["vocab_size"], 1, (9,))
 
@@ -184,10 +184,10 @@ def test_a_pair_is_loaded_with_it_on_request_and_its_graph_is_kept_in_the_home(t
     assert len(set(home.glob("onnx/*/draft.onnx")) - before) == 1
     assert {model.vocab_size for model in pair.models.values()} == {size}
     assert {model.max_context for model in pair.models.values()} == {SIZES["max_position_embeddings"]}
-    made = profile(pair, provenance(pair), sizes=(1,), repeats=2, context=8)
+    made = measure_profile(pair, provenance(pair), sizes=(1,), repeats=2, context=8)
     assert made.t_draft_onnx > 0
-    assert profile(plain, provenance(plain), sizes=(1,), repeats=2, context=8).t_draft_onnx is None
-    strategy = build_strategy("duo_decoding", {}, Kit({"hardware_profile": made}))
+    assert measure_profile(plain, provenance(plain), sizes=(1,), repeats=2, context=8).t_draft_onnx is None
+    strategy = build_strategy("duo_decoding", {}, StrategyResources({"hardware_profile": made}))
     sampling = pair.sampling(max_tokens=24, stop_token_ids=frozenset())
     monkeypatch.setattr(pair.models["draft"], "forward", None)  # the torch draft is not asked
     job = pair.engine().generate([5, 6, 7], sampling, strategy)
