@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.context import Bar, StepContext
 from flows.progress import announce, counting
-from flows.steps.publish import Bar, StepContext
 from flows.workspace import Say, Workspace
 from serving.artifacts.pair_files import draftwell_home
 
@@ -48,8 +48,8 @@ def open_pair(name: str, dtype: str | None = None, *, device: str = "cpu", slots
         any_strategy: also what only some strategies need, such as the draft in ONNX Runtime: for tuning and profiles.
         pad_target: as in `load_pair`.
     """
-    station = _loaded(name, dtype, device, slots, max_context, any_strategy, pad_target, say, draftwell_home().absolute(), Path.cwd())
-    return StepContext(station.workspace, station.pair, bar)
+    step = _loaded(name, dtype, device, slots, max_context, any_strategy, pad_target, say, draftwell_home().absolute(), Path.cwd())
+    return StepContext(step.workspace, step.pair, bar)
 
 
 def open_from_settings(settings: PipelineSettings, say: Say = announce, **load: Any) -> StepContext:

@@ -31,7 +31,7 @@ class Lineage:
     folder: Path | None = None
 
 
-def trace(store: Store, published: Published, pair: str, folders: Mapping[str, Path] | None = None) -> Lineage:
+def lineage_of(store: Store, published: Published, pair: str, folders: Mapping[str, Path] | None = None) -> Lineage:
     """The lineage of a version; parents are found by their digest.
 
     Args:
@@ -52,7 +52,7 @@ def find(store: Store, kind: str, digest: str, pair: str, folders: Mapping[str, 
     same = [version for version in store.versions(kind, pair) if version.digest == digest]
     same = [version for version in same if version.fingerprint == fingerprint] or same
     if same:
-        return trace(store, same[-1], pair, folders)
+        return lineage_of(store, same[-1], pair, folders)
     if folders and digest in folders:
         return trace_folder(store, folders[digest], pair, folders)
     return Lineage(kind, digest)

@@ -27,7 +27,6 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
-    from registry.lineage import Lineage
 
 
 @dataclass(frozen=True)
@@ -283,12 +282,6 @@ class Store:
                 found += page
                 token = page.token or ""
         return sorted((_published(version) for version in found), key=lambda published: published.version)
-
-    def lineage(self, kind: str, pair: str, version_or_alias: int | str) -> Lineage:
-        """A version with what it was made from, up to the traces."""
-        from registry.lineage import trace
-
-        return trace(self, self.resolve(kind, pair, version_or_alias), pair)
 
 
 def _insert_or_change(write: Callable[[], object]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from components.train.examples import check_finite
+from components.collect.trace_columns import check_finite
 from serving.recording.trace import TraceError, TraceHeader, TraceSet
 
 if TYPE_CHECKING:

@@ -316,7 +316,7 @@ def judged_counts(columns: dict[str, np.ndarray], kept: np.ndarray, depth: int) 
 
 def features(table: pa.Table, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Feature groups of verifiers, in `Verifier`'s words; those with a null or NaN are left out."""
-    from components.train.examples import matrix
+    from components.collect.trace_columns import matrix
 
     scalars = [columns[name].astype(np.float32) for name in ("draft_raw_q", "confidence", "entropy", "rank")]
     found = {"scalars": np.stack([*scalars[:3], np.log1p(scalars[3])], axis=1)}

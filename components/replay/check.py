@@ -9,7 +9,8 @@ from typing import Any
 
 from components.bench.runner import Config, Progress, labels_of, measure
 from components.prompts.prompt import Prompt
-from components.replay.replay import Texts, replay_strategy
+from components.replay.replay import replay_strategy
+from components.replay.texts import Texts
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair

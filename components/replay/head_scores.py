@@ -23,7 +23,7 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyResources
 
 if TYPE_CHECKING:
-    from components.replay.replay import Texts
+    from components.replay.texts import Texts
 
 
 class RecordedHead(AcceptanceHead):

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from components.replay.replay import COLUMNS, ReplayResult, Texts, replay_strategy, target_rows, text_of
+from components.replay.replay import ReplayResult, replay_strategy
+from components.replay.texts import COLUMNS, Texts, target_rows, text_of
 from components.replay.trace_model import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError

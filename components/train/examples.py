@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from components.collect.trace_columns import check_finite, column, matrix, texts
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 
@@ -119,42 +120,6 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
     return Examples({name: part for name, part in parts.items() if name not in absent}, ratio, confidence, prompt, task, kind)
 
 
-def check_finite(name: str, values: np.ndarray) -> None:
-    """Refuse what no score can be computed from."""
-    if not np.isfinite(values).all():
-        raise DraftwellError(f"the trace holds NaN or infinity in {name}: collect it again, a model's weights or dtype may be broken")
-
-
-def column(table: pa.Table, name: str) -> np.ndarray:
-    """`[rows]` float32; a null is NaN."""
-    values: np.ndarray = table.column(name).to_numpy(zero_copy_only=False).astype(np.float32)
-    return values
-
-
-def texts(table: pa.Table, name: str) -> np.ndarray:
-    """`[rows]` of words; "" where the table has none."""
-    import pyarrow as pa
-
-    if name not in table.column_names:
-        return np.full(table.num_rows, "")
-    encoded = table.column(name).cast(pa.string()).combine_chunks().dictionary_encode()
-    names = np.array(["", *encoded.dictionary.to_pylist()])
-    found: np.ndarray = names[encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1]
-    return found
-
-
-def matrix(table: pa.Table, name: str) -> np.ndarray | None:
-    """`[rows, width]` of a column of equally long lists, in its own type; None where the trace has none."""
-    lists = table.column(name) if name in table.column_names else None
-    if lists is None or lists.null_count:
-        return None
-    flat = lists.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    if len(flat) % table.num_rows:
-        raise DraftwellError(f"the trace holds lists of different lengths in {name}: collect it again")
-    rows: np.ndarray = flat.reshape(table.num_rows, -1)
-    return rows if rows.shape[1] else None
-
-
 def split_by_prompt(examples: Examples, seed: int) -> tuple[Examples, Examples]:
     """Examples to learn from, and a fifth to test on, that share no prompt: neighbouring positions are too alike to be split.
 
@@ -209,6 +174,6 @@ def prompts_of(trace: TraceSet | pa.Table) -> Iterator[tuple[str, tuple[int, ...
     if not set(columns) <= set(table.column_names):
         return
     first = table.select(columns).filter(table.column("prompt_tokens").is_valid())
-    for name, kind, tokens in zip(*(first.column(column).to_pylist() for column in columns), strict=True):
+    for name, kind, tokens in zip(*(first.column(name).to_pylist() for name in columns), strict=True):
         if kind != "bare":
             yield name, tuple(tokens)

@@ -17,7 +17,7 @@ import torch
 from components.collect.decoding import encode_all
 from components.prompts.prompt import Prompt, prompts_digest
 from components.replay.head_scores import score_rollouts
-from components.replay.replay import Texts, read_texts
+from components.replay.texts import Texts, read_texts
 from components.report.machine import describe_machine
 from components.tune.candidates import EXPLORE_TOKENS, Explorer, choose_strategies, unfit_champion
 from components.tune.constraints import ConstraintChecker, Constraints, VanillaBaseline

@@ -38,15 +38,15 @@ def monitor(pair: Pair = "default",
     import json
 
     from components.drift.report import drift_json, drift_table
-    from flows.steps import monitor as monitoring
+    from flows.steps import monitor as monitor_step
     from flows.workspace import Workspace
 
     if report is not None:
         check_folder(report)
     space = Workspace(pair, dtype, say)
-    found, _ = monitoring.check(space, spool=monitoring.spool_of(space, spool), device=device, reference=reference,
-                                limits=None if limits is None else monitoring.load_limits(limits))
-    files = monitoring.write_report(found, report or space.reports / "drift")
+    found, _ = monitor_step.check(space, spool=monitor_step.spool_of(space, spool), device=device, reference=reference,
+                                limits=None if limits is None else monitor_step.load_limits(limits))
+    files = monitor_step.write_report(found, report or space.reports / "drift")
     if as_json:
         typer.echo(json.dumps(drift_json(found), indent=2, allow_nan=False))
     else:

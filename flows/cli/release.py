@@ -128,8 +128,8 @@ def release_verdict(pair: str, prompts: Path | None, limit: int | None, wanted: 
     rows = read_prompts(prompts, limit) if prompts else demo_prompts()[-limit if limit else None:]
     opened = open_pair(pair, dtype, device=device, say=say)
     with progress("gate") as bar:
-        station = type(opened)(opened.workspace, opened.pair, bar)
-        result = gate_release(station, rows, alias=wanted, device=device, max_tokens=max_tokens, dry_run=dry_run,
+        step = type(opened)(opened.workspace, opened.pair, bar)
+        result = gate_release(step, rows, alias=wanted, device=device, max_tokens=max_tokens, dry_run=dry_run,
                               unmeasured=unmeasured, beside=beside)
     return f"release {result['release']}", result["verdict"]
 

@@ -11,13 +11,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
+from flows import context
 from flows.failures import worth_retrying
 from flows.loading import open_from_settings, prompts_of, worker_pool_of
 from flows.settings import PipelineSettings
-from flows.steps import collect as collecting
-from flows.steps import publish as stations
-from flows.steps import train as training
-from flows.steps import tune as tuning
+from flows.steps import collect as collect_step
+from flows.steps import train as train_step
+from flows.steps import tune as tune_step
 from flows.workspace import Workspace
 
 RESULT: dict[str, Any] = {"result_serializer": "json"}  # Prefect's default is pickle
@@ -33,8 +33,8 @@ RETRY: dict[str, Any] = {"retries": 3, "retry_delay_seconds": exponential_backof
 def collect_task(settings: PipelineSettings) -> dict[str, Any]:
     """Collect traces; returns folder and digest."""
     prompts = prompts_of(settings)["collect"]
-    load_with = collecting.loading(Workspace(settings.pair, settings.dtype), prompts, max_tokens=settings.collect_tokens)
-    traces = collecting.run_collect(open_from_settings(settings, **load_with), prompts, max_tokens=settings.collect_tokens, fresh=True,
+    load_with = collect_step.loading(Workspace(settings.pair, settings.dtype), prompts, max_tokens=settings.collect_tokens)
+    traces = collect_step.run_collect(open_from_settings(settings, **load_with), prompts, max_tokens=settings.collect_tokens, fresh=True,
                                 fan=worker_pool_of(settings))
     return {"folder": str(traces.folder), "digest": traces.digest()}
 
@@ -42,19 +42,19 @@ def collect_task(settings: PipelineSettings) -> dict[str, Any]:
 @task(name="train verifier", **RETRY)
 def train_task(settings: PipelineSettings) -> dict[str, Any]:
     """Train a SPRINTER verifier; returns its report."""
-    station = open_from_settings(settings)
-    return training.run_train(station, stations.open_trace(station))
+    step = open_from_settings(settings)
+    return train_step.run_train(step, context.open_trace(step))
 
 
 @task(name="calibrate", **RETRY)
 def calibrate_task(settings: PipelineSettings) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile; returns what is in them."""
-    station = open_from_settings(settings)
-    return training.run_calibrate(station, stations.open_trace(station), prompts_of(settings)["calibrate"],
+    step = open_from_settings(settings)
+    return train_step.run_calibrate(step, context.open_trace(step), prompts_of(settings)["calibrate"],
                               max_tokens=settings.collect_tokens)
 
 
 @task(name="tune", **RETRY)
 def tune_task(settings: PipelineSettings) -> dict[str, Any]:
     """Choose strategy and parameters; returns the choice and why."""
-    return tuning.tune_as(settings, open_from_settings(settings), prompts_of(settings)["tune"])
+    return tune_step.tune_as(settings, open_from_settings(settings), prompts_of(settings)["tune"])

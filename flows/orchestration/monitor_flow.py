@@ -16,11 +16,11 @@ from prefect.events import Event, Resource
 from prefect.settings import PREFECT_API_URL
 
 from flows.failures import disk_full_as_error
-from flows.orchestration import prefect_artifacts as showing
+from flows.orchestration import prefect_artifacts
 from flows.orchestration.drift_events import announce_once
 from flows.orchestration.learn_tasks import RESULT, RETRY
 from flows.progress import announce
-from flows.steps import monitor as monitoring
+from flows.steps import monitor as monitor_step
 from flows.steps.monitor import DriftSettings
 from flows.workspace import Workspace
 
@@ -33,13 +33,13 @@ def check_task(settings: DriftSettings) -> dict[str, Any]:
     from components.drift.report import drift_json, headline
 
     space = Workspace(settings.pair, settings.dtype, announce)
-    spool = monitoring.spool_of(space, settings.spool)
-    report, champion = monitoring.check(space, spool=spool, device=settings.device, reference=settings.reference)
+    spool = monitor_step.spool_of(space, settings.spool)
+    report, champion = monitor_step.check(space, spool=spool, device=settings.device, reference=settings.reference)
     announce(headline(report))
-    files = monitoring.write_report(report, space.reports / "drift")
+    files = monitor_step.write_report(report, space.reports / "drift")
 
     def send() -> bool:
-        monitoring.note_in_registry(champion, report)  # first: what cannot be noted is tried again as a whole
+        monitor_step.note_in_registry(champion, report)  # first: what cannot be noted is tried again as a whole
         payload = {"pair": report.pair, "device": settings.device, "spool": str(spool.absolute()), "digest": report.digest,
                    "champion": report.baseline, "reasons": list(report.reasons),
                    "settings": recalibration_settings(settings, spool, report.digest)}
@@ -97,10 +97,10 @@ def recalibration_settings(settings: DriftSettings, spool: Path, digest: str) ->
 def show(found: dict[str, Any]) -> None:
     """The report as Prefect artifacts: words, the checks as a table, the plots."""
     pair, files = found["pair"], {Path(file).name: Path(file) for file in found["files"]}
-    create_markdown_artifact(files["drift.md"].read_text(encoding="utf-8"), key=showing.key_for("drift", pair),
+    create_markdown_artifact(files["drift.md"].read_text(encoding="utf-8"), key=prefect_artifacts.key_for("drift", pair),
                              description=f"Drift: {found['verdict']}")
     if found["checks"]:
-        showing.table("drift-checks", pair, found["checks"], "Each figure against its limit and against chance")
+        prefect_artifacts.table("drift-checks", pair, found["checks"], "Each figure against its limit and against chance")
     for file in files.values():
         if file.suffix == ".png":
-            showing.picture(showing.key_for(file.stem, pair), file, f"{pair}: {file.stem}")
+            prefect_artifacts.picture(prefect_artifacts.key_for(file.stem, pair), file, f"{pair}: {file.stem}")

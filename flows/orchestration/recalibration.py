@@ -18,18 +18,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from flows import context
+from flows.context import StepContext, now
 from flows.loading import open_from_settings, prompts_of, worker_pool_of
 from flows.orchestration.drift_events import announced, announcement, locked
 from flows.progress import announce
 from flows.settings import BESIDES, PLACES
-from flows.steps import collect as collecting
-from flows.steps import gate as gating
-from flows.steps import monitor as monitoring
-from flows.steps import publish as stations
-from flows.steps import train as training
-from flows.steps import tune as tuning
+from flows.steps import collect as collect_step
+from flows.steps import deploy
+from flows.steps import gate as gate_step
+from flows.steps import monitor as monitor_step
+from flows.steps import publish as publish_step
+from flows.steps import train as train_step
+from flows.steps import tune as tune_step
+from flows.steps.champion import champion_number, champion_of
 from flows.steps.monitor import DriftSettings
-from flows.steps.publish import StepContext, champion_number, champion_of, now
 from flows.steps.reference_traces import RECALIBRATIONS
 from flows.steps.traffic_prompts import newest_prompts, on_prompts
 from flows.workspace import Workspace
@@ -46,16 +49,16 @@ MADE_OF = "made_of.json"
 Step = TypeVar("Step", bound=Callable[..., Any])
 
 
-def once(station: Step) -> Step:
+def once(step: Step) -> Step:
     """A station `(settings, folder, …)` that runs once for a recalibration: what it returned is kept as JSON in the folder."""
 
-    @functools.wraps(station)
+    @functools.wraps(step)
     def run(settings: DriftSettings, folder: str, *more: Any) -> Any:
-        file = Path(folder) / STEPS / f"{station.__name__}.json"
+        file = Path(folder) / STEPS / f"{step.__name__}.json"
         try:
             return json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            found = station(settings, folder, *more)
+            found = step(settings, folder, *more)
         write_atomically(file, (json.dumps(found, indent=2) + "\n").encode())
         return found
 
@@ -77,7 +80,7 @@ def begin(settings: DriftSettings) -> dict[str, Any]:
     home = space.root / RECALIBRATIONS
     if drift is not None and (found := of_drift(home, drift)) is not None:
         return {"folder": str(found), "drift": drift, "outcome": outcome_of(found)}
-    spool = settings.spool or (before.spool if before else None) or monitoring.spool_of(space, None)
+    spool = settings.spool or (before.spool if before else None) or monitor_step.spool_of(space, None)
     begun = {"champion": champion_number(space, settings.device), "device": settings.device, "spool": str(spool.absolute())}
     if (found := unfinished(home, begun)) is not None:
         announce(f"going on with the recalibration in {found}")
@@ -103,7 +106,7 @@ def of_drift(home: Path, drift: str) -> Path | None:
 
 def unfinished(home: Path, begun: dict[str, Any]) -> Path | None:
     """The newest recalibration that was begun like this (champion, device, spool) and never ended, within two announcements of a drift."""
-    oldest = time.time() - 2 * 3600 * monitoring.load_limits().repeat_after_hours
+    oldest = time.time() - 2 * 3600 * monitor_step.load_limits().repeat_after_hours
     found = {}
     for file in home.glob(f"*/{PROMPTS}"):
         folder, at = file.parent, file.stat().st_mtime
@@ -139,8 +142,8 @@ def collect_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     """
     traces = TraceSet(Path(folder) / "traces")
     if not promoted(settings, folder):
-        station, prompts = open_job(settings, folder)
-        traces = collecting.run_collect(station, prompts["collect"], max_tokens=settings.collect_tokens, fresh=True,
+        step, prompts = open_job(settings, folder)
+        traces = collect_step.run_collect(step, prompts["collect"], max_tokens=settings.collect_tokens, fresh=True,
                                     fan=worker_pool_of(settings))
         keep_matching_steps(folder, {"traces": traces.digest(),
                                "settings": settings.model_dump(mode="json", exclude=BESIDES | PLACES | {"drift"})})
@@ -172,28 +175,28 @@ def keep_matching_steps(folder: str, made_of: dict[str, Any]) -> None:
 @once
 def calibrate_on_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     """Verifier, table, memory and hardware profile; an acceptance head too, where the champion has one."""
-    station, prompts = open_job(settings, folder)
-    traces = stations.open_trace(station)
-    training.run_train(station, traces)
-    champion = champion_of(station.workspace, settings.device)
+    step, prompts = open_job(settings, folder)
+    traces = context.open_trace(step)
+    train_step.run_train(step, traces)
+    champion = champion_of(step.workspace, settings.device)
     if champion is not None and "acceptance_head" in champion.pins:
-        training.run_train_head(station, traces)
-    return training.run_calibrate(station, traces, prompts["calibrate"], max_tokens=settings.collect_tokens)
+        train_step.run_train_head(step, traces)
+    return train_step.run_calibrate(step, traces, prompts["calibrate"], max_tokens=settings.collect_tokens)
 
 
 @once
 def tune_on_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     """Choose strategy and parameters on the new prompts, the champion beside; returns the choice and why."""
-    station, prompts = open_job(settings, folder)
-    return tuning.tune_as(settings, station, prompts["tune"])
+    step, prompts = open_job(settings, folder)
+    return tune_step.tune_as(settings, step, prompts["tune"])
 
 
 @once
 def publish_candidate(settings: DriftSettings, folder: str, drift: str | None) -> int:
     """Publish what was made and pin it in a release; returns its number."""
-    station, _ = open_job(settings, folder)
-    evidence = {"settings": settings.evidence(station.workspace.spec.name), "drift": drift}
-    return stations.run_publish(station, evidence, device=settings.device).version
+    step, _ = open_job(settings, folder)
+    evidence = {"settings": settings.evidence(step.workspace.spec.name), "drift": drift}
+    return publish_step.run_publish(step, evidence, device=settings.device).version
 
 
 def gate_candidate(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
@@ -215,12 +218,12 @@ def gate_candidate(settings: DriftSettings, folder: str, release: int) -> dict[s
 
 def gate_verdict(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
     """The gate's verdict of today."""
-    station, prompts = open_job(settings, folder)
-    result = gating.gate_release(station, prompts["bench"], alias=release, device=settings.device, max_tokens=settings.bench_tokens)
-    return {"passed": result["passed"], "checks": result["checks"], "over_champion": speedup_over_champion(station, result["report"])}
+    step, prompts = open_job(settings, folder)
+    result = gate_step.gate_release(step, prompts["bench"], alias=release, device=settings.device, max_tokens=settings.bench_tokens)
+    return {"passed": result["passed"], "checks": result["checks"], "over_champion": speedup_over_champion(step, result["report"])}
 
 
-def speedup_over_champion(station: StepContext, report: dict[str, Any]) -> dict[str, float] | None:
+def speedup_over_champion(step: StepContext, report: dict[str, Any]) -> dict[str, float] | None:
     """Speed of the workspace's choice over the champion's, both measured on the new traffic in one run."""
     from components.gate.gate import columns
     from components.report.intervals import paired_bootstrap_ratio
@@ -229,7 +232,7 @@ def speedup_over_champion(station: StepContext, report: dict[str, Any]) -> dict[
     entries = report.get("in_doubt") or report["strategies"]  # what was measured again is what counts
     if "champion" not in entries:
         return None
-    chosen = DecodingConfig.load(station.workspace.artifacts / "decoding_config")
+    chosen = DecodingConfig.load(step.workspace.artifacts / "decoding_config")
     mine = next(entry for label, entry in entries.items()
                 if label != "champion" and (entry["strategy"], entry["parameters"]) == (chosen.strategy, chosen.parameters))
     ratio, low, high = paired_bootstrap_ratio(*columns(entries["champion"]["per_prompt"]), *columns(mine["per_prompt"]))
@@ -238,7 +241,7 @@ def speedup_over_champion(station: StepContext, report: dict[str, Any]) -> dict[
 
 def deploy_release(settings: DriftSettings, release: int) -> str:
     """Make a release that passed the champion, and build its bundle; returns the bundle's folder."""
-    return str(stations.promote_and_deploy(Workspace(settings.pair, settings.dtype, announce), settings.device, release, settings.out))
+    return str(deploy.promote_and_deploy(Workspace(settings.pair, settings.dtype, announce), settings.device, release, settings.out))
 
 
 def finish(settings: DriftSettings, folder: str, outcome: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from typing import Any
 from prefect import task
 
 from flows.loading import open_from_settings, prompts_of
-from flows.orchestration import prefect_artifacts as showing
+from flows.orchestration import prefect_artifacts
 from flows.orchestration.learn_tasks import RETRY, STATION
 from flows.progress import announce
 from flows.settings import PipelineSettings
-from flows.steps import publish as stations
-from flows.steps import tune as tuning
+from flows.steps import champion, deploy
+from flows.steps import publish as publish_step
+from flows.steps import tune as tune_step
 from flows.steps.gate import gate_release
 from flows.workspace import Workspace
 
@@ -21,9 +22,9 @@ from flows.workspace import Workspace
 @task(name="publish", **RETRY)
 def publish_task(settings: PipelineSettings) -> int:
     """Publish the workspace's artifacts and pin them in a release; returns its number."""
-    station = open_from_settings(settings)
-    evidence = {"settings": settings.evidence(station.workspace.spec.name)}  # one level down: no figures to compare releases by
-    return stations.run_publish(station, evidence, device=settings.device).version
+    step = open_from_settings(settings)
+    evidence = {"settings": settings.evidence(step.workspace.spec.name)}  # one level down: no figures to compare releases by
+    return publish_step.run_publish(step, evidence, device=settings.device).version
 
 
 @task(name="gate", **RETRY)
@@ -38,20 +39,20 @@ def gate_task(settings: PipelineSettings, release: int, full: bool = True) -> di
 @task(name="promote and deploy", **RETRY)
 def deploy_task(settings: PipelineSettings, release: int) -> str:
     """Make a release that passed the champion, and build its bundle; returns the bundle's folder."""
-    return str(stations.promote_and_deploy(open_from_settings(settings).workspace, settings.device, release, Path("dist")))
+    return str(deploy.promote_and_deploy(open_from_settings(settings).workspace, settings.device, release, Path("dist")))
 
 
 @task(name="deploy the champion", **RETRY)
 def deploy_champion_task(settings: PipelineSettings) -> str | None:
     """Build the champion's bundle where it is not there; returns its folder, None where a person deployed without a gate."""
-    bundle = stations.deploy_champion(open_from_settings(settings).workspace, settings.device, Path("dist"))
+    bundle = deploy.deploy_champion(open_from_settings(settings).workspace, settings.device, Path("dist"))
     return None if bundle is None else str(bundle)
 
 
 @task(name="which release is champion", **RETRY)
 def champion_task(settings: PipelineSettings) -> int | None:
     """Number of the pair's champion on the device."""
-    return stations.champion_number(Workspace(settings.pair, settings.dtype, announce), settings.device)
+    return champion.champion_number(Workspace(settings.pair, settings.dtype, announce), settings.device)
 
 
 @task(name="link the release", **RETRY)
@@ -61,10 +62,10 @@ def link_task(settings: PipelineSettings, release: int) -> None:
     from registry.store import Store
 
     store, name = Store(), find_pair(settings.pair).name
-    showing.links("mlflow", name, store, [store.resolve("release", f"{name}.{settings.device}", release)])
+    prefect_artifacts.links("mlflow", name, store, [store.resolve("release", f"{name}.{settings.device}", release)])
 
 
 @task(name="fall back to plain decoding", **STATION)
 def plain_choice_task(settings: PipelineSettings, reason: str) -> dict[str, Any]:
     """Put plain decoding into the workspace as the choice; returns it."""
-    return tuning.choose_plain(open_from_settings(settings), reason)
+    return tune_step.choose_plain(open_from_settings(settings), reason)

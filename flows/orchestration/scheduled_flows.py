@@ -12,14 +12,15 @@ from typing import Any
 
 from prefect import flow, task
 
-from flows.orchestration import prefect_artifacts as showing
+from flows.context import pictures_of
+from flows.orchestration import prefect_artifacts
 from flows.orchestration.cached_steps import KEYED, TRACES, once, standing
 from flows.orchestration.concurrency import pair_turn
 from flows.orchestration.learn_tasks import RESULT, RETRY, calibrate_task, collect_task, train_task, tune_task
 from flows.orchestration.release_tasks import champion_task, deploy_champion_task, deploy_task, gate_task, link_task, publish_task
 from flows.progress import announce
 from flows.settings import PipelineSettings, TrafficSettings
-from flows.steps.publish import champion_number, pictures_of
+from flows.steps.champion import champion_number
 from flows.steps.traffic_prompts import on_taken, take_prompts
 from flows.steps.tune import PARENTS
 from flows.workspace import Workspace
@@ -71,9 +72,9 @@ def register_task(settings: PipelineSettings, kinds: Sequence[str]) -> dict[str,
 
     space, store = workspace_of(settings), Store()
     made = [store.publish(space.artifacts / kind, pair=space.spec.name, plots=pictures_of(space, kind)) for kind in kinds]
-    showing.links("mlflow", space.spec.name, store, made)
+    prefect_artifacts.links("mlflow", space.spec.name, store, made)
     for kind in kinds:
-        showing.pictures(kind, space.spec.name, pictures_of(space, kind))
+        prefect_artifacts.pictures(kind, space.spec.name, pictures_of(space, kind))
     return {version.kind: version.version for version in made}
 
 
@@ -86,7 +87,9 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
         take_prompts_task(settings)
         settings = on_taken(settings, space)
         done = once(collection_step, settings, space, {})
-    showing.table("collection", space.spec.name, [{"digest": done["made"][TRACES][:12], **done["report"]}], "The traces that stand.")
+    prefect_artifacts.table(
+        "collection", space.spec.name, [{"digest": done["made"][TRACES][:12], **done["report"]}], "The traces that stand."
+    )
     return done
 
 
@@ -99,7 +102,7 @@ def calibration(settings: TrafficSettings) -> dict[str, Any]:
         done = once(calibration_step, settings, space, standing(space, [TRACES]))
         versions = register_task(settings, LEARNED)
     rows = [{"figure": name, "value": value} for name, value in done["report"].items()]
-    showing.table("calibration", space.spec.name, rows, f"Registered as {kinds_with_versions(versions)}.")
+    prefect_artifacts.table("calibration", space.spec.name, rows, f"Registered as {kinds_with_versions(versions)}.")
     return {**done, "versions": versions}
 
 
@@ -112,7 +115,7 @@ def tuning(settings: TrafficSettings) -> dict[str, Any]:
         before = {**standing(space, (TRACES, *PARENTS)), "champion": champion_task(settings)}
         done = once(tuning_step, settings, space, before)
         versions = register_task(settings, ["decoding_config"])
-    showing.table("tuning", space.spec.name, measured_rows(space), str(done["report"]["reason"]))
+    prefect_artifacts.table("tuning", space.spec.name, measured_rows(space), str(done["report"]["reason"]))
     return {**done, "versions": versions}
 
 
@@ -129,7 +132,7 @@ def release(settings: TrafficSettings) -> dict[str, Any]:
         gated = earlier_verdict_task(settings, number) or gate_task(settings, number)
         bundle = deploy_task(settings, number) if gated["passed"] else None
     verdict = "passed" if gated["passed"] else "failed: the champion stays"
-    showing.table("gate", space.spec.name, gated["checks"], f"Release {number}: the gate {verdict}.")
+    prefect_artifacts.table("gate", space.spec.name, gated["checks"], f"Release {number}: the gate {verdict}.")
     link_task(settings, number)
     return {"release": number, "passed": gated["passed"], "checks": gated["checks"], "bundle": bundle}
 

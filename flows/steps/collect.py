@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.steps.publish import StepContext
+from flows.context import StepContext
 from flows.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ UNWRITTEN = "…"
 """Stands for an answer that the target has yet to write, where a chat template is measured."""
 
 
-def run_collect(station: StepContext, prompts: Sequence[Prompt], *, max_tokens: int = 96, folder: Path | None = None, fresh: bool = False,
+def run_collect(step: StepContext, prompts: Sequence[Prompt], *, max_tokens: int = 96, folder: Path | None = None, fresh: bool = False,
             rollout: int = ROLLOUT, kinds: Sequence[str] = KINDS, temperature: float = 0.0, top_p: float = 1.0, turns: int = 1,
             seed: int = 0, fan: WorkerPool | None = None, log: Callable[[str, float, int], None] | None = None) -> TraceSet:
     """Collect traces of the pair on prompts; a collection that was cut short goes on where it stopped.
@@ -41,15 +41,15 @@ def run_collect(station: StepContext, prompts: Sequence[Prompt], *, max_tokens: 
     """
     from components.collect.collect import collect_traces as run
 
-    where = folder or station.workspace.traces
+    where = folder or step.workspace.traces
     options: dict[str, Any] = {"max_tokens": max_tokens, "rollout": rollout, "prefix_kinds": tuple(kinds), "temperature": temperature,
                                "top_p": top_p, "turns": turns, "seed": seed, "batch": SLOTS}
     spread = None
     if fan is not None:
         from flows.workers.task_runners import spread_shards
 
-        spread = spread_shards(fan, station, prompts, where, options)
-    return run(station.pair, prompts, where, fresh=fresh, spread=spread, progress=station.bar, log=log, **options)
+        spread = spread_shards(fan, step, prompts, where, options)
+    return run(step.pair, prompts, where, fresh=fresh, spread=spread, progress=step.bar, log=log, **options)
 
 
 def loading(workspace: Workspace, prompts: Sequence[Prompt], *, max_tokens: int, rollout: int = ROLLOUT, turns: int = 1) -> dict[str, Any]:

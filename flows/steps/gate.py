@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.steps.publish import StepContext, champion_number, champion_of, now
+from flows.context import StepContext, now
+from flows.steps.champion import champion_number, champion_of
 from flows.workspace import Workspace
 from serving.errors import DraftwellError
 
@@ -52,7 +53,7 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
 
 
 def gate_release(
-    station: StepContext,
+    step: StepContext,
     prompts: Sequence[Prompt],
     *,
     alias: str | int = "candidate",
@@ -85,25 +86,25 @@ def gate_release(
     from serving.runtime.strategies import StrategyResources
 
     store, thresholds = Store(), load_gates().model_dump()
-    release = find_release(store, station.workspace.spec.name, device, alias)
-    if release.fingerprint != station.pair.fingerprint:
+    release = find_release(store, step.workspace.spec.name, device, alias)
+    if release.fingerprint != step.pair.fingerprint:
         raise DraftwellError(f"{release.name} was made for models with fingerprint {release.fingerprint[:12]}, the loaded ones have "
-                             f"{station.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again")
+                             f"{step.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again")
     mine = artifacts_of(store, release, release.fingerprint)
     config: Any = mine["decoding_config"]
-    kit = StrategyResources(mine, station.pair.special_tokens)
-    rival = find_rival(station, store, release)
+    kit = StrategyResources(mine, step.pair.special_tokens)
+    rival = find_rival(step, store, release)
     judging = BenchJudge(config.strategy, config.parameters, thresholds)
-    report, verdict = measured(station, prompts, judging, kit, rival, max_tokens=max_tokens, all_strategies=all_strategies)
+    report, verdict = measured(step, prompts, judging, kit, rival, max_tokens=max_tokens, all_strategies=all_strategies)
     if thresholds["lossless_identical"]:
-        verdict += GateVerdict(identity_check(station, config.strategy, config.parameters, kit, prompts[:IDENTITY_PROMPTS]))
+        verdict += GateVerdict(identity_check(step, config.strategy, config.parameters, kit, prompts[:IDENTITY_PROMPTS]))
     if rival.unmeasured:
         verdict += missing("champion measured", rival.unmeasured, unmeasured)
-    verdict += prediction_check(station, mine, rival.comparable, thresholds, unmeasured)
-    verdict += footprint_check(station, store, release, thresholds)
-    written = station.report("bench", report)
-    if not dry_run and serves(station, release):
-        station.workspace.say(f"{release.name} is the champion: its record, with which it became so, stays as it is")
+    verdict += prediction_check(step, mine, rival.comparable, thresholds, unmeasured)
+    verdict += footprint_check(step, store, release, thresholds)
+    written = step.report("bench", report)
+    if not dry_run and serves(step, release):
+        step.workspace.say(f"{release.name} is the champion: its record, with which it became so, stays as it is")
     elif not dry_run:
         keep_verdict(store, release, sum(beside, start=verdict), rival.release, report, judging.entry(report["strategies"]), written)
     return {"report": report, "verdict": verdict, "passed": verdict.passed, "release": release.version,
@@ -111,7 +112,7 @@ def gate_release(
 
 
 def measured(
-    station: StepContext,
+    step: StepContext,
     prompts: Sequence[Prompt],
     judging: BenchJudge,
     kit: StrategyResources,
@@ -127,22 +128,22 @@ def measured(
     candidate: Config = (judging.strategy, judging.parameters)
     contest = [plain] if candidate == plain else [plain, candidate]
     beside: list[Config] = [(name, {}) for name in SHOWN if (name, {}) not in contest] if all_strategies else []
-    report = run_bench(station.pair, [plain, *beside, *contest[1:]], prompts, kit, max_tokens=max_tokens, extra=rival.contenders,
-                   progress=station.bar)
+    report = run_bench(step.pair, [plain, *beside, *contest[1:]], prompts, kit, max_tokens=max_tokens, extra=rival.contenders,
+                   progress=step.bar)
     verdict = judging.of(report)
     if not judging.doubts(report, verdict):
         return report, verdict
-    station.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
-    longer = run_bench(station.pair, contest, prompts, kit, max_tokens=max_tokens, runs=RUNS_IN_DOUBT, extra=rival.contenders,
-                   cost_ratios=False, progress=station.bar)
+    step.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
+    longer = run_bench(step.pair, contest, prompts, kit, max_tokens=max_tokens, runs=RUNS_IN_DOUBT, extra=rival.contenders,
+                   cost_ratios=False, progress=step.bar)
     return {**report, "in_doubt": longer["strategies"]}, judging.of(longer)
 
 
-def serves(station: StepContext, release: ReleaseVersion) -> bool:
+def serves(step: StepContext, release: ReleaseVersion) -> bool:
     """Whether a release is the champion, and its record stands: a slow minute of the machine must not take that from what serves."""
     from registry.releases import gate_record, objection
 
-    return champion_number(station.workspace, release.device) == release.version and objection(release, gate_record(release)) is None
+    return champion_number(step.workspace, release.device) == release.version and objection(release, gate_record(release)) is None
 
 
 @dataclass(frozen=True)
@@ -162,15 +163,15 @@ class ChampionComparison:
     unmeasured: str | None = None
 
 
-def find_rival(station: StepContext, store: Store, release: ReleaseVersion) -> ChampionComparison:
+def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> ChampionComparison:
     """The pair's champion, ready to decode."""
     from components.bench.runner import StrategyContender
     from serving.runtime.strategies import StrategyResources
 
-    champion = champion_of(station.workspace, release.device)
+    champion = champion_of(step.workspace, release.device)
     if champion is None or champion.version == release.version:
         return ChampionComparison()
-    pair = pair_of(station, store, champion)
+    pair = pair_of(step, store, champion)
     if pair is None:
         return ChampionComparison(
             champion,
@@ -180,7 +181,7 @@ def find_rival(station: StepContext, store: Store, release: ReleaseVersion) -> C
     theirs = artifacts_of(store, champion, champion.fingerprint)
     chosen: Any = theirs["decoding_config"]
     contender = StrategyContender(pair, StrategyResources(theirs, pair.special_tokens), (chosen.strategy, chosen.parameters), "champion")
-    return ChampionComparison(champion, (contender,), theirs if pair is station.pair else {})
+    return ChampionComparison(champion, (contender,), theirs if pair is step.pair else {})
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class BenchJudge:
         return leaves_doubt(verdict, self.entry(entries), entries.get("champion"), self.thresholds)
 
 
-def pair_of(station: StepContext, store: Store, champion: ReleaseVersion) -> LoadedPair | None:
+def pair_of(step: StepContext, store: Store, champion: ReleaseVersion) -> LoadedPair | None:
     """The models that a champion runs on: those that are loaded, or the same target with the distilled draft that it pins.
 
     Returns:
@@ -226,7 +227,7 @@ def pair_of(station: StepContext, store: Store, champion: ReleaseVersion) -> Loa
     from serving.runtime.pair import load_pair
     from serving.runtime.strategies import STRATEGIES
 
-    pair, space = station.pair, station.workspace
+    pair, space = step.pair, step.workspace
     if champion.fingerprint == pair.fingerprint:
         return pair
     version = champion.pins.get("distilled_draft")
@@ -250,31 +251,31 @@ def missing(name: str, why: str, reason: str | None) -> GateVerdict:
     return GateVerdict((Check(name, 0, 1, False, f"{why}; `draftwell gate --unmeasured REASON` lets it pass", transient=True),))
 
 
-def prediction_check(station: StepContext, mine: dict[str, Artifact], theirs: dict[str, Artifact], thresholds: dict[str, Any],
+def prediction_check(step: StepContext, mine: dict[str, Artifact], theirs: dict[str, Artifact], thresholds: dict[str, Any],
                      unmeasured: str | None = None) -> GateVerdict:
     """How well table and verifier foretell the workspace's traces, beside the champion's; nothing for a release without both."""
     from components.gate.gate import GateVerdict, judge_predictions
     from components.gate.predictive_loss import predictions
-    from flows.steps.publish import open_trace
+    from flows.context import open_trace
 
     judged = [kind for kind in ("acceptance_table", "verifier") if kind in mine]
     if not judged:
         return GateVerdict(())
     try:
-        found, notes = predictions(mine, theirs, open_trace(station))
+        found, notes = predictions(mine, theirs, open_trace(step))
     except DraftwellError as error:
-        station.workspace.say(str(error))  # it names a folder, which nobody needs to read in the registry
+        step.workspace.say(str(error))  # it names a folder, which nobody needs to read in the registry
         return missing("predictions measured", f"{' and '.join(judged)} not judged: the workspace's traces cannot be used", unmeasured)
     return judge_predictions(found, thresholds) + GateVerdict((), tuple(notes))
 
 
-def footprint_check(station: StepContext, store: Store, release: ReleaseVersion, thresholds: dict[str, Any]) -> GateVerdict:
+def footprint_check(step: StepContext, store: Store, release: ReleaseVersion, thresholds: dict[str, Any]) -> GateVerdict:
     """Build the release's bundle in a temporary folder; its size, and how fast a new process starts from it."""
     from components.gate.footprint import footprint
     from components.gate.gate import judge_footprint
     from registry.bundles.build import build_bundle, bundle_bytes
 
-    space = station.workspace
+    space = step.workspace
     with tempfile.TemporaryDirectory() as place:
         bundle = build_bundle(store, space.spec, space.files(), alias=str(release.version), device=release.device, out=Path(place),
                               ungated_reason="built to be judged")
@@ -305,7 +306,7 @@ def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVe
 
 
 def identity_check(
-    station: StepContext, strategy: str, parameters: dict[str, Any], kit: Any, prompts: Sequence[Prompt]
+    step: StepContext, strategy: str, parameters: dict[str, Any], kit: Any, prompts: Sequence[Prompt]
 ) -> tuple[Check, ...]:
     """Whether a choice that claims to be lossless gives autoregressive's tokens in float32; nothing for a lossy one."""
     from components.gate.gate import judge_release
@@ -314,7 +315,7 @@ def identity_check(
 
     if not find_strategy(strategy).lossless or strategy == "autoregressive":
         return ()
-    exact = float32_pair(station.workspace) if station.pair.dtype != "float32" else station.pair
+    exact = float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair
     entry = identity_entry(exact, kit, (strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     return judge_release(entry, None, None, {"lossless_identical": True}).checks
 

@@ -156,10 +156,10 @@ class Finder:
 
     def version(self, kind: str, pair: str, wanted: str) -> Node:
         """A registered version."""
-        from registry.lineage import trace
+        from registry.lineage import lineage_of
 
         name = registered_name(kind, pair)
-        return self.artifact(trace(self.store, self.store.resolve(kind, name, wanted), name, self.folders))
+        return self.artifact(lineage_of(self.store, self.store.resolve(kind, name, wanted), name, self.folders))
 
     def row(self, label: str, row: Mapping[str, Any], pair: str) -> Node:
         """A row of a table: its tuned config, and the artifacts and traces that are not the config's already."""

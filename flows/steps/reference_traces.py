@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.steps.publish import StepContext, champion_of
+from flows.context import StepContext
+from flows.steps.champion import champion_of
 from flows.workspace import Workspace
 from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY, TraceError, TraceSet
@@ -163,7 +164,7 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def keep_served(station: StepContext, release: ReleaseVersion, config: DecodingConfig) -> None:
+def keep_served(step: StepContext, release: ReleaseVersion, config: DecodingConfig) -> None:
     """Collect what a release would serve where its config is lossy: once, and in the pair's own workspace, whichever the station works in.
 
     A collection that was cut short goes on. One that fails stops no release: monitoring then says that the reference is missing.
@@ -172,14 +173,14 @@ def keep_served(station: StepContext, release: ReleaseVersion, config: DecodingC
 
     if find_strategy(config.strategy).lossless:
         return
-    own = Workspace(station.workspace.name, station.workspace.dtype, station.workspace.say)
+    own = Workspace(step.workspace.name, step.workspace.dtype, step.workspace.say)
     try:
-        collect_served(station, own, of_release(release))
+        collect_served(step, own, of_release(release))
     except (DraftwellError, OSError) as error:
         own.say(f"what {config.strategy} serves will not be watched until it is published again: {error}")
 
 
-def collect_served(station: StepContext, space: Workspace, champion: Served) -> None:
+def collect_served(step: StepContext, space: Workspace, champion: Served) -> None:
     """Collect what a lossy release would serve on the prompts that it was calibrated on, and keep the traces with these.
 
     Raises:
@@ -189,7 +190,7 @@ def collect_served(station: StepContext, space: Workspace, champion: Served) -> 
     from components.drift.prompts import prompts_of_trace
     from serving.runtime.strategies import StrategyResources, build_strategy
 
-    config, pair = champion.lossy, station.pair
+    config, pair = champion.lossy, step.pair
     assert config is not None
     traces = calibration_traces(space, champion)
     keep_reference(space, traces, traces.digest())
@@ -205,4 +206,4 @@ def collect_served(station: StepContext, space: Workspace, champion: Served) -> 
     )
     collect_traces(pair, prompts_of_trace(traces), folder, fresh=True, max_tokens=header.max_tokens, temperature=header.temperature,
             top_k=header.top_k, top_p=header.top_p, turns=0, rollout=1, prefix_kinds=(LOSSY,), strategy=strategy, batch=SLOTS,
-            progress=station.bar)
+            progress=step.bar)

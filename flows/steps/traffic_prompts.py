@@ -41,9 +41,9 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
 
     if not spool.is_dir():
         raise DraftwellError(f"there is no spool {spool}: name the folder to which the server writes with --spool")
-    station, window = open_from_settings(settings), load_limits().window
-    pair = station.pair
-    temperature = watched_temperature(station.workspace, settings.device, getattr(settings, "reference", None))
+    step, window = open_from_settings(settings), load_limits().window
+    pair = step.pair
+    temperature = watched_temperature(step.workspace, settings.device, getattr(settings, "reference", None))
     found = read_spool(spool, pair.fingerprint, window=window, temperature=temperature)
     return spooled_prompts(spool, pair, found.rows, window=window, fewest=FEWEST, shards=found.shards, notes=found.notes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from flows.steps.publish import StepContext
+from flows.context import StepContext
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
@@ -17,7 +17,7 @@ AT_ONCE = 8
 """Requests that fill the correction memory together, as far as the pair has slots."""
 
 
-def run_train(station: StepContext, traces: TraceSet, *, test: TraceSet | None = None, ratio: float = 1.2,
+def run_train(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, ratio: float = 1.2,
           wanted_false_positive: float | None = 0.1, features: Literal["auto"] | Sequence[str] = "auto", seed: int = 0) -> dict[str, Any]:
     """Train a SPRINTER verifier, put it into the workspace and return its report; all that can fail comes before what is written.
 
@@ -32,19 +32,19 @@ def run_train(station: StepContext, traces: TraceSet, *, test: TraceSet | None =
     from components.train.verifier import train_verifier
 
     check_drawing()
-    origin = provenance(station.pair, trace_digest=traces.digest())
+    origin = provenance(step.pair, trace_digest=traces.digest())
     verifier, report = train_verifier(traces, origin, test=test, ratio=ratio, wanted_false_positive=wanted_false_positive,
                                       features=features, seed=seed)
-    with_cost(station, verifier, report, lambda row, token: verifier.score_drafted(row, row, token))
-    station.workspace.save(verifier)
-    verifier_plots(report, station.workspace.reports)
-    station.stamp(verifier.kind)
-    write_text(station.workspace.reports / "verifier.md", verifier_markdown(report))
-    station.report("verifier", report)
+    with_cost(step, verifier, report, lambda row, token: verifier.score_drafted(row, row, token))
+    step.workspace.save(verifier)
+    verifier_plots(report, step.workspace.reports)
+    step.stamp(verifier.kind)
+    write_text(step.workspace.reports / "verifier.md", verifier_markdown(report))
+    step.report("verifier", report)
     return report
 
 
-def run_train_head(station: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> dict[str, Any]:
+def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> dict[str, Any]:
     """Train a SpecDec++ acceptance head, put it into the workspace and return its report.
 
     Args:
@@ -56,43 +56,43 @@ def run_train_head(station: StepContext, traces: TraceSet, *, test: TraceSet | N
     from components.train.plots import acceptance_head_plot
 
     check_drawing()
-    head, report = train_acceptance_head(station.pair, traces, provenance(station.pair, trace_digest=traces.digest()), test=test, seed=seed)
-    with_cost(station, head, report, lambda row, token: head.acceptance(row.hidden(0)))
-    station.workspace.save(head)
-    acceptance_head_plot(report, station.workspace.reports / "acceptance_head.png")
-    station.stamp(head.kind)
-    station.report("acceptance_head", report)
+    head, report = train_acceptance_head(step.pair, traces, provenance(step.pair, trace_digest=traces.digest()), test=test, seed=seed)
+    with_cost(step, head, report, lambda row, token: head.acceptance(row.hidden(0)))
+    step.workspace.save(head)
+    acceptance_head_plot(report, step.workspace.reports / "acceptance_head.png")
+    step.stamp(head.kind)
+    step.report("acceptance_head", report)
     return report
 
 
-def with_cost(station: StepContext, trained: Artifact, report: dict[str, Any], score: Callable[[Rows, int], float]) -> None:
+def with_cost(step: StepContext, trained: Artifact, report: dict[str, Any], score: Callable[[Rows, int], float]) -> None:
     """Measure what a score takes, and write it into the report and among the artifact's metrics."""
     from components.train.score_cost import time_score
 
-    report["cost"] = time_score(station.pair, score)
+    report["cost"] = time_score(step.pair, score)
     cost = {"score_us": report["cost"]["score_us"], "score_share": report["cost"]["share"]}
     trained.provenance = trained.provenance.model_copy(update={"metrics": {**trained.provenance.metrics, **cost}})
 
 
-def run_calibrate(station: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
+def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile, put them into the workspace and say what is in them."""
     from components.calibrate.calibrate import build_acceptance_table, build_correction_memory
     from components.calibrate.hardware_profile import measure_profile
     from components.report.provenance import provenance
     from components.train.plots import acceptance_plot, rejection_tail
 
-    table = build_acceptance_table(traces, provenance(station.pair, trace_digest=traces.digest()))
+    table = build_acceptance_table(traces, provenance(step.pair, trace_digest=traces.digest()))
     # The memory never reads the traces: it names the prompts that it was decoded from.
-    memory = build_correction_memory(station.pair, prompts, provenance(station.pair), max_tokens=max_tokens, batch=AT_ONCE,
-                                     progress=station.bar)
-    times = measure_profile(station.pair, provenance(station.pair))
+    memory = build_correction_memory(step.pair, prompts, provenance(step.pair), max_tokens=max_tokens, batch=AT_ONCE,
+                                     progress=step.bar)
+    times = measure_profile(step.pair, provenance(step.pair))
     for artifact in (table, memory, times):
-        station.workspace.save(artifact)
-    acceptance_plot(table, station.workspace.reports / "acceptance_by_confidence.png")
-    rejection_tail(list(memory.counts.values()), station.workspace.reports / "rejections.png")
+        step.workspace.save(artifact)
+    acceptance_plot(table, step.workspace.reports / "acceptance_by_confidence.png")
+    rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
     for drawn in (table, memory):
-        station.stamp(drawn.kind)
+        step.stamp(drawn.kind)
     report = {"judged": sum(table.total), "accepted": sum(table.accepted), "memory_pairs": len(memory.counts),
               "t_draft_ms": times.t_draft * 1e3, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
-    station.report("calibration", report)
+    step.report("calibration", report)
     return report

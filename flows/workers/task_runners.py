@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from components.tune.search.search import Search, Trial
     from components.tune.tune import Spread as ReplaySpread
-    from flows.steps.publish import StepContext
+    from flows.context import StepContext
 
 Call = dict[str, Any]
 """What says which part of a job is meant, as JSON."""
@@ -88,7 +88,7 @@ def need_ray() -> None:
 
 
 def spread_shards(
-    fan: WorkerPool, station: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any]
+    fan: WorkerPool, step: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any]
 ) -> ShardSpread:
     """What has the shards of a collection written by workers.
 
@@ -98,24 +98,24 @@ def spread_shards(
     """
 
     def spread(missing: Sequence[int], found: Callable[[int], None]) -> None:
-        with job_folder(station) as job:
-            parts.describe_collection(job, station, prompts, traces, settings, fan.threads)
+        with job_folder(step) as job:
+            parts.describe_collection(job, step, prompts, traces, settings, fan.threads)
             here = fan.runner == "threads"
-            with parts.loaded(job, station.pair, min(fan.workers, len(missing))) if here else nullcontext():
+            with parts.loaded(job, step.pair, min(fan.workers, len(missing))) if here else nullcontext():
                 run(fan, "write a shard", job, [{"index": index} for index in missing], lambda call, _: found(call["index"]))
 
     return spread
 
 
-def spread_replays(fan: WorkerPool, station: StepContext, traces: Path) -> ReplaySpread:
+def spread_replays(fan: WorkerPool, step: StepContext, traces: Path) -> ReplaySpread:
     """What has the replays of a tuning made by workers, a strategy each; `traces` is the trace's folder."""
 
     def spread(search: Search, shares: Mapping[str, int]) -> list[Trial]:
         from components.tune.search.search import Trial
 
         trials: list[Trial] = []
-        with job_folder(station) as job:
-            parts.describe_search(job, search, traces, station.pair.fingerprint, fan.threads)
+        with job_folder(step) as job:
+            parts.describe_search(job, search, traces, step.pair.fingerprint, fan.threads)
             run(fan, "replay a strategy", job, [{"name": name, "share": share} for name, share in shares.items()],
                 lambda _, made: trials.extend(Trial(**trial) for trial in made))
         return trials
@@ -124,10 +124,10 @@ def spread_replays(fan: WorkerPool, station: StepContext, traces: Path) -> Repla
 
 
 @contextmanager
-def job_folder(station: StepContext) -> Iterator[Path]:
+def job_folder(step: StepContext) -> Iterator[Path]:
     """A folder in the pair's workspace that goes when the job is done."""
-    station.workspace.root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=station.workspace.root, prefix=".job-") as place:
+    step.workspace.root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=step.workspace.root, prefix=".job-") as place:
         yield Path(place)
 
 

@@ -24,7 +24,7 @@ from serving.files import write_atomically
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from components.tune.search.search import Search
-    from flows.steps.publish import StepContext
+    from flows.context import StepContext
     from serving.runtime.pair import LoadedPair
 
 JOB = "job.json"
@@ -32,7 +32,7 @@ _pairs: dict[Path, SimpleQueue[LoadedPair]] = {}
 """Job → loaded pairs that no worker of this process is computing with. A pair's slots serve one engine at a time."""
 
 
-def describe_collection(job: Path, station: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any],
+def describe_collection(job: Path, step: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any],
                         threads: int) -> None:
     """Write the job of a collection.
 
@@ -41,9 +41,9 @@ def describe_collection(job: Path, station: StepContext, prompts: Sequence[Promp
         settings: of `components.collect.collect.work_of`.
         threads: that every worker's torch computes with.
     """
-    pair = station.pair
+    pair = step.pair
     target: Any = pair.models["target"]
-    name = Path(station.workspace.name)
+    name = Path(step.workspace.name)
     write_job(
         job,
         {
@@ -93,7 +93,7 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     """
     import torch
 
-    from components.replay.replay import read_texts
+    from components.replay.texts import read_texts
     from components.tune.search.search import Search
     from components.tune.search.studies import Studies
     from serving.artifacts.hardware_profile import HardwareProfile

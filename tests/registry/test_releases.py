@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from registry.gates import GateRecord
+from registry.lineage import lineage_of
 from registry.pairs import PairSpec, model_records
 from registry.releases import (
     ReleaseVersion,
@@ -40,7 +41,7 @@ def test_a_release_pins_versions_and_names_weights(store: Store, spec: PairSpec,
     assert run.data.params == {"acceptance_table": "1", "decoding_config": "1"}
     assert store.client.get_experiment(run.info.experiment_id).name == "draftwell/tiny"
     assert release(store, spec, files, tmp_path / "again") == made  # the same pins are the same release
-    kinds = {parent.kind for parent in store.lineage("release", "tiny.cpu", 1).parents}
+    kinds = {parent.kind for parent in lineage_of(store, store.resolve("release", "tiny.cpu", 1), "tiny.cpu").parents}
     assert kinds == {"acceptance_table", "decoding_config"}
 
 

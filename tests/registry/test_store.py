@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy.orm
 import yaml
 
+from registry.lineage import lineage_of
 from registry.model_card import CARDS
 from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -196,7 +197,7 @@ def test_a_failed_upload_registers_nothing(store: Store, tmp_path: Path, monkeyp
 def test_lineage_leads_back_to_the_traces(store: Store, tmp_path: Path) -> None:
     first = publish(store, table(MARK), tmp_path / "a")
     publish(store, config(MARK, {"acceptance_table": first.digest, "verifier": "9" * 64}), tmp_path / "b")
-    tree = store.lineage("decoding_config", "tiny", 1)
+    tree = lineage_of(store, store.resolve("decoding_config", "tiny", 1), "tiny")
     known, unknown = tree.parents
     assert (known.published, known.trace_digest, known.git_commit) == (first, "7" * 64, "c" * 40)
     assert (unknown.kind, unknown.digest, unknown.published) == ("verifier", "9" * 64, None)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.replay.replay import Texts, replay_strategy
+from components.replay.replay import replay_strategy
+from components.replay.texts import Texts
 from components.replay.trace_model import RolloutExhausted
 from components.tune.search.space import MEASURED, Space, combinations, completed, key, plain, replayable, space_of, start, suggest
 from components.tune.search.studies import Studies, digest_of_json, import_optuna

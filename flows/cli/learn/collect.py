@@ -48,15 +48,15 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
     from components.collect.collect import cuts
-    from flows.steps import collect as collecting
+    from flows.steps import collect as collect_step
     from flows.workspace import Workspace
 
     rows = load(prompts, limit, split=split, column=column)
-    load_with = collecting.loading(Workspace(pair, dtype, say), rows, max_tokens=max_tokens, rollout=rollout, turns=turns)
+    load_with = collect_step.loading(Workspace(pair, dtype, say), rows, max_tokens=max_tokens, rollout=rollout, turns=turns)
     rates: dict[str, float] = {}
     fan = worker_pool(runner, workers, threads, device)
     with open_with_progress("collect", pair, dtype, device, threads, **load_with) as opened:
-        traces = collecting.run_collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh, rollout=rollout,
+        traces = collect_step.run_collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh, rollout=rollout,
                                     kinds=[k.strip() for k in kinds.split(",") if k.strip()], temperature=temperature, top_p=top_p,
                                     turns=turns, seed=seed, fan=fan, log=lambda name, value, shard: rates.update({name: value}))
     if rate := rates.get("collect_tokens_per_second"):

@@ -53,14 +53,14 @@ def distill(target: Annotated[str, typer.Option("--target", help="Hub id (ORG/NA
         if folder is not None:
             check_folder(folder)
     rows = load(prompts, limit, split=split, column=column) if prompts else None
-    from flows.steps import distil as distilling
+    from flows.steps import distil as distil_step
 
     set_threads(threads)
-    wanted = distilling.DistilRequest(
+    wanted = distil_step.DistilRequest(
         target, layers=kept, prompts=rows, invented=invent, head_tokens=head_tokens, loss=loss.value, minutes=minutes, tokens=tokens,
         max_tokens=max_tokens, name=name, dtype=dtype.value if dtype else "bfloat16", device=pick_device(device), work=work, out=out)
-    made = distilling.run_distil(wanted, say=say)
-    reports = distilling.keep_report(made)
+    made = distil_step.run_distil(wanted, say=say)
+    reports = distil_step.keep_report(made)
     if publish:
         from registry.store import Store
 

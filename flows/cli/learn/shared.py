@@ -13,7 +13,7 @@ from flows.cli.options import Runner, pick_device, progress, say, set_threads
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
-    from flows.steps.publish import StepContext
+    from flows.context import StepContext
     from flows.workers.task_runners import WorkerPool
 
 SOURCES = ("JSONL with `prompt`, `turns` or `messages`; a folder of such files, as servers spool them; .parquet, .csv; a saved data set; "
@@ -49,7 +49,7 @@ def load(source: str | None, limit: int | None, *, split: str = "train", column:
 
 def publish_kinds(opened: StepContext, *kinds: str) -> None:
     """Register artifacts of the workspace."""
-    from flows.steps.publish import pictures_of
+    from flows.context import pictures_of
     from registry.store import Store
 
     store, space = Store(), opened.workspace

@@ -42,20 +42,20 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
 
     Example: draftwell train --pair default
     """
-    from flows.steps import publish as stations
-    from flows.steps import train as training
+    from flows import context
+    from flows.steps import train as train_step
 
     options = {"ratio": ratio, "wanted_false_positive": eta_fp, "features": features and [name.strip() for name in features.split(",")]}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given and kind is not Trained.VERIFIER:
         raise DraftwellError("--ratio, --eta-fp and --features are the verifier's: leave them out for an acceptance head")
     with open_with_progress("train", pair, dtype, device, threads) as opened:
-        found = stations.open_trace(opened, traces)
-        untouched = stations.open_trace(opened, test) if test else None
+        found = context.open_trace(opened, traces)
+        untouched = context.open_trace(opened, test) if test else None
         if kind is Trained.VERIFIER:
-            report = training.run_train(opened, found, test=untouched, seed=seed, **given)
+            report = train_step.run_train(opened, found, test=untouched, seed=seed, **given)
         else:
-            report = training.run_train_head(opened, found, test=untouched, seed=seed)
+            report = train_step.run_train_head(opened, found, test=untouched, seed=seed)
     if report["left_out"]:
         say(f"{len(report['left_out'])} prompts of {test} are in the training trace too and were not tested on")
     if publish:
@@ -82,12 +82,12 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl
     """
-    from flows.steps import publish as stations
-    from flows.steps import train as training
+    from flows import context
+    from flows.steps import train as train_step
 
     rows = load(prompts, limit, split=split, column=column)
     with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
-        report = training.run_calibrate(opened, stations.open_trace(opened, traces), rows)
+        report = train_step.run_calibrate(opened, context.open_trace(opened, traces), rows)
     if publish:
         publish_kinds(opened, "acceptance_table", "correction_memory", "hardware_profile")
     typer.echo(f"table: {report['accepted']} of {report['judged']} judged tokens accepted  memory: {report['memory_pairs']} pairs  "

@@ -52,8 +52,9 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
     Example: draftwell tune --pair default --trials 60 --allow-lossy --max-quality-loss 0.05
     """
     from components.tune.report.reading import rollout_words
-    from flows.steps import publish as stations
-    from flows.steps import tune as tuning
+    from flows import context
+    from flows.steps import publish as publish_step
+    from flows.steps import tune as tune_step
 
     rows = load(prompts, limit, split=split, column=column)
     if study is not None:
@@ -62,12 +63,12 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
         say("--max-quality-loss changes nothing without --allow-lossy: lossless strategies lose no quality")
     fan = worker_pool(runner, workers, threads, device)
     with open_with_progress("tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target) as opened:
-        tuned = tuning.run_tune(opened, stations.open_trace(opened, traces), rows, max_tokens=max_tokens, trials=trials,
+        tuned = tune_step.run_tune(opened, context.open_trace(opened, traces), rows, max_tokens=max_tokens, trials=trials,
                             lossless_only=lossless_only, max_quality_loss=0.1 if max_quality_loss is None else max_quality_loss,
                             max_cost_ratio=max_cost_ratio,
                             study=study, keep=pad_target is None, fan=fan)
     if publish and pad_target is None:
-        made = stations.run_publish(opened, {}, device=opened.pair.device.partition(":")[0])
+        made = publish_step.run_publish(opened, {}, device=opened.pair.device.partition(":")[0])
         say(f"registered {made.name}, the candidate: `draftwell gate --pair {pair}` judges it")
     typer.echo(f"chosen: {tuned.strategy} {tuned.parameters}")
     typer.echo(str(tuned.evidence.get("reason", "")))

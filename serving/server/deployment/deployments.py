@@ -26,7 +26,8 @@ from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import QUEUE_CAPACITY, DeadlineExceeded, Delta, End, Event, Failure, Scheduler, Ticket
+from serving.server.scheduling.scheduler import QUEUE_CAPACITY, Scheduler
+from serving.server.scheduling.ticket import DeadlineExceeded, Delta, End, Event, Failure, Ticket
 
 log = logging.getLogger(__name__)
 

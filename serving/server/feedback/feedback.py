@@ -33,7 +33,7 @@ from serving.server.deployment.deployments import CHECKER
 from serving.server.feedback.settings import FeedbackSettings
 from serving.server.feedback.spool import Record, RecordOrigin, Spool
 from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import End, Event, Ticket
+from serving.server.scheduling.ticket import End, Event, Ticket
 
 log = logging.getLogger(__name__)
 

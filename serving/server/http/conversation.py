@@ -17,7 +17,8 @@ from serving.runtime.types import Rating
 from serving.server.http.errors import APIError, internal_error, without_paths
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.scheduler import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, Scheduler, SchedulerClosed, Ticket
+from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, SchedulerClosed, Ticket
 
 CLIENT_CLOSED_REQUEST = 499
 

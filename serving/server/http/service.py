@@ -29,7 +29,8 @@ from serving.server.http.security import client_of, tenant_of
 from serving.server.model.served_model import ServedModel
 from serving.server.model.strategy_pool import PLAIN
 from serving.server.scheduling.detokenize import TextStream, TokenInfo
-from serving.server.scheduling.scheduler import Delta, End, Scheduler
+from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import Delta, End
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for plain completions; a chat may fill the context."""

@@ -24,7 +24,7 @@ from serving.server.deployment.deployments import CHECKER, Deployments
 from serving.server.metrics.dashboards import GRAFANA
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import Cancelled, DeadlineExceeded, End, Event, Ticket
+from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Ticket
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

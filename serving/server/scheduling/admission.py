@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from serving.server.scheduling.scheduler import Ticket
+    from serving.server.scheduling.ticket import Ticket
 
 SHORTEST_WAIT, LONGEST_WAIT = 1, 60
 """Seconds that Retry-After may say."""

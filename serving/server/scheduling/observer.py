@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from serving.server.scheduling.scheduler import Event, Ticket
+    from serving.server.scheduling.ticket import Event, Ticket
 
 log = logging.getLogger(__name__)
 

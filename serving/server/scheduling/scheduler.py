@@ -11,117 +11,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from serving.runtime.engine.engine import Engine, Job
-from serving.runtime.requests import FinishReason, Sampling
+from serving.runtime.engine.engine import Engine
 from serving.runtime.session import UNLIMITED
-from serving.runtime.stats import Stats
 from serving.runtime.strategies import Strategy
 from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
-from serving.server.scheduling.detokenize import TextStream, TokenInfo
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer, Observers
+from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, SchedulerClosed, Ticket, TicketGroup
 
 log = logging.getLogger(__name__)
 
 QUEUE_CAPACITY = 256
 """Requests that wait, where nobody says otherwise."""
-
-
-@dataclass(frozen=True)
-class Delta:
-    """Text that is final.
-
-    Args:
-        tokens: those that became final with it; a token held back by a stop string may follow a little later.
-    """
-
-    text: str
-    tokens: Sequence[TokenInfo] = ()
-
-
-@dataclass(frozen=True)
-class End:
-    """The answer is complete.
-
-    Args:
-        completion_tokens: tokens up to the last one that was used, stop token included.
-        stats: the engine's counters; they may cover a few tokens behind a stop string.
-    """
-
-    finish_reason: FinishReason
-    completion_tokens: int
-    stats: Stats
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The request ended in an error of its own."""
-
-    error: Exception
-
-
-@dataclass(frozen=True)
-class Cancelled:
-    """The request was dropped: its client went away, or the server is going down."""
-
-
-Event = Delta | End | Failure | Cancelled
-
-
-class SchedulerClosed(Exception):
-    """The server is going down and takes no new request."""
-
-
-class DeadlineExceeded(Exception):
-    """The request was not answered in the time it was given."""
-
-
-@dataclass(eq=False)
-class TicketGroup:
-    """What tickets that were submitted at once have in common.
-
-    Args:
-        started: one of them has left the queue for a slot.
-    """
-
-    started: bool = False
-
-
-class Ticket:
-    """One request on its way through the scheduler.
-
-    Args:
-        prompt: token ids.
-        text: turns the request's tokens into text.
-        deliver: receives the events, on the scheduler's thread.
-        client: whom the queue is fair between; "" for all that say nothing.
-        deadline: `time.monotonic` seconds at which the request ends in Failure(DeadlineExceeded), waiting or running.
-        strategy: what decodes it; None takes the scheduler's, and says which once it is admitted.
-        body: `messages` or `prompt` as the client sent them, for observers; None where nobody kept them.
-
-    `arrived`, `admitted_at`, `first_token_at` and `ended_at` are `time.monotonic` seconds, None until then.
-    """
-
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, text: TextStream, deliver: Callable[[Event], None], *,
-                 client: str = "", deadline: float | None = None, strategy: Strategy | None = None,
-                 body: Mapping[str, Any] | None = None):
-        self.prompt, self.sampling, self.text, self.deliver = prompt, sampling, text, deliver
-        self.client, self.deadline, self.strategy, self.body = client, deadline, strategy, body
-        self.cancelled = False
-        self.together = TicketGroup()
-        self.job: Job | None = None
-        self.arrived: float | None = None
-        self.admitted_at: float | None = None
-        self.first_token_at: float | None = None
-        self.ended_at: float | None = None
-
-    def cancel(self) -> None:
-        """Give the request up, from any thread; its slot is free before the next round."""
-        self.cancelled = True
 
 
 class Scheduler:

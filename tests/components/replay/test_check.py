@@ -13,7 +13,8 @@ from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.replay.check import Prediction, check_prediction, median_error, tiled
 from components.replay.costs import by_tokens, costs_of
-from components.replay.replay import Texts, read_texts, replay_strategy
+from components.replay.replay import replay_strategy
+from components.replay.texts import Texts, read_texts
 from components.report.provenance import provenance
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads

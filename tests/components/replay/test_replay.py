@@ -15,7 +15,8 @@ import pytest
 from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.replay.head_scores import score_rollouts
-from components.replay.replay import Texts, read_texts, replay_strategy
+from components.replay.replay import replay_strategy
+from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import NotInTrace, RolloutExhausted, TracedText, TraceModel
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.acceptance_table import AcceptanceTable

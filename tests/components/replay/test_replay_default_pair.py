@@ -27,8 +27,9 @@ from components.collect.collect import collect_traces
 from components.prompts.prompt import demo_prompts
 from components.replay.check import Prediction, check_prediction, median_error, tiled
 from components.replay.head_scores import score_rollouts
-from components.replay.replay import Texts, read_texts, replay_strategy
+from components.replay.replay import replay_strategy
 from components.replay.sampled import read_sampled, replay_expected
+from components.replay.texts import Texts, read_texts
 from components.report.provenance import provenance
 from components.tune.search.space import REPLAYED, replayable
 from serving.artifacts.acceptance_head import AcceptanceHead

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
-from components.replay.replay import Texts, read_texts, replay_strategy
+from components.replay.replay import replay_strategy
 from components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
+from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from components.collect.collect import collect_traces
+from components.collect.trace_columns import column
 from components.prompts.prompt import Prompt
 from components.train import examples as verifier_data
 from components.train import verifier as verifier_training
-from components.train.examples import Examples, column, folds, read_examples, split_by_prompt
+from components.train.examples import Examples, folds, read_examples, split_by_prompt
 from components.train.logistic import cross_validate, fit, sigmoid
 from components.train.metrics import auc_of
 from components.train.verifier import choose_threshold, train_verifier

@@ -107,7 +107,7 @@ def test_the_best_keeps_to_the_constraints() -> None:
 
 def test_a_slower_choice_has_a_positive_regret(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(lambda config: {2: 1.0, 5: 1.25}[gamma(config)])
-    monkeypatch.setattr(module, "Contest", lambda *args, **more: clock)
+    monkeypatch.setattr(module, "Evaluator", lambda *args, **more: clock)
     slow, quick = (("vanilla_sd", {"num_speculative_tokens": g}) for g in (2, 5))
     nothing: Any = None
     ratio, low, high = compare_again(nothing, nothing, slow, quick, PROMPTS, 8, 2, 0, None)

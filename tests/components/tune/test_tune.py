@@ -12,10 +12,11 @@ import pytest
 
 from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
-from components.replay.replay import Texts, read_texts, replay_strategy
+from components.replay.replay import replay_strategy
+from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import RolloutExhausted, TracedText
 from components.report.threads import using_threads
-from components.tune import tune_strategy as tuning
+from components.tune import tune_strategy as tune_step
 from components.tune.constraints import Constraints
 from components.tune.evaluator import Config, Measured, Quality
 from components.tune.report.reading import rollout_words
@@ -166,7 +167,7 @@ def test_specdec_pp_is_replayed_with_the_kits_head(pair: LoadedPair, trace: Trac
     assert {trial["source"] for trial in trials} == {"replayed"}
     exact = [trial for trial in trials if trial["exact"]]
     assert len({trial["predicted_seconds_per_token"] for trial in exact}) > 1, "thresholds matter"
-    texts, sampling = tuning.texts_for(pair, trace, kit, ["specdec_pp"]), pair.sampling(max_tokens=16)
+    texts, sampling = tune_step.texts_for(pair, trace, kit, ["specdec_pp"]), pair.sampling(max_tokens=16)
     for trial in exact[:: len(exact) // 3]:
         told = replay_strategy(texts, "specdec_pp", trial["parameters"], kit, PROFILE)
         assert told.predicted_seconds_per_token == trial["predicted_seconds_per_token"]
@@ -175,7 +176,7 @@ def test_specdec_pp_is_replayed_with_the_kits_head(pair: LoadedPair, trace: Trac
         assert counters(told.stats) == counters(real)
     without = run(pair, trace, Clock({})).evidence["left_out"]["specdec_pp"]
     assert without == "it needs acceptance_head, which is not at hand"
-    monkeypatch.setattr(tuning, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
+    monkeypatch.setattr(tune_step, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
     run(pair, trace, Clock({}), kit=kit, strategies=["vanilla_sd"])
 
 
@@ -311,7 +312,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     def replays_of(**more: Any) -> tuple[list[Any], list[str]]:
         replays: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(search, "replay", lambda *args, **kwargs: replays.append(args[1]) or replay_strategy(*args, **kwargs))
+            patch.setattr(search, "replay_strategy", lambda *args, **kwargs: replays.append(args[1]) or replay_strategy(*args, **kwargs))
             tuned = run(pair, trace, Clock({"autoregressive": 1.0}), **{"strategies": ["spide"], "trials": 8, **more})
         return [t for t in tuned.evidence["trials"] if t["source"] == "replayed"], [name for name in replays if name == "spide"]
 
@@ -352,7 +353,7 @@ def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp
         return replay_strategy(*args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(search, "replay", dies)
+        patch.setattr(search, "replay_strategy", dies)
         with pytest.raises(KeyboardInterrupt):
             run(pair, trace, Clock({}), study=tmp_path / "study.db", **settings)
     resumed = run(pair, trace, Clock({}), study=tmp_path / "study.db", **settings).evidence["trials"]

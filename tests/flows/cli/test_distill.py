@@ -129,15 +129,15 @@ def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(run: An
 
 def test_prompts_of_any_source(run: Any, place: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table with a column of the user's own, and a spool of served traffic, as `collect` takes them."""
-    from flows.steps import distil as distilling
+    from flows.steps import distil as distil_step
 
-    asked: list[distilling.DistilRequest] = []
+    asked: list[distil_step.DistilRequest] = []
 
-    def note(wanted: distilling.DistilRequest, **settings: Any) -> None:
+    def note(wanted: distil_step.DistilRequest, **settings: Any) -> None:
         asked.append(wanted)
         raise DraftwellError("noted")
 
-    monkeypatch.setattr(distilling, "distil", note)
+    monkeypatch.setattr(distil_step, "run_distil", note)
     (place / "t.csv").write_text("saying,story\nx,the inn\ny,the man\n")
     (place / "spool").mkdir()
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "an inn"}]
@@ -183,18 +183,18 @@ def test_what_is_measured_is_not_learnt() -> None:
 def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is asked with the system message, and the same turn behind another one is another prompt."""
     from components.prompts.prompt import Prompt, ids_of
-    from flows.steps import distil as distilling
+    from flows.steps import distil as distil_step
     from tests.support.models.tiny import table_pair
 
     system = {"role": "system", "content": "be brief"}
     told = [Prompt(f"told{i}", None, [text], messages=(system,)) for i, text in enumerate(["abc", "hello", "zebra"])]
     bare = [Prompt(f"bare{i}", None, prompt.turns) for i, prompt in enumerate(told)]
-    learnt, untouched = distilling.split([*told, *bare])
+    learnt, untouched = distil_step.split([*told, *bare])
     assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
     monkeypatch.setattr("serving.artifacts.pair_files.weights_digest", lambda folder: "d" * 64)
     monkeypatch.setattr("components.distil.writers.writer_of", lambda pair, batch: None)
-    pair, files = table_pair(), distilling.PairFiles("tiny", tmp_path)
-    source = distilling.material(pair, files, distilling.DistilRequest("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
+    pair, files = table_pair(), distil_step.PairFiles("tiny", tmp_path)
+    source = distil_step.material(pair, files, distil_step.DistilRequest("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
     assert source.prompts == [ids_of(pair, prompt) for prompt in learnt]
     assert [ids for _, ids in source.untouched] == [ids_of(pair, told[0])]
     assert len(source.untouched[0][1]) > len(pair.encode_prompt("abc"))

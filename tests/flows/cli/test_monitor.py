@@ -17,9 +17,9 @@ import pytest
 from components.drift.schema import CHECKS
 from components.drift.traffic import COLUMNS
 from flows.cli.monitor import DRIFT
+from flows.context import StepContext
 from flows.orchestration.drift_events import announce_once, announced, announcement
-from flows.steps import monitor as monitoring
-from flows.steps.publish import StepContext
+from flows.steps import monitor as monitor_step
 from flows.steps.reference_traces import kept_reference
 from flows.workspace import Workspace
 from serving.artifacts.decoding_config import DecodingConfig
@@ -34,7 +34,7 @@ NOON = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 
 
 @pytest.fixture(scope="module")
-def station(pair_file: Path, isolated_stores: Path) -> Iterator[StepContext]:
+def step(pair_file: Path, isolated_stores: Path) -> Iterator[StepContext]:
     """The tiny pair, calibrated in its workspace; no registry."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTWELL_MODELS", str(isolated_stores / "models"))
@@ -44,21 +44,21 @@ def station(pair_file: Path, isolated_stores: Path) -> Iterator[StepContext]:
 
 
 @pytest.fixture(scope="module")
-def pool(station: StepContext, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+def pool(step: StepContext, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     """Answers to 150 prompts of the calibrated sort."""
-    return traffic.serve(station, tmp_path_factory.mktemp("pool"), traffic.prompts(150, seed=2)).read()
+    return traffic.serve(step, tmp_path_factory.mktemp("pool"), traffic.prompts(150, seed=2)).read()
 
 
-def test_ten_checks_on_unchanged_traffic_raise_nothing(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
+def test_ten_checks_on_unchanged_traffic_raise_nothing(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """Against the workspace's traces, with the shipped limits, the verifier and all."""
     for day in range(10):
-        report, _ = monitoring.check(station.workspace, spool=traffic.spool(tmp_path / str(day), traffic.some(pool, 40, seed=day)))
+        report, _ = monitor_step.check(step.workspace, spool=traffic.spool(tmp_path / str(day), traffic.some(pool, 40, seed=day)))
         assert report.verdict == "steady", report.reasons
         assert [check.name for check in report.checks] == list(CHECKS)
         assert report.notes == ()
 
 
-def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: StepContext, pool: pa.Table, pair_file: Path,
+def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(step: StepContext, pool: pa.Table, pair_file: Path,
                                                                     tmp_path: Path) -> None:
     """What is watched is older than the newest prompts: who calibrates on those alone finds the older ones changed, hour by hour."""
     import pyarrow.compute as pc
@@ -71,7 +71,7 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: Ste
     first = traffic.prompts(150, seed=2)
     others = [prompt for prompt in traffic.prompts(120, seed=6) if prompt.turns not in [known.turns for known in first]][:80]
     old = traffic.some(pool, 120, seed=5)
-    new = traffic.elsewhere(traffic.serve(station, tmp_path / "others", others).read())
+    new = traffic.elsewhere(traffic.serve(step, tmp_path / "others", others).read())
     names = set(old.column("prompt_id").to_pylist())
     asked = [prompt for prompt in first if prompt.id in names] + others
     spool = traffic.spool(tmp_path / "spool", pa.concat_tables([old, new]), asked)
@@ -83,7 +83,7 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: Ste
     def drifted_from(name: str, reference: list[str]) -> set[str]:
         """What is drift of the same spool beside another reference, of what does not rest on artifacts."""
         chosen = rows.filter(pc.is_in(rows.column("prompt_id"), pa.array(reference)))
-        report, _ = monitoring.check(station.workspace, spool=spool, reference=traffic.spool(tmp_path / name, chosen))
+        report, _ = monitor_step.check(step.workspace, spool=spool, reference=traffic.spool(tmp_path / name, chosen))
         return {check.name for check in report.checks if check.drifted} & {"confidence_psi", "confidence_ks", "acceptance"}
 
     fair = [prompt.id for prompt in asked if prompt.prompt in learnt]
@@ -92,7 +92,7 @@ def test_after_a_recalibration_traffic_that_is_half_old_is_no_drift(station: Ste
     assert not drifted_from("after", fair)
 
 
-def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(station: StepContext, pool: pa.Table, pair_file: Path,
+def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(step: StepContext, pool: pa.Table, pair_file: Path,
                                                                            tmp_path: Path) -> None:
     """Nine of ten requests name no temperature: the others are looked at, as many as there are."""
     from flows.steps.monitor import DriftSettings
@@ -102,7 +102,7 @@ def test_sampled_traffic_neither_hides_the_greedy_one_nor_is_calibrated_on(stati
     folder = traffic.spool(tmp_path, greedy)
     for number in (1, 2):
         TraceSet(folder).write_shard(number, renamed(other, str(number)))
-    report, _ = monitoring.check(station.workspace, spool=folder)
+    report, _ = monitor_step.check(step.workspace, spool=folder)
     assert (report.verdict, report.feedback.prompts) == ("steady", 40), report.reasons
     assert report.notes == ("300 prompts of the feedback left out: sampled at another temperature than 0",)
     asked = {prompt.prompt for prompt in newest_prompts(DriftSettings(pair=str(pair_file), spool=folder), folder)}
@@ -118,16 +118,16 @@ def test_traffic_at_other_temperatures_alone_is_said_to_be_just_that(monitor: An
     assert "wait for more traffic" not in told
 
 
-def test_what_a_lossy_strategy_serves_is_no_drift_from_mixed_texts(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
+def test_what_a_lossy_strategy_serves_is_no_drift_from_mixed_texts(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """The reference holds texts that a coin has mixed; those of a lossy champion are others, however little has changed."""
-    kinds = set(TraceSet(station.workspace.traces).read(["kind"]).column("kind").to_pylist())
+    kinds = set(TraceSet(step.workspace.traces).read(["kind"]).column("kind").to_pylist())
     assert {"mixed", "target"} <= kinds, "or the test proves nothing"
     lossy, few = (traffic.some(pool, count, seed=seed) for count, seed in ((40, 3), (30, 4)))
     told = []
     for name, table in (("alone", traffic.of_kind(traffic.elsewhere(lossy), "lossy")),
                         ("most", pa.concat_tables([renamed(few, "old"), traffic.of_kind(traffic.elsewhere(lossy), "lossy")])),
                         ("some", pa.concat_tables([renamed(lossy, "old"), traffic.of_kind(traffic.elsewhere(few), "lossy")]))):
-        report, _ = monitoring.check(station.workspace, spool=traffic.spool(tmp_path / name, table))
+        report, _ = monitor_step.check(step.workspace, spool=traffic.spool(tmp_path / name, table))
         told.append(report.verdict)
         assert report.verdict == "steady" or [reason.split(":")[0] for reason in report.reasons] == [
             "40 of the newest prompts were answered by a lossy strategy"]
@@ -143,23 +143,23 @@ def renamed(rows: pa.Table, prefix: str) -> pa.Table:
 @pytest.fixture
 def crowned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, datetime.datetime], None]:
     """Let what is calibrated be a release with some strategy, champion since then."""
-    real = monitoring.served
+    real = monitor_step.served
 
     def crown(strategy: str, since: datetime.datetime) -> None:
         release: Any = SimpleNamespace(published=SimpleNamespace(tags={"champion_since": since.isoformat()}))
         artifacts = {"decoding_config": DecodingConfig(strategy, {}, {}, drifting.verifier().provenance)}
-        monkeypatch.setattr(monitoring, "served", lambda space, device: replace(
+        monkeypatch.setattr(monitor_step, "served", lambda space, device: replace(
             real(space, device), name="the champion", release=release, artifacts={**real(space, device).artifacts, **artifacts}))
 
     return crown
 
 
-def test_a_spool_that_stands_still_is_not_called_steady(station: StepContext, pool: pa.Table, tmp_path: Path, crowned: Any) -> None:
+def test_a_spool_that_stands_still_is_not_called_steady(step: StepContext, pool: pa.Table, tmp_path: Path, crowned: Any) -> None:
     """A server that does not record leaves the spool that the champion was calibrated on, which looks steady for ever."""
     folder, now = traffic.spool(tmp_path, traffic.some(pool, 40, seed=3)), datetime.datetime.now(datetime.UTC)
 
     def check(at: datetime.datetime = now) -> Any:
-        return monitoring.check(station.workspace, spool=folder, now=at)[0]
+        return monitor_step.check(step.workspace, spool=folder, now=at)[0]
 
     assert check().verdict == "steady"
     assert check(now + 23 * HOUR).verdict == "steady"
@@ -176,15 +176,15 @@ def test_a_spool_that_stands_still_is_not_called_steady(station: StepContext, po
     assert [item.name for item in report.checks] == list(CHECKS), "the figures are there all the same"
 
 
-def test_old_traffic_that_has_changed_is_a_drift_all_the_same(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
+def test_old_traffic_that_has_changed_is_a_drift_all_the_same(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """A drift that was found on Friday is no other on Monday."""
     folder = traffic.spool(tmp_path, traffic.elsewhere(traffic.some(pool, 40, seed=3)))
     later = datetime.datetime.now(datetime.UTC) + 60 * HOUR
-    assert monitoring.check(station.workspace, spool=folder, now=later)[0].verdict == "drift"
+    assert monitor_step.check(step.workspace, spool=folder, now=later)[0].verdict == "drift"
 
 
 @pytest.fixture
-def monitor(station: StepContext, run: Any, pair_file: Path, tmp_path: Path) -> Any:
+def monitor(step: StepContext, run: Any, pair_file: Path, tmp_path: Path) -> Any:
     return lambda table, *more: run("monitor", "--pair", pair_file, "--spool", traffic.spool(tmp_path / "spool", table),
                                     "--report", tmp_path / "report", *more)
 
@@ -214,7 +214,7 @@ def test_little_traffic_is_no_drift(monitor: Any, pool: pa.Table) -> None:
 
 def test_limits_of_ones_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> None:
     file = tmp_path / "limits.yaml"
-    text = (Path(monitoring.registry.__file__).parent / "drift.yaml").read_text()
+    text = (Path(monitor_step.registry.__file__).parent / "drift.yaml").read_text()
     file.write_text(text.replace("min_prompts: 24", "min_prompts: 100"))
     told = monitor(traffic.some(pool, 40, seed=3), "--limits", file).stdout
     assert "40 different prompts, 100 are needed" in " ".join(told.split())
@@ -224,7 +224,7 @@ def test_limits_of_ones_own(monitor: Any, pool: pa.Table, tmp_path: Path) -> Non
     assert "resamples must be at least 6000" in done.stderr
 
 
-def test_what_cannot_be_compared(station: StepContext, run: Any, pair_file: Path, pool: pa.Table, tmp_path: Path) -> None:
+def test_what_cannot_be_compared(step: StepContext, run: Any, pair_file: Path, pool: pa.Table, tmp_path: Path) -> None:
     some = ("monitor", "--pair", pair_file)
     for arguments, told in (((*some, "--spool", tmp_path / "nowhere"), "holds no traces"),
                             ((*some, "--spool", tmp_path, "--reference", tmp_path / "nowhere"), "holds no trace:"),
@@ -235,42 +235,42 @@ def test_what_cannot_be_compared(station: StepContext, run: Any, pair_file: Path
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_new_collection_does_not_lose_the_reference(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
+def test_a_new_collection_does_not_lose_the_reference(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """The workspace's traces are those of the last collection, not of the champion."""
     folder = traffic.spool(tmp_path / "spool", traffic.some(pool, 40, seed=3))
-    first, _ = monitoring.check(station.workspace, spool=folder)
+    first, _ = monitor_step.check(step.workspace, spool=folder)
     away = tmp_path / "away"
-    shutil.move(station.workspace.traces, away)
+    shutil.move(step.workspace.traces, away)
     try:
-        traffic.spool(station.workspace.traces, traffic.some(pool, 5, seed=1))
-        assert monitoring.check(station.workspace, spool=folder)[0].digest == first.digest
-        shutil.rmtree(kept_reference(station.workspace, first.reference.digest))
+        traffic.spool(step.workspace.traces, traffic.some(pool, 5, seed=1))
+        assert monitor_step.check(step.workspace, spool=folder)[0].digest == first.digest
+        shutil.rmtree(kept_reference(step.workspace, first.reference.digest))
         with pytest.raises(DraftwellError, match="name them with --reference"):
-            monitoring.check(station.workspace, spool=folder)
-        named, _ = monitoring.check(station.workspace, spool=folder, reference=away)
+            monitor_step.check(step.workspace, spool=folder)
+        named, _ = monitor_step.check(step.workspace, spool=folder, reference=away)
         assert named.checks == first.checks
-        other, _ = monitoring.check(station.workspace, spool=folder, reference=folder)
+        other, _ = monitor_step.check(step.workspace, spool=folder, reference=folder)
         assert any("was not calibrated on this reference" in note for note in other.notes)
     finally:
-        shutil.rmtree(station.workspace.traces)
-        shutil.move(away, station.workspace.traces)
+        shutil.rmtree(step.workspace.traces)
+        shutil.move(away, step.workspace.traces)
 
 
-def test_hidden_states_are_read_only_where_the_verifier_needs_them(station: StepContext, pool: pa.Table, tmp_path: Path) -> None:
+def test_hidden_states_are_read_only_where_the_verifier_needs_them(step: StepContext, pool: pa.Table, tmp_path: Path) -> None:
     """A server that spools none can still be watched; the report says what was not checked."""
     bare = pool.select(COLUMNS)
     table = pa.table([bare.column(field.name) if field.name in COLUMNS else pa.nulls(pool.num_rows, field.type) for field in pool.schema],
                      schema=pool.schema)
-    report, champion = monitoring.check(station.workspace, spool=traffic.spool(tmp_path, traffic.some(table, 40, seed=3)))
+    report, champion = monitor_step.check(step.workspace, spool=traffic.spool(tmp_path, traffic.some(table, 40, seed=3)))
     reads = set(champion.artifacts["verifier"].features)  # type: ignore[attr-defined]
     assert report.verdict == "steady"
     assert any("verifier not checked" in note for note in report.notes) == bool(reads & {"before", "after"})
 
 
 @pytest.fixture
-def space(station: StepContext, tmp_path: Path) -> Workspace:
+def space(step: StepContext, tmp_path: Path) -> Workspace:
     """A workspace of its own, for announcements."""
-    return station.workspace.aside(tmp_path / "space")
+    return step.workspace.aside(tmp_path / "space")
 
 
 def test_a_drift_is_announced_once(space: Workspace) -> None:
@@ -311,7 +311,7 @@ def test_a_word_that_could_not_be_sent_is_sent_the_next_time(space: Workspace) -
 
 
 @pytest.mark.parametrize("address", [None, "http://127.0.0.1:9/api"])
-def test_an_event_that_no_server_has_taken_is_not_remembered(station: StepContext, pool: pa.Table, pair_file: Path, tmp_path: Path,
+def test_an_event_that_no_server_has_taken_is_not_remembered(step: StepContext, pool: pa.Table, pair_file: Path, tmp_path: Path,
                                                              capsys: pytest.CaptureFixture[str], address: str | None) -> None:
     """Without a server of one's own there is nobody to send it to; one that is away fails the run."""
     import httpx
@@ -331,7 +331,7 @@ def test_an_event_that_no_server_has_taken_is_not_remembered(station: StepContex
         else:
             with pytest.raises(httpx.HTTPError):
                 check_task.fn(settings)
-    assert announced(station.workspace, "cpu") is None
+    assert announced(step.workspace, "cpu") is None
 
 
 def test_two_checks_at_once_announce_once(space: Workspace) -> None:

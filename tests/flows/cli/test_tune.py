@@ -118,15 +118,15 @@ def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any
     from registry.store import Store
     from tests.support.loop.publishing import release, verdict
 
-    station = open_pair(str(pair_file))
-    assert champion_config(station) is None
+    step = open_pair(str(pair_file))
+    assert champion_config(step) is None
     assert not (own_stores / "mlflow.db").exists(), "none is made for the question"
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
-    assert champion_config(station) is None
+    assert champion_config(step) is None
     spec = find_pair(str(pair_file))
     made = release(Store(), spec, fetch(spec), own_stores / "made")
     promote(Store(), "tiny", "cpu", made.version, verdict(made))
-    assert champion_config(station) == ("spide", {"gamma": 4})
+    assert champion_config(step) == ("spide", {"gamma": 4})
     assert tune().exit_code == 0
     report = json.loads((space / "reports" / "tuning.json").read_text())
     assert "gamma" in report["left_out"]["champion"], "it was released by another version: said, and left out"

@@ -25,6 +25,7 @@ from prefect import Flow, Task, flow, task
 from prefect.exceptions import ObjectNotFound
 from sqlalchemy.exc import OperationalError
 
+from flows.context import StepContext
 from flows.failures import DiskFull, disk_full_as_error, is_full, worth_retrying
 from flows.orchestration import (
     cached_steps as keyed,
@@ -49,7 +50,9 @@ from flows.orchestration import (
 )
 from flows.orchestration.cached_steps import KEYED, once, standing
 from flows.settings import PipelineSettings, TrafficSettings
-from flows.steps.publish import StepContext, champion_number, deploy_champion, promote_and_deploy, run_publish
+from flows.steps.champion import champion_number
+from flows.steps.deploy import deploy_champion, promote_and_deploy
+from flows.steps.publish import run_publish
 from flows.workspace import Workspace
 from registry import gates
 from registry.gates import GateCheck
@@ -517,7 +520,7 @@ def test_collection(prefect_server: None, settings: PipelineSettings, space: Wor
 
     tried: list[str] = []
     written: list[int] = []
-    real = learn.collecting.collect
+    real = learn.collect_step.run_collect
 
     def counted(*arguments: Any, **options: Any) -> TraceSet:
         tried.append("collect")
@@ -528,7 +531,7 @@ def test_collection(prefect_server: None, settings: PipelineSettings, space: Wor
         if len(written) > 1:  # the plan is the first
             raise FULL
 
-    monkeypatch.setattr(learn.collecting, "collect", counted)
+    monkeypatch.setattr(learn.collect_step, "run_collect", counted)
     with monkeypatch.context() as patch:
         patch.setattr(base.os, "fsync", full)
         with pytest.raises(DiskFull, match="free some space"):
@@ -566,7 +569,7 @@ def test_two_weeks(prefect_server: None, settings: PipelineSettings, space: Work
     assert {row["config"].endswith("chosen") for row in json.loads(shown_in_prefect("tuning-tiny")[0].data)} >= {True}
     assert {row["name"] for row in json.loads(shown_in_prefect("gate-tiny")[0].data)} >= {"speedup"}
     assert shown_in_prefect("mlflow-tiny-release")
-    for module, name in ((learn.collecting, "collect"), (learn.training, "train"), (learn.tuning, "tune"), (release, "gate_release")):
+    for module, name in ((learn.collect_step, "run_collect"), (learn.train_step, "run_train"), (learn.tune_step, "run_tune"), (release, "gate_release")):
         monkeypatch.setattr(module, name, lambda *arguments, **options: pytest.fail("computed again"))
     assert scheduled.collection(small) == traces
     assert scheduled.calibration(small) == learned

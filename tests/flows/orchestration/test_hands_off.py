@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from components.prompts.prompt import Prompt
+from flows.context import StepContext
 from flows.loading import open_pair
 from flows.orchestration import recalibrate_flow as recalibrate
 from flows.progress import announce
-from flows.steps import collect as collecting
-from flows.steps import monitor as monitoring
+from flows.steps import collect as collect_step
+from flows.steps import monitor as monitor_step
 from flows.steps.monitor import DriftSettings
-from flows.steps.publish import StepContext
 from registry.store import Store
 from serving.device import lacks_bfloat16
 from serving.recording.trace import TraceSet
@@ -68,9 +68,9 @@ def settings_of(place: Path, spool: Path) -> DriftSettings:
     return DriftSettings(pair="default", dtype=quick_dtype(), spool=spool, out=place / "dist", threads=cores)
 
 
-def serve(station: StepContext, folder: Path, asked: Sequence[Prompt]) -> Path:
+def serve(step: StepContext, folder: Path, asked: Sequence[Prompt]) -> Path:
     """The target's answers and the requests, as a server spools them."""
-    collecting.run_collect(station, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
+    collect_step.run_collect(step, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
     bodies = [json.dumps({"messages": [{"role": "user", "content": prompt.prompt}]}, ensure_ascii=False) for prompt in asked]
     (folder / "requests.jsonl").write_text("\n".join(bodies) + "\n", encoding="utf-8")
     return folder
@@ -157,7 +157,7 @@ def runs() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def station(place: Path) -> StepContext:
+def step(place: Path) -> StepContext:
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -165,27 +165,27 @@ def station(place: Path) -> StepContext:
 
 
 @pytest.fixture(scope="module")
-def champion(prefect_server: None, station: StepContext, place: Path) -> dict[str, Any]:
+def champion(prefect_server: None, step: StepContext, place: Path) -> dict[str, Any]:
     """Sums are served: a first champion, made of a spool by the same flow, run in this process."""
     announce(f"hands off: sums are served, in {quick_dtype()}; a first champion for them")
-    spool = serve(station, place / "sums", languages.maths(40, seed=1))
+    spool = serve(step, place / "sums", languages.maths(40, seed=1))
     made: dict[str, Any] = recalibrate.recalibrate(settings_of(place, spool))
     announce(f"hands off: {made['strategy']} {made['parameters']} in {made['seconds']:.0f} s")
     assert made["state"] == "deployed", made["checks"]
     return made
 
 
-def test_ten_checks_on_unchanged_traffic_raise_nothing(champion: dict[str, Any], station: StepContext, place: Path) -> None:
-    pool = TraceSet(serve(station, place / "pool", languages.maths(150, seed=2))).read()
+def test_ten_checks_on_unchanged_traffic_raise_nothing(champion: dict[str, Any], step: StepContext, place: Path) -> None:
+    pool = TraceSet(serve(step, place / "pool", languages.maths(150, seed=2))).read()
     for day in range(10):
-        report, _ = monitoring.check(station.workspace, spool=traffic.spool(place / f"day-{day}", traffic.some(pool, 40, seed=day)))
+        report, _ = monitor_step.check(step.workspace, spool=traffic.spool(place / f"day-{day}", traffic.some(pool, 40, seed=day)))
         assert report.verdict == "steady", report.reasons
 
 
-def test_another_language_brings_a_new_champion_without_a_hand(champion: dict[str, Any], station: StepContext, place: Path) -> None:
+def test_another_language_brings_a_new_champion_without_a_hand(champion: dict[str, Any], step: StepContext, place: Path) -> None:
     from prefect.deployments import run_deployment
 
-    spool = serve(station, place / "spanish", languages.spanish(60, seed=3))
+    spool = serve(step, place / "spanish", languages.spanish(60, seed=3))
     settings = settings_of(place, spool)
     first = Store().get_aliases("release", "smollm2-135m.cpu")["champion"]
     with prefect_at_work(place):
@@ -199,7 +199,7 @@ def test_another_language_brings_a_new_champion_without_a_hand(champion: dict[st
         wait(lambda: all(run.state is not None and run.state.is_final() for run in runs()), BAR)
         took = time.monotonic() - started
         assert [run.state_name for run in runs()] == ["Completed", "Completed"], (place / "serve.log").read_text()[-3000:]
-    (folder,) = [path for path in (station.workspace.root / "recalibrations").iterdir() if (path / "prompts.jsonl").is_file()
+    (folder,) = [path for path in (step.workspace.root / "recalibrations").iterdir() if (path / "prompts.jsonl").is_file()
                  and "¿" in (path / "prompts.jsonl").read_text(encoding="utf-8")]
     outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
     announce(f"hands off: {outcome['strategy']} {outcome['parameters']}, {outcome['over_champion']} over the old champion, in {took:.0f} s")

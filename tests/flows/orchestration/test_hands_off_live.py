@@ -23,19 +23,19 @@ from typing import Any
 import pytest
 
 from components.prompts.prompt import Prompt
+from flows.context import StepContext
 from flows.orchestration import recalibrate_flow as recalibrate
 from flows.progress import announce
-from flows.steps import monitor as monitoring
+from flows.steps import monitor as monitor_step
 from flows.steps.monitor import DriftSettings, load_limits
-from flows.steps.publish import StepContext
 from registry.store import Store
 from serving.recording.trace import TraceSet
-from tests.flows.orchestration.test_hands_off import REPO, place, prefect_at_work, runs, serve, settings_of, station, wait
+from tests.flows.orchestration.test_hands_off import REPO, place, prefect_at_work, runs, serve, settings_of, wait
 from tests.support.loop import languages
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
-__all__ = ["place", "station"]  # fixtures
+__all__ = ["place", "step"]  # fixtures
 
 TOKENS = 48
 BAR = 25 * 60
@@ -126,16 +126,16 @@ def prompts_in(spool: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def champion(prefect_server: None, station: StepContext, place: Path) -> dict[str, Any]:
+def champion(prefect_server: None, step: StepContext, place: Path) -> dict[str, Any]:
     """The champion of sums, made by the same flow, run in this process."""
     announce("hands off, live: a first champion, for sums")
-    made: dict[str, Any] = recalibrate.recalibrate(settings_of(place, serve(station, place / "sums", languages.maths(40, seed=1))))
+    made: dict[str, Any] = recalibrate.recalibrate(settings_of(place, serve(step, place / "sums", languages.maths(40, seed=1))))
     assert made["state"] == "deployed", made["checks"]
     announce(f"hands off, live: {made['strategy']} {made['parameters']}")
     return made
 
 
-def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(champion: dict[str, Any], station: StepContext,
+def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(champion: dict[str, Any], step: StepContext,
                                                                             place: Path) -> None:
     from prefect.deployments import run_deployment
 
@@ -147,7 +147,7 @@ def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(cham
         assert first == str(champion["release"])
         client.ask_all(sums)
         wait(lambda: prompts_in(spool) >= len(sums), 60)
-        report, _ = monitoring.check(station.workspace, spool=spool)
+        report, _ = monitor_step.check(step.workspace, spool=spool)
         announce(f"hands off, live: {len(sums)} sums served, traffic is {report.verdict}")
         assert report.verdict == "steady", report.reasons
 
@@ -171,20 +171,20 @@ def test_the_server_goes_over_to_a_champion_that_its_own_traffic_called_for(cham
         recorded = prompts_in(spool)
         client.ask_all(questions[WINDOW + 10 :])
         wait(lambda: prompts_in(spool) >= recorded + 40, 60)
-        report, new = monitoring.check(station.workspace, spool=spool)
+        report, new = monitor_step.check(step.workspace, spool=spool)
         announce(f"hands off, live: 40 more questions served by {new.artifacts['decoding_config'].strategy}, traffic is {report.verdict}")  # type: ignore[attr-defined]
         assert report.verdict == "steady", report.reasons
         assert client.lost == []
         assert Store().get_aliases("release", "smollm2-135m.cpu")["champion"] == int(second) > int(first)
         assert current.resolve().name == f"{second}-cpu"
         assert took < BAR
-    kept = json.loads((station.workspace.root / "recalibrations" / folder_of_spanish(station) / "outcome.json").read_text(encoding="utf-8"))
+    kept = json.loads((step.workspace.root / "recalibrations" / folder_of_spanish(step) / "outcome.json").read_text(encoding="utf-8"))
     assert kept["state"] == "deployed"
     assert not [path for path in spool.iterdir() if path.name.startswith(".")]
 
 
-def folder_of_spanish(station: StepContext) -> str:
+def folder_of_spanish(step: StepContext) -> str:
     """The recalibration whose prompts are questions."""
-    (folder,) = [path.name for path in (station.workspace.root / "recalibrations").iterdir() if (path / "prompts.jsonl").is_file()
+    (folder,) = [path.name for path in (step.workspace.root / "recalibrations").iterdir() if (path / "prompts.jsonl").is_file()
                  and "¿" in (path / "prompts.jsonl").read_text(encoding="utf-8")]
     return folder

@@ -20,8 +20,8 @@ from components.gate.gate import COUNTS, GateVerdict, compare_with_baseline, jud
 from components.gate.losslessness import identity_entry
 from components.gate.predictive_loss import predictions
 from components.prompts.prompt import Prompt, demo_prompts, ids_of
+from flows.context import StepContext
 from flows.steps.gate import IDENTITY_PROMPTS, IDENTITY_TOKENS, BenchJudge, ChampionComparison, measured
-from flows.steps.publish import StepContext
 from registry.gates import load_gates
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.verifier import Verifier

@@ -272,7 +272,7 @@ def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
 
 def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deployment: Any, first: Any, pair_file: Path) -> None:
     from flows.loading import open_pair, prompts_of
-    from flows.steps import collect as collecting
+    from flows.steps import collect as collect_step
 
     wait_for("quiet", lambda: not [run for run in place.runs(deployment.id) if run.state.is_running() or run.state.is_pending()])
     settings = place.settings(MANY)
@@ -299,7 +299,7 @@ def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deploymen
         resumed = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
     assert place.ended(resumed).state.is_completed(), place.worker_log.read_text()[-3000:]
     assert {name: (place.traces / name).stat().st_mtime_ns for name in before} == before
-    unbroken = collecting.run_collect(open_pair(str(pair_file)), prompts_of(settings)["collect"], max_tokens=settings.collect_tokens,
+    unbroken = collect_step.run_collect(open_pair(str(pair_file)), prompts_of(settings)["collect"], max_tokens=settings.collect_tokens,
                                   folder=place.folder / "unbroken")
     assert len(shards.shards) == MANY // 32
     assert shards.digest() == unbroken.digest()
@@ -314,13 +314,13 @@ def test_tuning_waits_for_a_collection_that_takes_over_its_hours(place: Place, d
             return any(words in log.message for log in client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))))
 
     with place.client() as client:
-        collecting = client.create_flow_run_from_deployment(deployment.id, state=Running()).id  # under way, so no worker takes it
+        collect_step = client.create_flow_run_from_deployment(deployment.id, state=Running()).id  # under way, so no worker takes it
         tuning = client.create_flow_run_from_deployment(client.read_deployment_by_name("tuning/tiny").id).id
     wait_for("a word that it waits", lambda: says(tuning, "waiting for collection/tiny ("), place.worker_log)
     assert not says(tuning, "waiting for the turn of tiny")
     with place.client() as client:
-        assert (client.read_flow_run(collecting).state.is_running(), client.read_flow_run(tuning).state.is_running()) == (True, True)
-        client.set_flow_run_state(collecting, Completed(), force=True)
+        assert (client.read_flow_run(collect_step).state.is_running(), client.read_flow_run(tuning).state.is_running()) == (True, True)
+        client.set_flow_run_state(collect_step, Completed(), force=True)
     place.ended(tuning)
     assert says(tuning, "waiting for the turn of tiny")
 

@@ -81,7 +81,8 @@ def suites(file: Path) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def release_now(pair_file: Path) -> Callable[[], int]:
     """Publish the workspace as it is; the number of its release."""
-    from flows.steps.publish import StepContext, run_publish
+    from flows.context import StepContext
+    from flows.steps.publish import run_publish
     from flows.workspace import Workspace
 
     return lambda: run_publish(StepContext(Workspace(str(pair_file), "float32"), None), {}).version  # type: ignore[arg-type]
@@ -224,7 +225,7 @@ def test_the_gate_is_not_judged_on_what_was_tuned_on(champion: Path, call: Calla
 
     seen: list[str] = []
 
-    def look(station: Any, prompts: Any, **options: Any) -> Any:
+    def look(step: Any, prompts: Any, **options: Any) -> Any:
         seen.extend(prompt.id for prompt in prompts)
         raise RuntimeError("seen")
 

@@ -13,8 +13,9 @@ from components.distil.artifact import to_artifact
 from components.distil.family import keep_layers
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
+from flows.context import StepContext
 from flows.steps.gate import gate_release, prediction_check
-from flows.steps.publish import StepContext, run_publish
+from flows.steps.publish import run_publish
 from flows.workspace import Workspace
 from registry import gates
 from registry.releases import find_release, gate_record, promote
@@ -55,10 +56,10 @@ def release_with(own_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         made = Provenance(pair="drafted", fingerprint="")
         to_artifact(draft, head, weights_digest(own_stores / "target"), made).save(own_stores / "draft")
         space = Workspace(str(own_stores / "pair.yaml"))
-        station = StepContext(space, space.load(slots=1))
-        space.save(DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {}, provenance(station.pair)))
-        run_publish(station, {})
-        return station
+        step = StepContext(space, space.load(slots=1))
+        space.save(DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {}, provenance(step.pair)))
+        run_publish(step, {})
+        return step
 
     return make
 
@@ -91,9 +92,9 @@ def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_
     release_with(0.02)
     store = Store()
     promote(store, "drafted", "cpu", 1, verdict(find_release(store, "drafted", "cpu", 1)))
-    station = release_with(0.1)
+    step = release_with(0.1)
     monkeypatch.setattr(components.gate.footprint, "available_memory", lambda: 0)  # no room for a second pair
-    found = gate_release(station, ROWS[:2], alias=2, max_tokens=8)["verdict"]
+    found = gate_release(step, ROWS[:2], alias=2, max_tokens=8)["verdict"]
     assert "regression" not in {check.name for check in found.checks}
     assert [check.name for check in found.checks if not check.passed] == ["champion measured"]
     assert next(check for check in found.checks if not check.passed).detail.startswith("release.drafted.cpu version 1, the champion,")
@@ -102,7 +103,7 @@ def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_
     assert kept.undecided, "another day there is memory"
     with pytest.raises(DraftwellError, match=r"its gate failed \(champion measured\)"):
         promote(store, "drafted", "cpu", 2)
-    found = gate_release(station, ROWS[:2], alias=2, max_tokens=8, unmeasured="measured on a larger machine")["verdict"]
+    found = gate_release(step, ROWS[:2], alias=2, max_tokens=8, unmeasured="measured on a larger machine")["verdict"]
     assert found.passed
     assert any(note.endswith("not measured; let pass: measured on a larger machine") for note in found.notes)
     two = find_release(store, "drafted", "cpu", 2)
@@ -114,12 +115,12 @@ def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_
 
 def test_predictions_that_cannot_be_measured_fail_the_gate(release_with: Callable[[float], StepContext]) -> None:
     """No traces: a release without table and verifier needs none, one with a table is not let through unseen."""
-    station = release_with(0.02)
-    assert prediction_check(station, {}, {}, LIMIT).checks == ()
+    step = release_with(0.02)
+    assert prediction_check(step, {}, {}, LIMIT).checks == ()
     table = {"acceptance_table": AcceptanceTable.empty()}
-    (check,) = prediction_check(station, table, {}, LIMIT).checks
+    (check,) = prediction_check(step, table, {}, LIMIT).checks
     assert (check.name, check.passed, check.transient) == ("predictions measured", False, True)
-    assert str(station.workspace.root) not in check.detail
-    waived = prediction_check(station, table, {}, LIMIT, "the traces are on another machine")
+    assert str(step.workspace.root) not in check.detail
+    waived = prediction_check(step, table, {}, LIMIT, "the traces are on another machine")
     assert waived.checks == ()
     assert "another machine" in waived.notes[0]

@@ -15,10 +15,10 @@ from components.collect import collect_traces as collection
 from components.collect.collect import collect_traces
 from components.drift.prompts import prompts_of_trace
 from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY
-from flows.steps import monitor as monitoring
-from flows.steps import publish as stations
-from flows.steps import reference_traces as references
-from flows.steps.publish import StepContext
+from flows.context import StepContext
+from flows.steps import monitor as monitor_step
+from flows.steps import publish as publish_step
+from flows.steps import reference_traces
 from flows.steps.reference_traces import Served, of_release, served_reference
 from registry.releases import ReleaseVersion
 from serving.artifacts.decoding_config import DecodingConfig
@@ -31,14 +31,14 @@ STRATEGY, PARAMETERS = "lossy_sd", {"num_speculative_tokens": 5}
 
 
 @pytest.fixture(scope="module")
-def station(place: Path, pair_file: Path) -> StepContext:
+def step(place: Path, pair_file: Path) -> StepContext:
     return traffic.station_of(pair_file)
 
 
 @pytest.fixture(scope="module")
-def release(station: StepContext, place: Path) -> ReleaseVersion:
+def release(step: StepContext, place: Path) -> ReleaseVersion:
     """The champion."""
-    return traffic.crown(station, place / "dist", STRATEGY)
+    return traffic.crown(step, place / "dist", STRATEGY)
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +47,15 @@ def champion(release: ReleaseVersion) -> Served:
 
 
 @pytest.fixture
-def reference(station: StepContext, champion: Served) -> Path:
-    return served_reference(station.workspace, champion)
+def reference(step: StepContext, champion: Served) -> Path:
+    return served_reference(step.workspace, champion)
 
 
 @pytest.fixture(scope="module")
-def pool(station: StepContext, release: ReleaseVersion, place: Path) -> pa.Table:
+def pool(step: StepContext, release: ReleaseVersion, place: Path) -> pa.Table:
     """What the champion answers to 80 prompts of the calibrated sort."""
     return collect_traces(
-        station.pair,
+        step.pair,
         traffic.prompts(80, seed=2),
         place / "pool",
         max_tokens=traffic.TOKENS,
@@ -66,13 +66,13 @@ def pool(station: StepContext, release: ReleaseVersion, place: Path) -> pa.Table
 
 
 @pytest.fixture
-def check(station: StepContext, champion: Served, tmp_path: Path) -> Callable[..., Any]:
-    return lambda rows, **more: monitoring.check(station.workspace, spool=traffic.spool(tmp_path / "spool", rows), **more)[0]
+def check(step: StepContext, champion: Served, tmp_path: Path) -> Callable[..., Any]:
+    return lambda rows, **more: monitor_step.check(step.workspace, spool=traffic.spool(tmp_path / "spool", rows), **more)[0]
 
 
-def test_what_it_would_serve_is_collected_on_the_prompts_that_it_was_calibrated_on(station: StepContext, champion: Served,
+def test_what_it_would_serve_is_collected_on_the_prompts_that_it_was_calibrated_on(step: StepContext, champion: Served,
                                                                                   reference: Path) -> None:
-    mine, theirs = TraceSet(reference), station.workspace.traces
+    mine, theirs = TraceSet(reference), step.workspace.traces
     assert set(mine.read(["kind"]).column("kind").to_pylist()) == {LOSSY}
     rows = mine.read(["prompt_id", "prompt_tokens", "token", "correction"]).to_pylist()
     begun = {row["prompt_id"]: tuple(row["prompt_tokens"]) for row in rows if row["prompt_tokens"]}
@@ -104,7 +104,7 @@ def test_what_a_lossless_champion_served_before_is_not_held_against_it(check: Ca
 
 
 def test_without_such_a_reference_there_is_no_verdict_until_the_next_release_collects_it(
-        check: Callable[..., Any], station: StepContext, pool: pa.Table, reference: Path, tmp_path: Path) -> None:
+        check: Callable[..., Any], step: StepContext, pool: pa.Table, reference: Path, tmp_path: Path) -> None:
     shutil.move(reference, tmp_path / "away")
     for rows in (traffic.some(pool, 40, seed=3), traffic.elsewhere(traffic.some(pool, 40, seed=3)),
                  traffic.of_kind(traffic.elsewhere(traffic.some(pool, 40, seed=3)), "target")):
@@ -113,24 +113,24 @@ def test_without_such_a_reference_there_is_no_verdict_until_the_next_release_col
         assert len(report.reasons) == 1
         assert report.reasons[0].startswith("there is no reference yet of what lossy_sd, which is lossy, serves as release.tiny.cpu ")
         assert "publishing it again collects it" in report.reasons[0]
-    stations.run_publish(station, {"by": "hand"})
+    publish_step.run_publish(step, {"by": "hand"})
     assert TraceSet(reference).digest() == TraceSet(tmp_path / "away").digest()
     assert check(traffic.some(pool, 40, seed=3)).verdict == STEADY
 
 
 def test_a_collection_that_was_cut_short_is_no_reference_and_is_ended_by_the_next_release(
-        check: Callable[..., Any], station: StepContext, pool: pa.Table, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        check: Callable[..., Any], step: StepContext, pool: pa.Table, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = TraceSet(reference).digest()
     TraceSet(reference).shards[0].unlink()
     assert check(traffic.some(pool, 40, seed=3)).verdict == NOT_ENOUGH
-    stations.run_publish(station, {"by": "hand"})
+    publish_step.run_publish(step, {"by": "hand"})
     assert TraceSet(reference).digest() == whole
-    monkeypatch.setattr(collection, "collect", lambda *_, **__: pytest.fail("collected twice"))
-    stations.run_publish(station, {"by": "hand"})
+    monkeypatch.setattr(collection, "collect_traces", lambda *_, **__: pytest.fail("collected twice"))
+    publish_step.run_publish(step, {"by": "hand"})
 
 
-def test_a_reference_that_is_named_is_compared_with_as_before(check: Callable[..., Any], station: StepContext, pool: pa.Table) -> None:
-    traces = station.workspace.traces
+def test_a_reference_that_is_named_is_compared_with_as_before(check: Callable[..., Any], step: StepContext, pool: pa.Table) -> None:
+    traces = step.workspace.traces
     report = check(traffic.of_kind(traffic.some(pool, 40, seed=3), "target"), reference=traces)
     assert (report.kinds, report.reference.digest, report.feedback.prompts) == (("target",), TraceSet(traces).digest(), 40)
     lossy = check(traffic.some(pool, 40, seed=4), reference=traces)
@@ -138,37 +138,37 @@ def test_a_reference_that_is_named_is_compared_with_as_before(check: Callable[..
     assert "leave --reference out" in lossy.reasons[0]
 
 
-def test_a_recalibrations_release_is_kept_in_the_pairs_own_workspace(station: StepContext, champion: Served, reference: Path,
+def test_a_recalibrations_release_is_kept_in_the_pairs_own_workspace(step: StepContext, champion: Served, reference: Path,
                                                                      release: ReleaseVersion, tmp_path: Path) -> None:
     shutil.rmtree(reference)
     assert champion.lossy is not None
-    references.keep_served(StepContext(station.workspace.aside(tmp_path / "aside"), station.pair), release, champion.lossy)
-    assert references.is_whole(reference)
+    reference_traces.keep_served(StepContext(step.workspace.aside(tmp_path / "aside"), step.pair), release, champion.lossy)
+    assert reference_traces.is_whole(reference)
     assert not (tmp_path / "aside").exists()
 
 
-def test_another_config_or_other_traces_have_another_reference(station: StepContext, champion: Served, reference: Path) -> None:
+def test_another_config_or_other_traces_have_another_reference(step: StepContext, champion: Served, reference: Path) -> None:
     config = champion.lossy
     assert config is not None
     for other in (DecodingConfig("lossy_sd", {"num_speculative_tokens": 4}, {}, config.provenance),
                   DecodingConfig("fuzzy_sd", PARAMETERS, {}, config.provenance)):
         changed = Served(champion.name, champion.fingerprint, {**champion.artifacts, "decoding_config": other}, champion.release)
-        assert served_reference(station.workspace, changed) != reference
+        assert served_reference(step.workspace, changed) != reference
     again = DecodingConfig(config.strategy, config.parameters, {"reason": "measured again"}, config.provenance)
     same = Served("another", champion.fingerprint, {**champion.artifacts, "decoding_config": again}, champion.release)
-    assert served_reference(station.workspace, same) == reference
+    assert served_reference(step.workspace, same) == reference
 
 
-def test_a_lossless_release_pays_nothing(station: StepContext, champion: Served, release: ReleaseVersion,
+def test_a_lossless_release_pays_nothing(step: StepContext, champion: Served, release: ReleaseVersion,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     config = champion.lossy
     assert config is not None
-    monkeypatch.setattr(references, "of_release", lambda *_: pytest.fail("its artifacts are not wanted"))
-    references.keep_served(station, release, DecodingConfig("vanilla_sd", {}, {}, config.provenance))
+    monkeypatch.setattr(reference_traces, "of_release", lambda *_: pytest.fail("its artifacts are not wanted"))
+    reference_traces.keep_served(step, release, DecodingConfig("vanilla_sd", {}, {}, config.provenance))
 
 
 @pytest.mark.parametrize("error", [DraftwellError("another collection is writing"), OSError(28, "No space left on device")])
-def test_a_collection_that_fails_stops_no_release(check: Callable[..., Any], station: StepContext, pool: pa.Table, reference: Path,
+def test_a_collection_that_fails_stops_no_release(check: Callable[..., Any], step: StepContext, pool: pa.Table, reference: Path,
                                                   error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.move(reference, tmp_path / "away")
 
@@ -176,25 +176,25 @@ def test_a_collection_that_fails_stops_no_release(check: Callable[..., Any], sta
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(collection, "collect", failing)
-        assert stations.run_publish(station, {"by": "hand"}).version
+        patch.setattr(collection, "collect_traces", failing)
+        assert publish_step.run_publish(step, {"by": "hand"}).version
     assert check(traffic.some(pool, 40, seed=3)).verdict == NOT_ENOUGH
     shutil.move(tmp_path / "away", reference)
 
 
-def test_a_reference_that_cannot_be_read_is_collected_again(check: Callable[..., Any], station: StepContext, pool: pa.Table,
+def test_a_reference_that_cannot_be_read_is_collected_again(check: Callable[..., Any], step: StepContext, pool: pa.Table,
                                                             reference: Path) -> None:
     whole, shard = TraceSet(reference).digest(), TraceSet(reference).shards[0]
     shard.write_bytes(shard.read_bytes()[:1000])
     assert check(traffic.some(pool, 40, seed=3)).verdict == NOT_ENOUGH
-    stations.run_publish(station, {"by": "hand"})
+    publish_step.run_publish(step, {"by": "hand"})
     assert TraceSet(reference).digest() == whole
 
 
 def test_what_another_lossy_champion_served_before_is_left_out(check: Callable[..., Any], pool: pa.Table,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """Its texts are of the same kind, and others all the same."""
-    monkeypatch.setattr(monitoring, "promoted", lambda champion: datetime.now(UTC) + timedelta(hours=1))
+    monkeypatch.setattr(monitor_step, "promoted", lambda champion: datetime.now(UTC) + timedelta(hours=1))
     report = check(traffic.elsewhere(traffic.some(pool, 40, seed=3)))
     assert (report.verdict, report.feedback.prompts) == (NOT_ENOUGH, 0)
     assert report.notes[0].startswith("what was recorded before ")

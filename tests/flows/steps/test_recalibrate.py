@@ -17,14 +17,14 @@ import pytest
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
 
+from flows.context import StepContext
 from flows.orchestration import monitor_flow as monitor
 from flows.orchestration import recalibrate_flow as recalibrate
 from flows.orchestration import recalibration as recalibrating
 from flows.orchestration.drift_events import announced
-from flows.steps import monitor as monitoring
-from flows.steps import tune as tuning
+from flows.steps import monitor as monitor_step
+from flows.steps import tune as tune_step
 from flows.steps.monitor import DriftSettings
-from flows.steps.publish import StepContext
 from registry.store import Store
 from serving.errors import DraftwellError
 from tests.support.loop import traffic
@@ -32,21 +32,21 @@ from tests.support.loop.tiny_files import snapshot
 
 
 @pytest.fixture(scope="module")
-def station(place: Path, pair_file: Path) -> StepContext:
+def step(place: Path, pair_file: Path) -> StepContext:
     return traffic.station_of(pair_file)
 
 
 @pytest.fixture(scope="module")
-def champion(station: StepContext, place: Path) -> Any:
+def champion(step: StepContext, place: Path) -> Any:
     """Release 1, calibrated on the first sort of traffic, deployed."""
-    return traffic.crown(station, place / "dist")
+    return traffic.crown(step, place / "dist")
 
 
 @pytest.fixture(scope="module")
-def pools(station: StepContext, place: Path) -> dict[str, pa.Table]:
+def pools(step: StepContext, place: Path) -> dict[str, pa.Table]:
     """Answers to prompts of both sorts."""
-    return {"first": traffic.serve(station, place / "first", traffic.prompts(60, seed=2)).read(),
-            "second": traffic.serve(station, place / "second", traffic.prompts(60, seed=3, words=traffic.OTHERS)).read()}
+    return {"first": traffic.serve(step, place / "first", traffic.prompts(60, seed=2)).read(),
+            "second": traffic.serve(step, place / "second", traffic.prompts(60, seed=3, words=traffic.OTHERS)).read()}
 
 
 @pytest.fixture(scope="module")
@@ -91,29 +91,29 @@ def raised(prefect_server: None, champion: Any, pools: dict[str, pa.Table], spoo
 
 
 @pytest.fixture(scope="module")
-def before(raised: Any, station: StepContext) -> dict[str, int]:
-    return snapshot(station.workspace.artifacts) | snapshot(station.workspace.traces)
+def before(raised: Any, step: StepContext) -> dict[str, int]:
+    return snapshot(step.workspace.artifacts) | snapshot(step.workspace.traces)
 
 
 @pytest.fixture(scope="module")
 def refused(before: Any, raised: list[dict[str, Any]], place: Path) -> dict[str, Any]:
     """The first answer: a gate that says no."""
-    gate = recalibrating.gating.gate_release
+    gate = recalibrating.gate_step.gate_release
 
     def refuse(*arguments: Any, **options: Any) -> dict[str, Any]:
         return {**gate(*arguments, **options), "passed": False}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "tune", traffic.scripted("autoregressive"))
-        patch.setattr(recalibrating.gating, "gate_release", refuse)
+        patch.setattr(tune_step, "run_tune", traffic.scripted("autoregressive"))
+        patch.setattr(recalibrating.gate_step, "gate_release", refuse)
         return recalibrate.recalibrate(DriftSettings.model_validate(raised[0]["payload"]["settings"]))
 
 
 @pytest.fixture(scope="module")
-def untouched(refused: Any, place: Path, station: StepContext) -> dict[str, Any]:
+def untouched(refused: Any, place: Path, step: StepContext) -> dict[str, Any]:
     """What the refusal left behind."""
     return {"champion": Store().get_aliases("release", "tiny.cpu")["champion"],
-            "current": (place / "dist" / "tiny" / "current").resolve().name, "announced": announced(station.workspace, "cpu")}
+            "current": (place / "dist" / "tiny" / "current").resolve().name, "announced": announced(step.workspace, "cpu")}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def killed(untouched: Any, raised: list[dict[str, Any]]) -> int:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "tune", traffic.scripted("autoregressive"))
+        patch.setattr(tune_step, "run_tune", traffic.scripted("autoregressive"))
         patch.setattr(bundles, "build_bundle", die)
         patch.setattr(recalibrate, "deploy_task", recalibrating.deploy_release)  # no task: Prefect would not try it again either
         with pytest.raises(KeyboardInterrupt):
@@ -142,7 +142,7 @@ def deployed(killed: int, raised: list[dict[str, Any]], settings: Callable[..., 
     """The third goes on, although the spool has grown, and although it is started without a word of the drift."""
     (spool / "more.jsonl").write_text(json.dumps({"prompt": "ten men"}) + "\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "tune", traffic.scripted("autoregressive"))
+        patch.setattr(tune_step, "run_tune", traffic.scripted("autoregressive"))
         return recalibrate.recalibrate(settings(spool=spool))
 
 
@@ -176,10 +176,10 @@ def test_the_report_is_shown_in_prefect(raised: Any) -> None:
 
 
 def test_a_refused_candidate_leaves_everything_as_it_is(refused: dict[str, Any], untouched: dict[str, Any], before: dict[str, int],
-                                                        station: StepContext) -> None:
+                                                        step: StepContext) -> None:
     assert (refused["state"], refused["bundle"]) == ("refused", None)
     assert (untouched["champion"], untouched["current"]) == (1, "1-cpu")
-    assert snapshot(station.workspace.artifacts) | snapshot(station.workspace.traces) == before
+    assert snapshot(step.workspace.artifacts) | snapshot(step.workspace.traces) == before
     assert untouched["announced"] is not None  # so that it is not announced again at once
 
 
@@ -204,10 +204,10 @@ def test_it_was_measured_faster_than_the_old_config_on_the_new_traffic(deployed:
     assert 1 < over["low"] <= over["ratio"] <= over["high"]
 
 
-def test_it_learnt_from_the_new_prompts(deployed: dict[str, Any], station: StepContext) -> None:
+def test_it_learnt_from_the_new_prompts(deployed: dict[str, Any], step: StepContext) -> None:
     store = Store()
     table = store.resolve("acceptance_table", "tiny", "champion")
-    folder = station.workspace.root / "recalibrations" / deployed["drift"][:12]
+    folder = step.workspace.root / "recalibrations" / deployed["drift"][:12]
     asked = {json.loads(line)["turns"][0] for line in (folder / "prompts.jsonl").read_text().splitlines()}
     assert asked <= {prompt.prompt for prompt in traffic.prompts(40, seed=4, words=traffic.OTHERS)}
     assert len(asked) == 40, "all that the monitor looks at"
@@ -223,21 +223,21 @@ def test_lineage_finds_the_traces_of_a_recalibration(deployed: dict[str, Any], r
     assert "not here" not in done.stdout
 
 
-def test_the_workspace_stays_the_users(deployed: dict[str, Any], before: dict[str, int], station: StepContext) -> None:
-    assert snapshot(station.workspace.artifacts) | snapshot(station.workspace.traces) == before
+def test_the_workspace_stays_the_users(deployed: dict[str, Any], before: dict[str, int], step: StepContext) -> None:
+    assert snapshot(step.workspace.artifacts) | snapshot(step.workspace.traces) == before
 
 
-def test_a_drift_is_answered_once(deployed: dict[str, Any], raised: list[dict[str, Any]], station: StepContext) -> None:
+def test_a_drift_is_answered_once(deployed: dict[str, Any], raised: list[dict[str, Any]], step: StepContext) -> None:
     again = recalibrate.recalibrate(DriftSettings.model_validate(raised[0]["payload"]["settings"]))
     assert again == deployed
-    assert announced(station.workspace, "cpu") is None
+    assert announced(step.workspace, "cpu") is None
     assert len(Store().versions("release", "tiny.cpu")) == deployed["release"]
 
 
 def test_the_new_traffic_is_what_the_new_champion_knows(deployed: dict[str, Any], pools: dict[str, pa.Table], place: Path,
-                                                        station: StepContext) -> None:
+                                                        step: StepContext) -> None:
     """The loop is closed: its traces are found, and real traffic of the new sort is steady."""
-    report, served = monitoring.check(station.workspace, spool=traffic.spool(place / "now", pools["second"]))
+    report, served = monitor_step.check(step.workspace, spool=traffic.spool(place / "now", pools["second"]))
     assert served.name == f"release.tiny.cpu version {deployed['release']}"
     assert report.verdict == "steady", report.reasons
     assert report.reference.digest == served.trace_digest
@@ -252,7 +252,7 @@ def test_a_verdict_is_kept_beside_one_champion(tmp_path: Path, settings: Callabl
         asked.append(1)
         return {"passed": True, "checks": [], "over_champion": None}
 
-    monkeypatch.setattr(recalibrating, "judge", judge)
+    monkeypatch.setattr(recalibrating, "gate_verdict", judge)
     for champion, times in ((1, 1), (1, 1), (2, 2), (7, 2), (1, 3)):
         monkeypatch.setattr(recalibrating, "champion_number", lambda space, device, now=champion: now)
         recalibrating.gate_candidate(settings(), str(tmp_path), 7)  # which is promoted by the fourth
@@ -303,8 +303,8 @@ def test_with_other_settings_what_depends_on_them_is_made_anew(settings: Callabl
     champion: list[int | None] = [None]
     monkeypatch.setattr(recalibrating, "champion_of", lambda space, device: None)
     monkeypatch.setattr(recalibrating, "champion_number", lambda space, device: champion[0])
-    monkeypatch.setattr(recalibrating.training, "train", lambda station, traces: learnt.append(traces.digest()))
-    monkeypatch.setattr(recalibrating.training, "calibrate", lambda *arguments, **options: {"ece": 0.5})
+    monkeypatch.setattr(recalibrating.train_step, "run_train", lambda step, traces: learnt.append(traces.digest()))
+    monkeypatch.setattr(recalibrating.train_step, "run_calibrate", lambda *arguments, **options: {"ece": 0.5})
     spool = traffic.spool(place / "resumed", pools["first"], traffic.prompts(30, seed=9))
     folder = Path(recalibrating.begin(settings(spool=spool, drift="9" * 64))["folder"])
 

@@ -15,7 +15,7 @@ from flows.failures import worth_retrying
 from flows.loading import prompts_of
 from flows.orchestration import scheduled_flows as scheduled
 from flows.settings import TrafficSettings
-from flows.steps import monitor as monitoring
+from flows.steps import monitor as monitor_step
 from flows.steps import traffic_prompts as served
 from flows.workspace import Workspace
 from serving.errors import DraftwellError
@@ -39,8 +39,8 @@ def serve(settings: TrafficSettings, count: int) -> list[Prompt]:
     """A spool with so many answers and their requests."""
     assert settings.spool is not None
     asked = traffic.prompts(count, seed=5)
-    station = traffic.station_of(Path(settings.pair))
-    rows = traffic.serve(station, settings.spool.with_name(f"served-{count}"), asked).read()
+    step = traffic.station_of(Path(settings.pair))
+    rows = traffic.serve(step, settings.spool.with_name(f"served-{count}"), asked).read()
     traffic.spool(settings.spool, rows, asked)
     return asked
 
@@ -83,7 +83,7 @@ def test_a_registry_that_is_away_is_waited_for(settings: TrafficSettings, space:
         raise DraftwellError("the registry failed") from ConnectionError("refused")
 
     serve(settings, 30)
-    monkeypatch.setattr(monitoring, "served", away)
+    monkeypatch.setattr(monitor_step, "served", away)
     with pytest.raises(DraftwellError, match="the registry failed") as caught:
         served.take_prompts(settings, space)
     assert worth_retrying(None, None, SimpleNamespace(data=caught.value))

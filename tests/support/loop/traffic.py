@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
+from flows import context
+from flows.context import StepContext
 from flows.loading import open_pair
-from flows.steps import collect as collecting
-from flows.steps import publish as stations
-from flows.steps import train as training
-from flows.steps.publish import StepContext
+from flows.steps import collect as collect_step
+from flows.steps import publish as publish_step
+from flows.steps import train as train_step
 from registry.gates import GateCheck, GateRecord
 from registry.releases import ReleaseVersion, promote, record_gate
 from registry.store import Store
@@ -41,9 +42,9 @@ def station_of(pair_file: Path) -> StepContext:
     return open_pair(str(pair_file), say=lambda line: None)
 
 
-def serve(station: StepContext, folder: Path, asked: Sequence[Prompt]) -> TraceSet:
+def serve(step: StepContext, folder: Path, asked: Sequence[Prompt]) -> TraceSet:
     """Traces of the target's greedy answers, as a server would spool them."""
-    return collecting.run_collect(station, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
+    return collect_step.run_collect(step, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
 
 
 def some(rows: pa.Table, count: int, seed: int) -> pa.Table:
@@ -92,33 +93,33 @@ def spool(folder: Path, rows: pa.Table, asked: Sequence[Prompt] = ()) -> Path:
 def scripted(strategy: str, **parameters: Any) -> Callable[..., Any]:
     """In the place of `flows.steps.tune.run_tune`: a tuner whose choice stands before it begins."""
 
-    def tune(station: StepContext, traces: TraceSet, asked: Sequence[Prompt], **settings: Any) -> Any:
-        made = provenance(station.pair, trace_digest=traces.digest(), parents=station.parents("acceptance_table"))
-        station.workspace.save(DecodingConfig(strategy, parameters, {"reason": "a script chose it"}, made))
+    def tune(step: StepContext, traces: TraceSet, asked: Sequence[Prompt], **settings: Any) -> Any:
+        made = provenance(step.pair, trace_digest=traces.digest(), parents=step.parents("acceptance_table"))
+        step.workspace.save(DecodingConfig(strategy, parameters, {"reason": "a script chose it"}, made))
         return SimpleNamespace(strategy=strategy, parameters=parameters, evidence={"reason": "a script chose it"})
 
     return tune
 
 
-def calibrate(station: StepContext) -> TraceSet:
+def calibrate(step: StepContext) -> TraceSet:
     """Traces of 16 prompts, and all that is made of them, in the workspace."""
     asked = prompts(16, seed=1)
-    traces = collecting.run_collect(station, asked, max_tokens=TOKENS)
-    training.run_train(station, traces)
-    training.run_calibrate(station, traces, asked[:4], max_tokens=TOKENS)
+    traces = collect_step.run_collect(step, asked, max_tokens=TOKENS)
+    train_step.run_train(step, traces)
+    train_step.run_calibrate(step, traces, asked[:4], max_tokens=TOKENS)
     return traces
 
 
-def crown(station: StepContext, out: Path, strategy: str = "vanilla_sd") -> ReleaseVersion:
+def crown(step: StepContext, out: Path, strategy: str = "vanilla_sd") -> ReleaseVersion:
     """A calibrated champion with a config that is slow here: its draft costs as much as the target."""
     from registry.bundles.build import build_bundle
 
-    traces = calibrate(station)
-    scripted(strategy, num_speculative_tokens=5)(station, traces, [])
-    release, store = stations.run_publish(station, {"by": "hand"}), Store()
+    traces = calibrate(step)
+    scripted(strategy, num_speculative_tokens=5)(step, traces, [])
+    release, store = publish_step.run_publish(step, {"by": "hand"}), Store()
     check = GateCheck(name="by hand", value=1, threshold=1, passed=True)
     record_gate(store, GateRecord(pair=release.pair, device="cpu", release_version=release.version, pins=release.pins, passed=True,
-                                  checks=(check,), created=stations.now()))
+                                  checks=(check,), created=context.now()))
     champion = promote(store, release.pair, "cpu", release.version)
-    build_bundle(store, station.workspace.spec, station.workspace.files(), out=out)
+    build_bundle(store, step.workspace.spec, step.workspace.files(), out=out)
     return champion

@@ -28,7 +28,7 @@ from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import End, Event, Ticket
+from serving.server.scheduling.ticket import End, Event, Ticket
 from tests.support.server.served_pair import running, served_pair
 
 PLAIN = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "temperature": 0}

@@ -34,7 +34,8 @@ from serving.server.feedback.spool import Record, RecordOrigin, Spool
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
-from serving.server.scheduling.scheduler import Delta, End, Event, Scheduler, Ticket
+from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import Delta, End, Event, Ticket
 from tests.support.models.kits import table_kit
 from tests.support.server.served_pair import tiny_pair
 

@@ -30,7 +30,8 @@ from serving.server.metrics.metrics import FEEDBACK, CountAnswers, Metrics, metr
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import Cancelled, DeadlineExceeded, End, Event, Failure, Scheduler, Ticket
+from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Failure, Ticket
 from tests.support.paths import REPO
 from tests.support.server.served_pair import running, served_pair, serving
 

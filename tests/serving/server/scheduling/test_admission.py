@@ -21,7 +21,8 @@ from serving.server.app import create_app
 from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, Scheduler, Ticket
+from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, Ticket
 from tests.support.models.kits import table_kit, table_pair
 from tests.support.server.served_pair import running, served_pair
 

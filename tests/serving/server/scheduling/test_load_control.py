@@ -16,7 +16,8 @@ from serving.server.http.schemas import CompletionRequest
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, Acceptance, LoadControl
-from serving.server.scheduling.scheduler import Delta, End, Event, Scheduler, Ticket
+from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import Delta, End, Event, Ticket
 from tests.support.models.kits import table_kit, table_pair
 
 VANILLA = build_strategy("vanilla_sd", {"num_speculative_tokens": 6})

@@ -16,7 +16,8 @@ from serving.runtime.output import Output
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
 from serving.server.scheduling.detokenize import TextStream
-from serving.server.scheduling.scheduler import Cancelled, Delta, End, Event, Failure, Scheduler, SchedulerClosed, Ticket
+from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import Cancelled, Delta, End, Event, Failure, SchedulerClosed, Ticket
 
 POISON = 3
 AUTOREGRESSIVE = build_strategy("autoregressive")

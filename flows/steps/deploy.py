@@ -1,0 +1,37 @@
+"""Deployment: from a release that passed its gate to a bundle that `current` points to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.progress import announce
+from flows.workspace import Workspace
+
+
+def promote_and_deploy(space: Workspace, device: str, release: int, out: Path) -> Path:
+    """Make a release that passed its gate the champion, and build its bundle under `out`; returns the bundle's folder."""
+    from registry.bundles.build import build_bundle
+    from registry.releases import promote
+    from registry.store import Store
+
+    store = Store()
+    promote(store, space.spec.name, device, release)
+    return build_bundle(store, space.spec, space.files(), alias=str(release), device=device, out=out)
+
+
+def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
+    """Let `current` lead to the champion's bundle, built where it is not there: a promotion may have been cut off before it was.
+
+    Returns:
+        the bundle's folder; None for a champion that no gate passed or that was rolled back, which a person put there.
+    """
+    from registry.bundles.build import build_bundle, relink
+    from registry.releases import find_release, gate_record, objection, withdrawal
+    from registry.store import Store
+
+    store = Store()
+    champion = find_release(store, space.spec.name, device, "champion")
+    if why := objection(champion, gate_record(champion)) or withdrawal(champion):
+        announce(f"{champion.name}, the champion, is not deployed: {why}")
+        return None
+    return relink(store, champion, out) or build_bundle(store, space.spec, space.files(), device=device, out=out)
