@@ -2,5 +2,16 @@
 
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 from serving.runtime.strategies.catalogue import STRATEGIES, build_strategy, describe, find_strategy
+from serving.runtime.strategies.choice import PLAIN, StrategyChoice
 
-__all__ = ["STRATEGIES", "Strategy", "StrategyConfig", "StrategyResources", "build_strategy", "describe", "find_strategy"]
+__all__ = [
+    "PLAIN",
+    "STRATEGIES",
+    "Strategy",
+    "StrategyChoice",
+    "StrategyConfig",
+    "StrategyResources",
+    "build_strategy",
+    "describe",
+    "find_strategy",
+]

@@ -569,7 +569,8 @@ def test_two_weeks(prefect_server: None, settings: PipelineSettings, space: Work
     assert {row["config"].endswith("chosen") for row in json.loads(shown_in_prefect("tuning-tiny")[0].data)} >= {True}
     assert {row["name"] for row in json.loads(shown_in_prefect("gate-tiny")[0].data)} >= {"speedup"}
     assert shown_in_prefect("mlflow-tiny-release")
-    for module, name in ((learn.collect_step, "run_collect"), (learn.train_step, "run_train"), (learn.tune_step, "run_tune"), (release, "gate_release")):
+    steps = ((learn.collect_step, "run_collect"), (learn.train_step, "run_train"), (learn.tune_step, "run_tune"), (release, "gate_release"))
+    for module, name in steps:
         monkeypatch.setattr(module, name, lambda *arguments, **options: pytest.fail("computed again"))
     assert scheduled.collection(small) == traces
     assert scheduled.calibration(small) == learned
