@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.collect import collect_traces as collection
+from components.collect import collect as collection
 from components.collect.collect import collect_traces, cuts, exclusive_folder, is_complete
 from components.drift.prompts import prompts_of_trace
 from components.prompts.prompt import Prompt

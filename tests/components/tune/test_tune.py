@@ -16,7 +16,7 @@ from components.replay.replay import replay_strategy
 from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import RolloutExhausted, TracedText
 from components.report.threads import using_threads
-from components.tune import tune_strategy as tune_step
+from components.tune import tune as tune_module
 from components.tune.constraints import Constraints
 from components.tune.evaluator import Config, Measured, Quality
 from components.tune.report.reading import rollout_words
@@ -167,7 +167,7 @@ def test_specdec_pp_is_replayed_with_the_kits_head(pair: LoadedPair, trace: Trac
     assert {trial["source"] for trial in trials} == {"replayed"}
     exact = [trial for trial in trials if trial["exact"]]
     assert len({trial["predicted_seconds_per_token"] for trial in exact}) > 1, "thresholds matter"
-    texts, sampling = tune_step.texts_for(pair, trace, kit, ["specdec_pp"]), pair.sampling(max_tokens=16)
+    texts, sampling = tune_module.texts_for(pair, trace, kit, ["specdec_pp"]), pair.sampling(max_tokens=16)
     for trial in exact[:: len(exact) // 3]:
         told = replay_strategy(texts, "specdec_pp", trial["parameters"], kit, PROFILE)
         assert told.predicted_seconds_per_token == trial["predicted_seconds_per_token"]
@@ -176,7 +176,7 @@ def test_specdec_pp_is_replayed_with_the_kits_head(pair: LoadedPair, trace: Trac
         assert counters(told.stats) == counters(real)
     without = run(pair, trace, Clock({})).evidence["left_out"]["specdec_pp"]
     assert without == "it needs acceptance_head, which is not at hand"
-    monkeypatch.setattr(tune_step, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
+    monkeypatch.setattr(tune_module, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
     run(pair, trace, Clock({}), kit=kit, strategies=["vanilla_sd"])
 
 

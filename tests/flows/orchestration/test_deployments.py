@@ -516,7 +516,7 @@ def test_steps_are_keyed_on_digests_and_kept_as_json(step: Task[Any, Any]) -> No
 
 def test_collection(prefect_server: None, settings: PipelineSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, then room, then nothing to do, then a broken shard: no shard by half, one attempt each, no computing twice."""
-    from serving.artifacts import base
+    from serving import files
 
     tried: list[str] = []
     written: list[int] = []
@@ -533,7 +533,7 @@ def test_collection(prefect_server: None, settings: PipelineSettings, space: Wor
 
     monkeypatch.setattr(learn.collect_step, "run_collect", counted)
     with monkeypatch.context() as patch:
-        patch.setattr(base.os, "fsync", full)
+        patch.setattr(files.os, "fsync", full)
         with pytest.raises(DiskFull, match="free some space"):
             scheduled.collection(settings)
     assert (len(tried), list(space.traces.glob("*shard*"))) == (1, [])
@@ -669,7 +669,7 @@ def test_what_was_rolled_back_is_neither_judged_nor_promoted(place: Path, settin
         monkeypatch.setattr(scheduled, name, lambda *arguments: seen.append(arguments))
     monkeypatch.setattr(scheduled, "publish_task", lambda settings: bad.version)
     for name in ("table", "links"):
-        monkeypatch.setattr(scheduled.showing, name, lambda *arguments: None)
+        monkeypatch.setattr(scheduled.prefect_artifacts, name, lambda *arguments: None)
     done = scheduled.release.fn(settings)
     assert (done["passed"], done["bundle"], seen) == (False, None, [])
     assert champion_number(space, "cpu") == good.version
@@ -689,7 +689,7 @@ def test_a_hands_change_of_the_champion_is_not_undone(place: Path, settings: Pip
         monkeypatch.setattr(scheduled, name, lambda *arguments: seen.append(arguments))
     monkeypatch.setattr(scheduled, "publish_task", lambda settings: two.version)
     for name in ("table", "links"):
-        monkeypatch.setattr(scheduled.showing, name, lambda *arguments: None)
+        monkeypatch.setattr(scheduled.prefect_artifacts, name, lambda *arguments: None)
     done = scheduled.release.fn(settings)
     assert (done["passed"], done["bundle"], seen) == (False, None, [])
     assert champion_number(space, "cpu") == one.version

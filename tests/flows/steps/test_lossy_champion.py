@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.collect import collect_traces as collection
+from components.collect import collect as collection
 from components.collect.collect import collect_traces
 from components.drift.prompts import prompts_of_trace
 from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY

@@ -500,7 +500,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from serving.artifacts import base
+from serving import files
 from serving.server.feedback.spool import Spool
 from tests.serving.server.feedback.test_feedback import record
 
@@ -509,7 +509,7 @@ spool.write([record(1, body={"prompt": "a"})])
 def pause(*arguments):
     print("writing", flush=True)
     sys.stdin.read()
-base.os.replace = pause
+files.os.replace = pause
 spool.write([record(2, body={"prompt": "b"})])
 """
 

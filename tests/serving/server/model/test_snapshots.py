@@ -223,7 +223,7 @@ def test_a_disk_that_fills_up_later_stops_nobody(tmp_path: Path, caplog: pytest.
 WRITER = """
 import sys, os
 from pathlib import Path
-from serving.artifacts import base
+from serving import files
 from serving.server.model.snapshots import Snapshots
 from tests.serving.server.model.test_snapshots import ORIGIN, learn, pool
 
@@ -236,7 +236,7 @@ replace = os.replace
 def pause(*arguments):
     print("writing", flush=True)
     sys.stdin.read()
-base.os.replace = pause
+files.os.replace = pause
 learn(it)
 snapshots.save()
 """
