@@ -92,7 +92,9 @@ class Workspace:
                          pad_target=pad_target, onnx_draft=onnx_draft, draft_device=draft_device, keep_modules=keep_modules,
                          qualifier=qualifier)
 
-    def kit(self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False) -> StrategyResources:
+    def resources(
+        self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False
+    ) -> StrategyResources:
         """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.
 
         Args:
@@ -114,8 +116,8 @@ class Workspace:
         from serving.runtime.strategies import build_strategy
 
         wanted = list(wanted)
-        kit = self.kit(pair, [name for name, _ in wanted], **options)
-        return [build_strategy(name, dict(parameters), kit) for name, parameters in wanted]
+        resources = self.resources(pair, [name for name, _ in wanted], **options)
+        return [build_strategy(name, dict(parameters), resources) for name, parameters in wanted]
 
     def save(self, artifact: Artifact) -> Path:
         """Put an artifact into the workspace and return its folder."""

@@ -22,10 +22,26 @@ FASTEST = "vanilla_sd at its fastest gamma"
 PILOT_GAMMAS, PILOT_PROMPTS, PILOT_TOKENS = (1, 2, 3, 5), 3, 24
 
 
-def run_bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], kit: StrategyResources, *, max_tokens: int = 128,
-          temperature: float = 0.0, runs: int = 1, warmup: bool = True, seed: int = 0, peers: Sequence[str] = (),
-          threads: int | None = None, extra: Sequence[StrategyContender] = (), cost_ratios: bool = True, memory: bool = False,
-          check: LoadedPair | None = None, log: Log | None = None, progress: Progress | None = None) -> dict[str, Any]:
+def run_bench(
+    pair: LoadedPair,
+    strategies: Sequence[Config],
+    prompts: Sequence[Prompt],
+    resources: StrategyResources,
+    *,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    runs: int = 1,
+    warmup: bool = True,
+    seed: int = 0,
+    peers: Sequence[str] = (),
+    threads: int | None = None,
+    extra: Sequence[StrategyContender] = (),
+    cost_ratios: bool = True,
+    memory: bool = False,
+    check: LoadedPair | None = None,
+    log: Log | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Measure strategies against autoregressive decoding.
 
     Args:
@@ -52,10 +68,10 @@ def run_bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[
         configs.insert(0, (REFERENCE, {}))
     with using_threads(threads):
         warm_up(pair, prompts, max_tokens)
-        peaks = memory_peaks(pair, kit, configs, prompts, max_tokens, progress) if memory else {}
-        extra = [*extra, *(missing_fastest_vanilla(pair, kit, configs, prompts, max_tokens) if cost_ratios else [])]
+        peaks = memory_peaks(pair, resources, configs, prompts, max_tokens, progress) if memory else {}
+        extra = [*extra, *(missing_fastest_vanilla(pair, resources, configs, prompts, max_tokens) if cost_ratios else [])]
         groups = load_peers(pair, peers, gamma=gamma_of(configs))
-        measured = measure(pair, kit, configs, prompts, max_tokens=max_tokens, temperature=temperature, runs=runs,
+        measured = measure(pair, resources, configs, prompts, max_tokens=max_tokens, temperature=temperature, runs=runs,
                            warmup=warmup, seed=seed, progress=progress,
                            extra=[*extra, *(contender for group in groups.values() for contender in group.contenders)])
         judge = BenchMetrics(pair, prompts, measured, temperature=temperature)
@@ -102,15 +118,17 @@ def warm_up(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int) -> Non
             model.warm_up(reach=min(reach, model.max_context))
 
 
-def config_quality(pair: LoadedPair, kit: StrategyResources, config: Config, prompts: Sequence[Prompt], *, max_tokens: int = 64) -> float:
+def config_quality(
+    pair: LoadedPair, resources: StrategyResources, config: Config, prompts: Sequence[Prompt], *, max_tokens: int = 64
+) -> float:
     """Share of a config's emitted tokens, decoded greedily, that are the target's argmax behind the same prefix."""
-    measured = next(iter(measure(pair, kit, [config], prompts, max_tokens=max_tokens, warmup=False).values()))
+    measured = next(iter(measure(pair, resources, [config], prompts, max_tokens=max_tokens, warmup=False).values()))
     encoded = [ids_of(pair, prompt) for prompt in prompts]
     matches = sum(argmax_matches(pair, ids, run.tokens) for ids, run in zip(encoded, measured.typical, strict=True))
     return matches / sum(measured.tokens)
 
 
-def missing_fastest_vanilla(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt],
+def missing_fastest_vanilla(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt],
                             max_tokens: int) -> list[StrategyContender]:
     """Vanilla SD at its fastest gamma, the measure of every cost ratio, where the run does not hold it already.
 
@@ -120,17 +138,17 @@ def missing_fastest_vanilla(pair: LoadedPair, kit: StrategyResources, configs: S
     if "draft" not in pair.models or len(named) > 1:
         return []
     tried: list[Config] = [("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in PILOT_GAMMAS]
-    pilot = measure(pair, kit, tried, prompts[:PILOT_PROMPTS], max_tokens=min(max_tokens, PILOT_TOKENS))
+    pilot = measure(pair, resources, tried, prompts[:PILOT_PROMPTS], max_tokens=min(max_tokens, PILOT_TOKENS))
     best = fastest(list(pilot.values()))
     assert best is not None
     assert isinstance(best.contender, StrategyContender)
     known = {gamma_of_parameters(parameters) for parameters in named}
     if best.contender.parameters["num_speculative_tokens"] in known:
         return []
-    return [StrategyContender(pair, kit, ("vanilla_sd", best.contender.parameters), FASTEST)]
+    return [StrategyContender(pair, resources, ("vanilla_sd", best.contender.parameters), FASTEST)]
 
 
-def memory_peaks(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
+def memory_peaks(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
                  progress: Progress | None) -> dict[str, float | None]:
     """Peak megabytes of every config over the models, on the longest prompt (see `memory`)."""
     if progress:
@@ -139,7 +157,7 @@ def memory_peaks(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Con
         return {}
     longest = max(prompts, key=lambda prompt: len(ids_of(pair, prompt)))
     with naming(longest):
-        return peaks_over_models(pair, contenders_of(pair, kit, configs), ids_of(pair, longest),
+        return peaks_over_models(pair, contenders_of(pair, resources, configs), ids_of(pair, longest),
                                  pair.sampling(max_tokens=max_tokens))
 
 

@@ -66,8 +66,8 @@ class StrategyContender:
     `split_cores` says whether each model had its own share of the cores, by plan or because the strategy overlaps them.
     """
 
-    def __init__(self, pair: LoadedPair, kit: StrategyResources, config: Config, label: str):
-        self.pair, self.kit, self.label = pair, kit, label
+    def __init__(self, pair: LoadedPair, resources: StrategyResources, config: Config, label: str):
+        self.pair, self.resources, self.label = pair, resources, label
         self.strategy, self.split = core_plan(config[0])
         self.parameters = dict(config[1])
         self.lossless = find_strategy(self.strategy).lossless
@@ -75,7 +75,7 @@ class StrategyContender:
         self.split_cores = self.split is True or self._strategy.overlaps
 
     def reset(self) -> None:
-        self._strategy = build_strategy(self.strategy, self.parameters, self.kit.private())
+        self._strategy = build_strategy(self.strategy, self.parameters, self.resources.private())
 
     def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
         job = self.pair.engine(split=self.split).generate(ids, sampling, self._strategy)
@@ -142,12 +142,12 @@ def check_labels(labels: Sequence[str]) -> None:
         raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters")
 
 
-def contenders_of(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config]) -> list[StrategyContender]:
+def contenders_of(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config]) -> list[StrategyContender]:
     """The configs, ready to run, under their labels."""
-    return [StrategyContender(pair, kit, config, label) for config, label in zip(configs, labels_of(configs), strict=True)]
+    return [StrategyContender(pair, resources, config, label) for config, label in zip(configs, labels_of(configs), strict=True)]
 
 
-def measure(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int = 128,
+def measure(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int = 128,
             temperature: float = 0.0, runs: int = 1, warmup: bool = True, seed: int = 0,
             extra: Sequence[Contender] = (), progress: Progress | None = None) -> dict[str, Measurement]:
     """Label → measurement of every config, and of the `extra` contenders, all interleaved.
@@ -163,7 +163,7 @@ def measure(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config],
         raise DraftwellError("there are no prompts to measure on: name a file that holds some")
     if runs < 1:
         raise DraftwellError(f"the number of runs must be at least 1, not {runs}")
-    contenders: list[Contender] = [*contenders_of(pair, kit, configs), *extra]
+    contenders: list[Contender] = [*contenders_of(pair, resources, configs), *extra]
     check_labels([contender.label for contender in contenders])
     encoded = [ids_of(pair, prompt) for prompt in prompts]
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)

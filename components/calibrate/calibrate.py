@@ -108,8 +108,8 @@ def judged_tokens(rows: pa.Table) -> list[tuple[float, bool]]:
 class RecordingSD(VanillaSD):
     """Standard speculative decoding that keeps every (rejected token, token recovered in its place)."""
 
-    def __init__(self, config: Any, kit: StrategyResources):
-        super().__init__(config, kit)
+    def __init__(self, config: Any, resources: StrategyResources):
+        super().__init__(config, resources)
         self.rejections: list[tuple[int, int]] = []
 
     def run(self, session: Session) -> Step[None]:

@@ -202,14 +202,14 @@ def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
     """Strategy → counters of a short generation. In these four, target calls, drafted tokens and figures come in different
     proportions."""
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
-    kit = StrategyResources(
+    resources = StrategyResources(
         {"acceptance_table": AcceptanceTable.empty(origin), "hardware_profile": HardwareProfile(1.0, {1: 1.0}, 0.0, origin)}
     )
     plans: dict[str, dict[str, Any]] = {"autoregressive": {}, "vanilla_sd": {}, "svip": {}, "spide": {"parallel": False}}
 
     def run(name: str, budget: int) -> Stats:
         sampling = pair.sampling(max_tokens=budget, stop_token_ids=frozenset())
-        return pair.engine().generate(filler(pair, 8), sampling, build_strategy(name, plans[name], kit)).session.stats
+        return pair.engine().generate(filler(pair, 8), sampling, build_strategy(name, plans[name], resources)).session.stats
 
     run("spide", 4)  # what is done once only (caches, imports) belongs to nobody
     return {name: run(name, tokens) for name in plans}

@@ -57,7 +57,7 @@ class Prediction:
         return max(abs(told - real) / max(1, real) for told, real in self.counts.values())
 
 
-def check_prediction(pair: LoadedPair, texts: Texts, kit: StrategyResources, profile: HardwareProfile, configs: Sequence[Config],
+def check_prediction(pair: LoadedPair, texts: Texts, resources: StrategyResources, profile: HardwareProfile, configs: Sequence[Config],
                      prompts: Sequence[Prompt], *, max_tokens: int | None = None, runs: int = 1,
                      progress: Progress | None = None) -> list[Prediction]:
     """Replay configs, measure them interleaved with plain decoding, and put both side by side.
@@ -74,8 +74,8 @@ def check_prediction(pair: LoadedPair, texts: Texts, kit: StrategyResources, pro
         raise DraftwellError("the prompts are not those of the trace: measure what was replayed")
     budget = max_tokens or texts.max_tokens
     plans = [REFERENCE, *(config for config in configs if config != REFERENCE)]
-    replays = [replay_strategy(texts, name, parameters, kit, profile, max_tokens=budget, extend=True) for name, parameters in plans]
-    measured = measure(pair, kit, plans, prompts, max_tokens=budget, runs=runs, progress=progress)
+    replays = [replay_strategy(texts, name, parameters, resources, profile, max_tokens=budget, extend=True) for name, parameters in plans]
+    measured = measure(pair, resources, plans, prompts, max_tokens=budget, runs=runs, progress=progress)
     paces = [sum(one.seconds) / sum(one.tokens) for one in measured.values()]
     factor = paces[0] / replays[0].predicted_seconds_per_token
     return [Prediction(label, name, dict(parameters), told.predicted_seconds_per_token, told.predicted_seconds_per_token * factor, pace,

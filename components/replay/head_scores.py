@@ -41,7 +41,7 @@ def score_rollouts(pair: LoadedPair, texts: Texts, head: AcceptanceHead) -> Text
 
     Args:
         pair: that the trace is of, with a free slot on the draft.
-        head: must be the one of the kit that is replayed with.
+        head: must be the acceptance head among the resources of the replay.
     Raises:
         DraftwellError: a pair without a draft, or whose draft has no hidden states.
     """
@@ -81,15 +81,15 @@ def predictions(head: AcceptanceHead, states: Tensor | None) -> Tensor:
     return torch.sigmoid(head.logit(states.float().cpu()))
 
 
-def with_recorded_head(kit: StrategyResources, head: AcceptanceHead | None) -> StrategyResources:
-    """The kit for texts that `head` has scored; None where none has.
+def with_recorded_head(resources: StrategyResources, head: AcceptanceHead | None) -> StrategyResources:
+    """The resources for texts that `head` has scored; None where none has.
 
     Raises:
-        DraftwellError: the kit holds another head.
+        DraftwellError: the resources hold another head.
     """
-    own = kit.artifacts.get(AcceptanceHead.kind)
+    own = resources.artifacts.get(AcceptanceHead.kind)
     if head is None or own is None:
-        return kit
+        return resources
     if own is not head:
         raise DraftwellError("the rollouts were scored by another acceptance head than the one that is replayed: score them with it")
-    return replace(kit, artifacts={**kit.artifacts, AcceptanceHead.kind: RecordedHead(head.provenance)})
+    return replace(resources, artifacts={**resources.artifacts, AcceptanceHead.kind: RecordedHead(head.provenance)})

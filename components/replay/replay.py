@@ -56,7 +56,7 @@ def replay_strategy(
     trace: TraceSet | Texts,
     strategy_name: str,
     parameters: Mapping[str, Any],
-    kit: StrategyResources,
+    resources: StrategyResources,
     profile: HardwareProfile,
     *,
     max_tokens: int | None = None,
@@ -66,7 +66,7 @@ def replay_strategy(
     """Run a strategy over a trace.
 
     Args:
-        kit: artifacts of the strategy; replay works on copies, so that it changes no state.
+        resources: artifacts of the strategy; replay works on copies, so that it changes no state.
         profile: of the device that time is predicted for.
         max_tokens: emit at most this many, at most the trace's own number; None takes that.
         overlap: forwards that a strategy overlaps take as long as the slower side; False adds them up.
@@ -82,7 +82,7 @@ def replay_strategy(
     settings = dict(parameters)
     if strategy_name == "draft_verify" and texts.temperature > 0 and settings.get("threshold") is None:
         settings["threshold"] = SAMPLED  # its default asks the request's temperature, and a replay's is always 0
-    strategy = build_strategy(strategy_name, settings, with_recorded_head(kit, texts.head).private())
+    strategy = build_strategy(strategy_name, settings, with_recorded_head(resources, texts.head).private())
     if not strategy.lossless:
         raise DraftwellError(f"strategy {strategy_name} is lossy, so a trace does not tell what it writes: measure it instead")
     sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)

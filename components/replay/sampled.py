@@ -109,7 +109,7 @@ class ExpectedReplay:
         return all(run.exact for run in self.runs)
 
 
-def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, parameters: Mapping[str, Any], kit: StrategyResources,
+def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, parameters: Mapping[str, Any], resources: StrategyResources,
                     profile: HardwareProfile, *, seeds: int = 4, seed: int = 0, max_tokens: int | None = None, overlap: bool = True,
                     extend: bool = False) -> ExpectedReplay:
     """Run a strategy over sampled texts with different lots.
@@ -117,7 +117,7 @@ def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, paramete
     Args:
         seeds: replays, at least 1.
         seed: of the first one; the others follow.
-        kit, profile, max_tokens, overlap, extend: as in `replay_strategy`.
+        resources, profile, max_tokens, overlap, extend: as in `replay_strategy`.
     Raises:
         TraceError: the trace cannot be replayed so.
         DraftwellError, RolloutExhausted: as in `replay_strategy`.
@@ -127,7 +127,7 @@ def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, paramete
     texts = trace if isinstance(trace, SampledTexts) else read_sampled(trace)
     runs = [
         replay_strategy(
-            texts.draw(seed + i), strategy_name, parameters, kit, profile, max_tokens=max_tokens, overlap=overlap, extend=extend
+            texts.draw(seed + i), strategy_name, parameters, resources, profile, max_tokens=max_tokens, overlap=overlap, extend=extend
         )
         for i in range(seeds)
     ]

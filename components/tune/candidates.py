@@ -23,14 +23,14 @@ from serving.runtime.strategies import StrategyResources, build_strategy, find_s
 EXPLORE_PROMPTS, EXPLORE_TOKENS = 2, 24
 
 
-def choose_strategies(pair: LoadedPair, kit: StrategyResources, wanted: Sequence[str] | None, lossless_only: bool,
+def choose_strategies(pair: LoadedPair, resources: StrategyResources, wanted: Sequence[str] | None, lossless_only: bool,
                       quality: QualityOf | None) -> tuple[list[str], dict[str, str]]:
     """Names to try, and why the others are left out. A name that the user gave and that is unfit is an error."""
     names, left_out = [], {}
     for name in wanted if wanted is not None else [*REPLAYED, *MEASURED]:
         if name == PLAIN[0]:
             continue  # always measured
-        problem = reason_not_tunable(pair, kit, name, lossless_only, quality)
+        problem = reason_not_tunable(pair, resources, name, lossless_only, quality)
         if problem is None:
             names.append(name)
         elif wanted is not None:
@@ -40,7 +40,9 @@ def choose_strategies(pair: LoadedPair, kit: StrategyResources, wanted: Sequence
     return names, left_out
 
 
-def reason_not_tunable(pair: LoadedPair, kit: StrategyResources, name: str, lossless_only: bool, quality: QualityOf | None) -> str | None:
+def reason_not_tunable(
+    pair: LoadedPair, resources: StrategyResources, name: str, lossless_only: bool, quality: QualityOf | None
+) -> str | None:
     """Why a strategy cannot be tuned, or None."""
     cls = find_strategy(name)
     if name not in REPLAYED and name not in MEASURED:
@@ -49,18 +51,18 @@ def reason_not_tunable(pair: LoadedPair, kit: StrategyResources, name: str, loss
         return "it is lossy, and only lossless strategies are allowed"
     if not cls.lossless and quality is None:
         return "it is lossy, and nothing measures its quality"
-    lacking = [role for role in cls.roles if role not in pair.models] + [a for a in cls.artifacts if a not in kit.artifacts]
+    lacking = [role for role in cls.roles if role not in pair.models] + [a for a in cls.artifacts if a not in resources.artifacts]
     return f"it needs {lacking[0]}, which is not at hand" if lacking else None
 
 
-def unfit_champion(pair: LoadedPair, kit: StrategyResources, champion: Config, quality: QualityOf | None) -> str | None:
+def unfit_champion(pair: LoadedPair, resources: StrategyResources, champion: Config, quality: QualityOf | None) -> str | None:
     """Why the champion cannot be measured here, or None; constraints are no reason, they only keep it from being chosen."""
     try:
         build_strategy(*champion)
     except DraftwellError as error:
         return str(error)
     cls = find_strategy(champion[0])
-    lacking = [role for role in cls.roles if role not in pair.models] + [a for a in cls.artifacts if a not in kit.artifacts]
+    lacking = [role for role in cls.roles if role not in pair.models] + [a for a in cls.artifacts if a not in resources.artifacts]
     if lacking:
         return f"it is {champion[0]}, which needs {lacking[0]}, and that is not at hand"
     return f"it is {champion[0]}, which is lossy, and nothing measures its quality" if not cls.lossless and quality is None else None

@@ -82,13 +82,21 @@ class Evaluator:
     """Measures strategies of a pair; every config has online state of its own, which lives as long as the contest.
 
     Args:
-        kit: artifacts; each contender works on copies.
+        resources: artifacts; each contender works on copies.
         max_tokens: tokens to emit per prompt at most, where a call names no other number.
         progress: called with (done, total, strategy) within each call.
     """
 
-    def __init__(self, pair: LoadedPair, kit: StrategyResources, *, max_tokens: int = 64, seed: int = 0, progress: Progress | None = None):
-        self.pair, self.kit, self.max_tokens, self.seed, self.progress = pair, kit, max_tokens, seed, progress
+    def __init__(
+        self,
+        pair: LoadedPair,
+        resources: StrategyResources,
+        *,
+        max_tokens: int = 64,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ):
+        self.pair, self.resources, self.max_tokens, self.seed, self.progress = pair, resources, max_tokens, seed, progress
         self._contenders: dict[str, StrategyContender] = {}
 
     def __call__(self, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
@@ -113,7 +121,7 @@ class Evaluator:
         label = label_of(config)
         known = self._contenders.get(label)
         if known is None:
-            known = self._contenders[label] = StrategyContender(self.pair, self.kit, config, label)
+            known = self._contenders[label] = StrategyContender(self.pair, self.resources, config, label)
             known.generate(ids, self.pair.sampling(max_tokens=WARMUP_TOKENS))
             known.reset()
         elif fresh:

@@ -71,6 +71,6 @@ def predicted(trials: Sequence[Trial], figure: Mapping[str, Any]) -> float | Non
     return match[0].predicted_seconds_per_token if match else None
 
 
-def artifacts_of(kit: StrategyResources) -> dict[str, str]:
-    """kind → digest of everything in a kit."""
-    return {kind: artifact_digest(artifact) for kind, artifact in sorted(kit.artifacts.items())}
+def artifacts_of(resources: StrategyResources) -> dict[str, str]:
+    """kind → digest of every artifact of the resources."""
+    return {kind: artifact_digest(artifact) for kind, artifact in sorted(resources.artifacts.items())}

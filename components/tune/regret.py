@@ -47,7 +47,7 @@ EXPLORE, MEASURE_TOP = 4, 5
 confirmation and the trials of csd are 1,904 requested tokens; the grid has 7,936."""
 
 
-def regret(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: StrategyResources, measure_profile: HardwareProfile, *,
+def regret(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], resources: StrategyResources, measure_profile: HardwareProfile, *,
            configs: Sequence[Config] = tuple(GRID), max_tokens: int = 32, trials: int = 60, explore: int = EXPLORE,
            measure_top: int = MEASURE_TOP, repeats: int = 2, seed: int = 0, progress: Progress | None = None) -> dict[str, Any]:
     """Tune, measure the whole grid, and compare the choice with the grid's best.
@@ -68,7 +68,7 @@ def regret(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: St
         pair,
         trace,
         prompts,
-        kit,
+        resources,
         measure_profile,
         strategies=STRATEGIES,
         constraints=CONSTRAINTS,
@@ -78,26 +78,33 @@ def regret(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], kit: St
         max_tokens=max_tokens,
         seed=seed,
         quality=quality,
-        evaluate=Evaluator(pair, kit, max_tokens=max_tokens, seed=seed, progress=progress),
+        evaluate=Evaluator(pair, resources, max_tokens=max_tokens, seed=seed, progress=progress),
     )
     tune_seconds = time.perf_counter() - started
     started = time.perf_counter()
-    figures = measure_grid(pair, kit, configs, prompts, max_tokens, seed, progress)
+    figures = measure_grid(pair, resources, configs, prompts, max_tokens, seed, progress)
     grid_seconds = time.perf_counter() - started
     best = fastest(figures)
     choice: Config = (tuned.strategy, tuned.parameters)
-    ratio, low, high = compare_again(pair, kit, choice, best, prompts, max_tokens, repeats, seed, progress)
+    ratio, low, high = compare_again(pair, resources, choice, best, prompts, max_tokens, repeats, seed, progress)
     return {"choice": named(choice), "best": named(best), "regret": ratio - 1, "regret_low": low - 1, "regret_high": high - 1,
             "tune_seconds": tune_seconds, "grid_seconds": grid_seconds, "time_share": tune_seconds / grid_seconds,
             "regret_percent": round(100 * (ratio - 1), 2), "time_percent": round(100 * tune_seconds / grid_seconds, 1), "grid": figures,
             "prompts": len(prompts), "max_tokens": max_tokens, "padded_to": pair.padded_to, "evidence": tuned.evidence}
 
 
-def measure_grid(pair: LoadedPair, kit: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int, seed: int,
-                 progress: Progress | None) -> list[dict[str, Any]]:
+def measure_grid(
+    pair: LoadedPair,
+    resources: StrategyResources,
+    configs: Sequence[Config],
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    seed: int,
+    progress: Progress | None,
+) -> list[dict[str, Any]]:
     """Figures of every config on every prompt, plain decoding's first, with the constraint that it breaks, if any."""
     entrants = [PLAIN, *configs]
-    results = Evaluator(pair, kit, max_tokens=max_tokens, seed=seed, progress=progress)(entrants, prompts)
+    results = Evaluator(pair, resources, max_tokens=max_tokens, seed=seed, progress=progress)(entrants, prompts)
     measured: list[tuple[Config, Measured]] = list(zip(entrants, results, strict=True))
     judge = ConstraintChecker(CONSTRAINTS, QualityReader(pair), None, {})
     return [figure | {"objection": judge.objection(config, prompts, result, results[0])}
@@ -112,7 +119,7 @@ def fastest(figures: Sequence[dict[str, Any]]) -> Config:
 
 def compare_again(
     pair: LoadedPair,
-    kit: StrategyResources,
+    resources: StrategyResources,
     choice: Config,
     best: Config,
     prompts: Sequence[Prompt],
@@ -124,7 +131,7 @@ def compare_again(
     """Seconds per token of the choice over those of the grid's best, with its interval, both measured afresh and in turn."""
     if label_of(choice) == label_of(best):
         return 1.0, 1.0, 1.0
-    contest = Evaluator(pair, kit, max_tokens=max_tokens, seed=seed, progress=progress)
+    contest = Evaluator(pair, resources, max_tokens=max_tokens, seed=seed, progress=progress)
     chosen, rival = (sum_of(passes) for passes in zip(*(contest([choice, best], prompts, fresh=True) for _ in range(repeats)), strict=True))
     return paired_bootstrap_ratio(chosen.seconds, chosen.tokens, rival.seconds, rival.tokens, seed=seed,
                                   tail=expanded_tail(0.05, len(prompts)))
@@ -178,8 +185,8 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
         tables: Any = {cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
                        for cls in (AcceptanceTable, CorrectionMemory)}
         made = measure_profile(pair, provenance(pair, device_class=device_class(pair.device)))
-        kit = StrategyResources({**tables, made.kind: made}, pair.special_tokens)
-        report = regret(pair, TraceSet(traces, fingerprint=pair.fingerprint), rows, kit, made, max_tokens=max_tokens, trials=trials,
+        resources = StrategyResources({**tables, made.kind: made}, pair.special_tokens)
+        report = regret(pair, TraceSet(traces, fingerprint=pair.fingerprint), rows, resources, made, max_tokens=max_tokens, trials=trials,
                         explore=explore, measure_top=measure_top,
                         progress=lambda done, total, words: typer.echo(f"{done} of {total} {words}", err=True) if done == total else None)
     write_atomically(out, (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())

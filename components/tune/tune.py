@@ -58,7 +58,7 @@ def tune_strategy(
     pair: LoadedPair,
     trace: TraceSet,
     prompts: Sequence[Prompt],
-    kit: StrategyResources,
+    resources: StrategyResources,
     profile: HardwareProfile,
     *,
     evaluate: Evaluate,
@@ -84,7 +84,7 @@ def tune_strategy(
     Args:
         trace: of this pair, at temperature 0.
         prompts: what is measured on; others than the trace's show what the choice is worth on new ones.
-        kit: artifacts; a strategy that lacks one is left out, and the evidence says so.
+        resources: artifacts; a strategy that lacks one is left out, and the evidence says so.
         evaluate: measures (`contest.Contest`).
         quality: judges outputs (`contest.Reader`); needed for lossy strategies.
         strategies: names to choose among, None takes all that are allowed and possible.
@@ -114,16 +114,16 @@ def tune_strategy(
     if constraints.max_cost_ratio is not None and "draft" not in pair.models:
         raise DraftwellError("a cost ratio is against vanilla SD, which needs a draft model: leave --max-cost-ratio out")
     trace = check_trace(pair, trace, profile)
-    names, left_out = choose_strategies(pair, kit, strategies, constraints.lossless_only, quality)
-    if champion is not None and (why := unfit_champion(pair, kit, champion, quality)):
+    names, left_out = choose_strategies(pair, resources, strategies, constraints.lossless_only, quality)
+    if champion is not None and (why := unfit_champion(pair, resources, champion, quality)):
         left_out["champion"], champion = why, None
     wanted = [PLAIN[0], *names, *([champion[0]] if champion is not None else [])]
     encode_all(pair, prompts, max_tokens, {role for name in wanted for role in find_strategy(name).roles})  # else the last rung may say so
-    texts, digest = texts_for(pair, trace, kit, names), trace.digest()
+    texts, digest = texts_for(pair, trace, resources, names), trace.digest()
     studies = Studies(study, seed, named=named_study)
-    search = Search(texts, kit, profile, min(max_tokens, texts.max_tokens), overlap, studies, digest)
+    search = Search(texts, resources, profile, min(max_tokens, texts.max_tokens), overlap, studies, digest)
     evaluate = Ledger(evaluate, rungs, {"fingerprint": pair.fingerprint, "device_class": profile.provenance.device_class,
-                                        "artifacts": artifacts_of(kit), "max_tokens": max_tokens, "padded_to": pair.padded_to,
+                                        "artifacts": artifacts_of(resources), "max_tokens": max_tokens, "padded_to": pair.padded_to,
                                         "threads": torch.get_num_threads()})
     explorer = Explorer(pair, search, evaluate, quality, prompts, profile)
     try:
@@ -157,17 +157,17 @@ def tune_strategy(
         "choice": {"strategy": strategy, "parameters": parameters}, "reason": reason,
         "champion": named(champion) if champion is not None else None,
         "constraints": vars(constraints), "left_out": left_out, "rollouts": rollouts_of(search, names, replayed),
-        "trace_digest": digest, "artifacts": artifacts_of(kit), "fingerprint": pair.fingerprint, "padded_to": pair.padded_to,
+        "trace_digest": digest, "artifacts": artifacts_of(resources), "fingerprint": pair.fingerprint, "padded_to": pair.padded_to,
         "device_class": profile.provenance.device_class, "machine": describe_machine(pair), "prompts": len(prompts),
         "prompts_digest": prompts_digest(prompts), "max_tokens": max_tokens, "replayed_tokens": search.max_tokens,
         "seed": seed}
     return Tuned(strategy, parameters, evidence)
 
 
-def texts_for(pair: LoadedPair, trace: TraceSet, kit: StrategyResources, names: Sequence[str]) -> Texts:
-    """The trace's texts; with what the kit's acceptance head says along their rollouts where SpecDec++ is to be replayed."""
+def texts_for(pair: LoadedPair, trace: TraceSet, resources: StrategyResources, names: Sequence[str]) -> Texts:
+    """The trace's texts; with what the resources' acceptance head says along their rollouts where SpecDec++ is to be replayed."""
     texts = read_texts(trace)
-    head: Any = kit.artifacts.get(AcceptanceHead.kind)
+    head: Any = resources.artifacts.get(AcceptanceHead.kind)
     return score_rollouts(pair, texts, head) if SPECDEC_PP in names else texts
 
 

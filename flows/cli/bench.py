@@ -107,13 +107,13 @@ def bench(
     loaded = workspace.load(slots=concurrency or 1, device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target,
                             strategies=names, keep_modules=bool(peer))
     rows = chosen_rows(loaded, rows, limit, mix, max_prompt_tokens)
-    kit = workspace.kit(loaded, names, folder=artifacts)
+    resources = workspace.resources(loaded, names, folder=artifacts)
     if concurrency is not None:
-        bench_batches(loaded, kit, wanted, rows, concurrency, max_tokens, temperature, runs, seed, out)
+        bench_batches(loaded, resources, wanted, rows, concurrency, max_tokens, temperature, runs, seed, out)
         return
     other = workspace.load(device="cpu") if check_cpu else None
     with progress("bench") as bar:
-        report = measure(loaded, wanted, rows, kit, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
+        report = measure(loaded, wanted, rows, resources, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
                          peers=tuple(peer or ()), memory=True, check=other, progress=bar)
     report["settings"] |= {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
     if out is not None:
@@ -131,7 +131,7 @@ def bench(
 
 def bench_batches(
     pair: LoadedPair,
-    kit: StrategyResources,
+    resources: StrategyResources,
     wanted: Wanted,
     rows: list[Prompt],
     concurrency: int,
@@ -145,7 +145,7 @@ def bench_batches(
     from components.bench.throughput import batch_table, batch_throughput
 
     with progress("bench") as bar:
-        report = batch_throughput(pair, kit, wanted, rows, concurrency=concurrency, max_tokens=max_tokens, temperature=temperature,
+        report = batch_throughput(pair, resources, wanted, rows, concurrency=concurrency, max_tokens=max_tokens, temperature=temperature,
                                   runs=runs, seed=seed, progress=bar)
     if out is not None:
         write_json(out, report)

@@ -92,12 +92,12 @@ def gate_release(
                              f"{step.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again")
     mine = artifacts_of(store, release, release.fingerprint)
     config: Any = mine["decoding_config"]
-    kit = StrategyResources(mine, step.pair.special_tokens)
+    resources = StrategyResources(mine, step.pair.special_tokens)
     rival = find_rival(step, store, release)
     judging = BenchJudge(config.strategy, config.parameters, thresholds)
-    report, verdict = measured(step, prompts, judging, kit, rival, max_tokens=max_tokens, all_strategies=all_strategies)
+    report, verdict = measured(step, prompts, judging, resources, rival, max_tokens=max_tokens, all_strategies=all_strategies)
     if thresholds["lossless_identical"]:
-        verdict += GateVerdict(identity_check(step, config.strategy, config.parameters, kit, prompts[:IDENTITY_PROMPTS]))
+        verdict += GateVerdict(identity_check(step, config.strategy, config.parameters, resources, prompts[:IDENTITY_PROMPTS]))
     if rival.unmeasured:
         verdict += missing("champion measured", rival.unmeasured, unmeasured)
     verdict += prediction_check(step, mine, rival.comparable, thresholds, unmeasured)
@@ -115,7 +115,7 @@ def measured(
     step: StepContext,
     prompts: Sequence[Prompt],
     judging: BenchJudge,
-    kit: StrategyResources,
+    resources: StrategyResources,
     rival: ChampionComparison,
     *,
     max_tokens: int,
@@ -128,13 +128,13 @@ def measured(
     candidate: Config = (judging.strategy, judging.parameters)
     contest = [plain] if candidate == plain else [plain, candidate]
     beside: list[Config] = [(name, {}) for name in SHOWN if (name, {}) not in contest] if all_strategies else []
-    report = run_bench(step.pair, [plain, *beside, *contest[1:]], prompts, kit, max_tokens=max_tokens, extra=rival.contenders,
+    report = run_bench(step.pair, [plain, *beside, *contest[1:]], prompts, resources, max_tokens=max_tokens, extra=rival.contenders,
                    progress=step.bar)
     verdict = judging.of(report)
     if not judging.doubts(report, verdict):
         return report, verdict
     step.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
-    longer = run_bench(step.pair, contest, prompts, kit, max_tokens=max_tokens, runs=RUNS_IN_DOUBT, extra=rival.contenders,
+    longer = run_bench(step.pair, contest, prompts, resources, max_tokens=max_tokens, runs=RUNS_IN_DOUBT, extra=rival.contenders,
                    cost_ratios=False, progress=step.bar)
     return {**report, "in_doubt": longer["strategies"]}, judging.of(longer)
 
@@ -306,7 +306,7 @@ def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVe
 
 
 def identity_check(
-    step: StepContext, strategy: str, parameters: dict[str, Any], kit: Any, prompts: Sequence[Prompt]
+    step: StepContext, strategy: str, parameters: dict[str, Any], resources: Any, prompts: Sequence[Prompt]
 ) -> tuple[Check, ...]:
     """Whether a choice that claims to be lossless gives autoregressive's tokens in float32; nothing for a lossy one."""
     from components.gate.gate import judge_release
@@ -316,7 +316,7 @@ def identity_check(
     if not find_strategy(strategy).lossless or strategy == "autoregressive":
         return ()
     exact = float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair
-    entry = identity_entry(exact, kit, (strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(exact, resources, (strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     return judge_release(entry, None, None, {"lossless_identical": True}).checks
 
 

@@ -44,19 +44,19 @@ def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, 
     from serving.runtime.strategies import STRATEGIES
 
     space, pair = step.workspace, step.pair
-    traced = greedy_header(traces).max_tokens  # before the kit, which may take the time to measure a hardware profile
+    traced = greedy_header(traces).max_tokens  # before the resources, which may take the time to measure a hardware profile
     if traced < max_tokens:
         space.say(f"predicting texts of {traced} tokens, which is all that the trace has, and measuring {max_tokens}: collect with "
                   f"--max-tokens {max_tokens} to have both of one length")
     constraints = Constraints(lossless_only, max_quality_loss, max_cost_ratio)
-    kit = space.kit(pair, STRATEGIES)
-    profile: Any = kit.artifacts.get("hardware_profile")
+    resources = space.resources(pair, STRATEGIES)
+    profile: Any = resources.artifacts.get("hardware_profile")
     if profile is None:
         raise DraftwellError(f"pair {space.spec.name} has no draft model, so there is nothing to tune")
     folder = space.root / "tuning"
     rungs = folder / "rungs.json" if keep else None
-    tuned = run(pair, traces, prompts, kit, profile, trials=trials, max_tokens=max_tokens, constraints=constraints,
-                evaluate=Evaluator(pair, kit, max_tokens=max_tokens, progress=step.bar), quality=QualityReader(pair),
+    tuned = run(pair, traces, prompts, resources, profile, trials=trials, max_tokens=max_tokens, constraints=constraints,
+                evaluate=Evaluator(pair, resources, max_tokens=max_tokens, progress=step.bar), quality=QualityReader(pair),
                 champion=champion_config(step), study=study or (folder / "study.db" if keep else None),
                 named_study=study is not None, rungs=rungs, spread=spread_replays(fan, step, traces.folder) if fan else None)
     if rungs is None:

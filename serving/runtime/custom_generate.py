@@ -28,14 +28,14 @@ CRITERIA = frozenset({"MaxLengthCriteria", "EosTokenCriteria"})
 EXTRAS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def draftwell_generate(strategy: str | Strategy = "vanilla_sd", *, assistant_model: Any = None, kit: StrategyResources | None = None,
+def draftwell_generate(strategy: str | Strategy = "vanilla_sd", *, assistant_model: Any = None, resources: StrategyResources | None = None,
                        streamer: Any = None, seed: int | None = None, vocab_size: int | None = None, **parameters: Any) -> CustomGenerate:
     """What `custom_generate` takes: one of Draftwell's strategies.
 
     Args:
         strategy: its name with its settings as `parameters`, or a strategy.
         assistant_model: the draft, a transformers module; `generate` would keep its own argument of this name to itself.
-        kit: artifacts of strategies that need them.
+        resources: artifacts of strategies that need them.
         streamer: as `generate` takes one, which it would keep to itself as well; for one prompt.
         seed: of sampled requests; None draws one from torch's generator, so that `torch.manual_seed` decides.
         vocab_size: ids that both models know, where their heads are padded to different sizes; the others are never drawn.
@@ -44,7 +44,7 @@ def draftwell_generate(strategy: str | Strategy = "vanilla_sd", *, assistant_mod
     'prompt_lookup'
     """
     if isinstance(strategy, str):
-        strategy = build_strategy(strategy, parameters, kit)
+        strategy = build_strategy(strategy, parameters, resources)
     elif parameters:
         raise DraftwellError(f"a strategy that is built already takes no settings ({', '.join(parameters)}): give its name instead")
     return CustomGenerate(strategy, assistant_model, streamer, seed, vocab_size)

@@ -63,14 +63,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """A search over one trace and kit, with a study for each strategy.
+    """A search over one trace and resources, with a study for each strategy.
 
     Args:
         known: (strategy, `key` of its parameters) → what others have replayed already, so that it is not done again.
     """
 
     texts: Texts
-    kit: StrategyResources
+    resources: StrategyResources
     profile: HardwareProfile
     max_tokens: int
     overlap: bool
@@ -159,7 +159,7 @@ class Search:
             return known
         for extend in (False, True):
             try:
-                result = replay_strategy(self.texts, name, parameters, self.kit, self.profile, max_tokens=self.max_tokens,
+                result = replay_strategy(self.texts, name, parameters, self.resources, self.profile, max_tokens=self.max_tokens,
                                 overlap=self.overlap, extend=extend)
                 break
             except RolloutExhausted:
@@ -178,11 +178,11 @@ class Search:
 
     def describe(self, name: str, subject: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """All that a trial's values depend on: a study is continued only if every word is the same."""
-        kinds = [kind for kind in find_strategy(name).artifacts if kind in self.kit.artifacts]
-        artifacts = {kind: artifact_digest(self.kit.artifacts[kind]) for kind in kinds}
+        kinds = [kind for kind in find_strategy(name).artifacts if kind in self.resources.artifacts]
+        artifacts = {kind: artifact_digest(self.resources.artifacts[kind]) for kind in kinds}
         return {"space": plain(self.space(name)), "trace": self.trace_digest, "budget": self.max_tokens, "overlap": self.overlap,
                 "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},
-                "deterministic": self.kit.deterministic, **(subject or {})}
+                "deterministic": self.resources.deterministic, **(subject or {})}
 
 
 def artifact_digest(artifact: Artifact) -> str:

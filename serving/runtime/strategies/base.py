@@ -39,7 +39,7 @@ class StrategyResources:
     deterministic: bool = False
 
     def private(self) -> StrategyResources:
-        """The same kit with copies of the artifacts that requests write to: what is learnt here is learnt nowhere else."""
+        """The same resources with copies of the artifacts that requests write to: what is learnt here is learnt nowhere else."""
         copies = {kind: artifact.copy() if hasattr(artifact, "copy") else artifact for kind, artifact in self.artifacts.items()}
         return replace(self, artifacts=copies)
 
@@ -58,9 +58,9 @@ class Strategy(ABC):
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
 
-    def __init__(self, config: StrategyConfig, kit: StrategyResources):
+    def __init__(self, config: StrategyConfig, resources: StrategyResources):
         self.config: Any = config
-        self.kit = kit
+        self.resources = resources
 
     @abstractmethod
     def run(self, session: Session) -> Step[None]:
@@ -81,7 +81,7 @@ class Strategy(ABC):
 
     def artifact(self, kind: type[A]) -> A:
         """The artifact of a kind that this strategy needs."""
-        found = self.kit.artifacts.get(kind.kind)
+        found = self.resources.artifacts.get(kind.kind)
         if not isinstance(found, kind):
             raise DraftwellError(f"strategy {self.name} needs the artifact {kind.kind}: make one with `{kind.made_by}`, or take it "
                                  "from a release")

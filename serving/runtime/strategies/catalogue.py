@@ -59,7 +59,7 @@ def find_strategy(name: str) -> type[Strategy]:
     return STRATEGIES[name]
 
 
-def build_strategy(name: str, parameters: dict[str, Any] | None = None, kit: StrategyResources | None = None) -> Strategy:
+def build_strategy(name: str, parameters: dict[str, Any] | None = None, resources: StrategyResources | None = None) -> Strategy:
     """A strategy from its name and parameters (strings are converted as pydantic does).
 
     Raises:
@@ -80,7 +80,7 @@ def build_strategy(name: str, parameters: dict[str, Any] | None = None, kit: Str
             raise DraftwellError(f"strategy {name} has no default for {' and '.join(missing)}: give a value with --set, for example "
                                  f"--set {key}=VALUE (in a bench --set {name}.{key}=VALUE)") from error
         raise DraftwellError(f"strategy {name}, parameter {key}: {first['msg']} (got {first['input']!r})") from error
-    return cls(config, kit or StrategyResources())
+    return cls(config, resources or StrategyResources())
 
 
 def describe(cls: type[Strategy]) -> dict[str, Any]:

@@ -75,8 +75,8 @@ class State:
         """The strategy of a name; its parameters are those of the first call."""
         if name not in self._strategies:
             kinds = [kind for kind in find_strategy(name).artifacts if kind in self._bundle]
-            kit = StrategyResources({kind: self._artifact(kind) for kind in kinds}, self._special_tokens, self._deterministic)
-            built = build_strategy(name, dict(parameters), kit)
+            resources = StrategyResources({kind: self._artifact(kind) for kind in kinds}, self._special_tokens, self._deterministic)
+            built = build_strategy(name, dict(parameters), resources)
             if name in self._resumed.strategies:
                 built.resume(self._resumed.strategies[name])
             self._strategies[name] = built

@@ -16,7 +16,7 @@ from serving.runtime.pair import over_slots
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.serving.runtime.models.test_unbatched_model import module_of
-from tests.support.models.kits import ORIGIN, table_kit
+from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.models.tiny import llama_pair, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two"])]
@@ -138,19 +138,19 @@ def test_the_median_run_counts():
 
 
 def test_contenders_do_not_share_online_state_nor_write_to_the_artifacts():
-    pair, kit = table_pair(), table_kit(vocab=24)
-    kit = StrategyResources(kit.artifacts, deterministic=False)
+    pair, resources = table_pair(), table_resources(vocab=24)
+    resources = StrategyResources(resources.artifacts, deterministic=False)
     configs = [("spide", {"parallel": False, "tau": 0.5}), ("spide", {"parallel": False, "tau": 0.9})]
-    both = measure(pair, kit, configs, PROMPTS, max_tokens=32)
-    alone = measure(pair, kit, configs[1:], PROMPTS, max_tokens=32)
+    both = measure(pair, resources, configs, PROMPTS, max_tokens=32)
+    alone = measure(pair, resources, configs[1:], PROMPTS, max_tokens=32)
     assert list(both.values())[1].stats.draft_calls == next(iter(alone.values())).stats.draft_calls
-    assert sum(kit.artifacts["acceptance_table"].total) == 0
+    assert sum(resources.artifacts["acceptance_table"].total) == 0
 
 
 def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
-    pair, kit = table_pair(), table_kit(vocab=24)
-    entry = run_bench(pair, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, kit, max_tokens=24)["strategies"]["csd"]
-    outputs = measure(pair, kit, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, max_tokens=24)["csd"]
+    pair, resources = table_pair(), table_resources(vocab=24)
+    entry = run_bench(pair, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, resources, max_tokens=24)["strategies"]["csd"]
+    outputs = measure(pair, resources, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, max_tokens=24)["csd"]
     matches = total = 0
     for prompt, run in zip(PROMPTS, outputs.typical, strict=True):
         context = pair.encode_prompt(prompt.prompt)
@@ -162,7 +162,9 @@ def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
     assert entry["target_argmax_share"] < 1
     assert entry["rescued_share"] > 0
     assert entry["quality_ratio"] == pytest.approx(matches / total)
-    assert config_quality(pair, kit, ("csd", {"use_memory": False, "tau": 1e-6}), PROMPTS, max_tokens=24) == pytest.approx(matches / total)
+    assert config_quality(
+        pair, resources, ("csd", {"use_memory": False, "tau": 1e-6}), PROMPTS, max_tokens=24
+    ) == pytest.approx(matches / total)
     assert entry["identical_outputs"] < len(PROMPTS)
 
 
@@ -219,13 +221,13 @@ def test_peers_draft_as_many_tokens_as_vanilla_sd():
 
 
 def test_a_champion_is_measured_with_artifacts_of_its_own():
-    pair, kit = table_pair(), table_kit(vocab=24)
+    pair, resources = table_pair(), table_resources(vocab=24)
     sure = AcceptanceTable([1000] * 20, [1000] * 20, ORIGIN)
     theirs = StrategyResources(
         {"acceptance_table": sure, "hardware_profile": HardwareProfile(1.0, {1: 2.0}, 0.0, ORIGIN)}, deterministic=True
     )
     champion = StrategyContender(pair, theirs, ("spide", {"parallel": False}), "champion")
-    entries = run_bench(pair, [("spide", {"parallel": False})], PROMPTS, kit, max_tokens=24, extra=[champion])["strategies"]
+    entries = run_bench(pair, [("spide", {"parallel": False})], PROMPTS, resources, max_tokens=24, extra=[champion])["strategies"]
     assert entries["champion"]["strategy"] == "spide"
     assert entries["champion"]["draft_calls"] > entries["spide"]["draft_calls"]  # it trusts its draft
 
@@ -235,7 +237,7 @@ def test_a_champion_is_measured_with_artifacts_of_its_own():
     ({"strategies": [("vanila_sd", {})]}, "vanilla_sd"), ({"strategies": [("spide", {})]}, "acceptance_table"),
     ({"max_tokens": 600}, "prompt p0")])
 def test_mistakes_are_named_in_a_line(arguments, words):
-    defaults = {"strategies": [], "prompts": PROMPTS, "kit": StrategyResources(), "max_tokens": 4}
+    defaults = {"strategies": [], "prompts": PROMPTS, "resources": StrategyResources(), "max_tokens": 4}
     with pytest.raises(DraftwellError, match=words) as error:
         run_bench(table_pair(), **(defaults | arguments), warmup=False)
     assert "\n" not in str(error.value)

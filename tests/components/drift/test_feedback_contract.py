@@ -24,7 +24,7 @@ from serving.server.feedback.feedback import blind
 from serving.server.feedback.spool import Record, RecordOrigin, Spool
 from tests.serving.server.feedback.test_feedback import PROMPTS, TOKENS, Server
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, compared, rows
-from tests.support.models.kits import ORIGIN, table_kit
+from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.server.served_pair import tiny_pair
 
 LOSSLESS = [name for name, cls in STRATEGIES.items() if cls.lossless and "draft" in cls.roles and name != "adaedl"]
@@ -80,7 +80,7 @@ def test_a_lossy_strategys_served_text_has_the_figures_of_one_that_is_collected_
     pair, traces = collected
     server = Server(pair, tmp_path / "served", text=True)
     half_sure = Verifier(torch.randn(32, generator=torch.Generator().manual_seed(3)), 0.0, ("before",), 0.5, 1.2, ORIGIN)
-    server.scheduler.strategy = build_strategy(strategy, parameters, table_kit(8, verifier=half_sure))
+    server.scheduler.strategy = build_strategy(strategy, parameters, table_resources(8, verifier=half_sure))
     server.ask(PROMPTS, stop_token_ids=pair.stop_tokens)
     server.close()
     then = by_text(

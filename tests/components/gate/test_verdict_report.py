@@ -20,7 +20,7 @@ from components.gate.verdict_report import (
 )
 from components.train.plots import acceptance_plot, rejection_tail, verifier_plots
 from serving.artifacts.acceptance_table import AcceptanceTable
-from tests.support.models.kits import ORIGIN
+from tests.support.models.resources import ORIGIN
 
 ENTRY = {"tokens_per_second": 31.4, "speedup": 1.3, "speedup_low": 1.2, "speedup_high": 1.4, "acceptance_rate": 0.5, "mat": 1.5,
          "cost_ratio": 1.0, "identical_outputs": 15, "near_ties": 1, "lossless": True, "acceptance_by_position": [0.5, 0.25],

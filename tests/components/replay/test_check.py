@@ -59,11 +59,11 @@ def test_predictions_come_near_what_is_measured(texts: Texts) -> None:
     """Forwards that sleep have the same speed on a busy machine, so this holds anywhere but for the time outside them."""
     pair = slow_pair()
     times = measure_profile(pair, provenance(pair), repeats=6, context=32)
-    kit = StrategyResources({"hardware_profile": times}, deterministic=True)
+    resources = StrategyResources({"hardware_profile": times}, deterministic=True)
     configs: list[tuple[str, dict[str, Any]]] = [
         ("vanilla_sd", {"num_speculative_tokens": 2}), ("vanilla_sd", {"num_speculative_tokens": 6}), ("svip", {"threshold": 0.55}),
         ("pearl", {"num_speculative_tokens": 4}), ("prompt_lookup", {})]
-    rows = check_prediction(pair, texts, kit, times, configs, PROMPTS)
+    rows = check_prediction(pair, texts, resources, times, configs, PROMPTS)
     assert [row.strategy for row in rows] == ["autoregressive", "vanilla_sd", "vanilla_sd", "svip", "pearl", "prompt_lookup"]
     assert all(row.exact and row.count_error == 0 for row in rows)
     assert rows[0].scaled == pytest.approx(rows[0].measured)
@@ -116,10 +116,10 @@ def test_an_overlap_costs_its_shorter_side_busy_and_the_rest_of_the_longer_one_a
 
 
 def test_tiled_texts_replay_to_as_many_times_the_counts(texts: Texts) -> None:
-    kit = StrategyResources()
+    resources = StrategyResources()
     flat = HardwareProfile(1.0, {1: 5.0}, 0.0, ORIGIN)
     count = sum(len(text.output) for text in texts.texts)
-    once, often = (replay_strategy(some, "vanilla_sd", {}, kit, flat).stats for some in (texts, tiled(texts, 3 * count - 1)))
+    once, often = (replay_strategy(some, "vanilla_sd", {}, resources, flat).stats for some in (texts, tiled(texts, 3 * count - 1)))
     assert (often.emitted, often.target_calls, often.accepted) == (3 * once.emitted, 3 * once.target_calls, 3 * once.accepted)
 
 

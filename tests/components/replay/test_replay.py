@@ -31,7 +31,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.counters import counters, rounds_of
-from tests.support.models.kits import random_head
+from tests.support.models.resources import random_head
 from tests.support.models.tiny import VOCAB, llama_pair, table_pair
 
 WORDS = ["hello world", "abc", "so it goes", "xyzzy!", "one two three one two three", "ok?", "1984"]
@@ -49,35 +49,37 @@ def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return pair, collect_traces(pair, PROMPTS, folder, max_tokens=MAX_TOKENS, rollout=K, batch=4, hidden=False)
 
 
-def kit_of(deterministic: bool = True, ratio: float = 3.0) -> StrategyResources:
+def resources_of(deterministic: bool = True, ratio: float = 3.0) -> StrategyResources:
     """A profile on which 3 draft forwards fit into a verification, and a table that has seen something."""
     table = AcceptanceTable([20] * 20, [min(20, i + 3) for i in range(20)], ORIGIN)
     profile = HardwareProfile(1.0, {1: ratio, 5: ratio * 1.1}, 0.1, ORIGIN)
     return StrategyResources({"acceptance_table": table, "hardware_profile": profile}, deterministic=deterministic)
 
 
-def with_head(kit: StrategyResources, pair: LoadedPair, seed: int = 4) -> StrategyResources:
-    """The kit with a random acceptance head for the pair's draft, whose hidden states are its logits where it is a table."""
+def with_head(resources: StrategyResources, pair: LoadedPair, seed: int = 4) -> StrategyResources:
+    """The resources with a random acceptance head for the pair's draft, whose hidden states are its logits where it is a table."""
     module = pair.modules.get("draft")
     head = random_head(VOCAB if module is None else module.config.hidden_size, seed)
-    return replace(kit, artifacts={**kit.artifacts, "acceptance_head": head})
+    return replace(resources, artifacts={**resources.artifacts, "acceptance_head": head})
 
 
-def head_of(kit: StrategyResources) -> AcceptanceHead:
-    head = kit.artifacts["acceptance_head"]
+def head_of(resources: StrategyResources) -> AcceptanceHead:
+    head = resources.artifacts["acceptance_head"]
     assert isinstance(head, AcceptanceHead)
     return head
 
 
-def profile_of(kit: StrategyResources) -> HardwareProfile:
-    profile = kit.artifacts["hardware_profile"]
+def profile_of(resources: StrategyResources) -> HardwareProfile:
+    profile = resources.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
     return profile
 
 
-def real_runs(pair: LoadedPair, name: str, parameters: dict[str, Any], kit: StrategyResources, max_tokens: int = MAX_TOKENS) -> list[Stats]:
-    """Every prompt in order, one at a time, on the real models; state is carried where the kit says so."""
-    engine, strategy = pair.engine(), build_strategy(name, parameters, kit)
+def real_runs(
+    pair: LoadedPair, name: str, parameters: dict[str, Any], resources: StrategyResources, max_tokens: int = MAX_TOKENS
+) -> list[Stats]:
+    """Every prompt in order, one at a time, on the real models; state is carried where the resources say so."""
+    engine, strategy = pair.engine(), build_strategy(name, parameters, resources)
     sampling = pair.sampling(max_tokens=max_tokens)
     return [engine.generate(pair.encode_prompt(prompt.prompt), sampling, strategy).session.stats for prompt in PROMPTS]
 
@@ -105,13 +107,13 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
 def test_replay_equals_a_real_run(traced: tuple[LoadedPair, TraceSet], monkeypatch: pytest.MonkeyPatch, name: str,
                                   parameters: dict[str, Any], deterministic: bool) -> None:
     pair, trace = traced
-    kit = kit_of(deterministic)
+    resources = resources_of(deterministic)
     rounds = rounds_of(monkeypatch)
-    result = replay_strategy(trace, name, parameters, kit, profile_of(kit))  # before the real run: replay must leave the kit alone
+    result = replay_strategy(trace, name, parameters, resources, profile_of(resources))  # first: replay must not write to them
     replayed = rounds.take()
-    over_traces = engine_runs(read_texts(trace), name, parameters, kit.private())
+    over_traces = engine_runs(read_texts(trace), name, parameters, resources.private())
     assert rounds.take() == replayed
-    real = real_runs(pair, name, parameters, kit)
+    real = real_runs(pair, name, parameters, resources)
     assert rounds.take() == replayed
     assert [one.name for one in result.per_prompt] == [prompt.id for prompt in PROMPTS]
     for one, engine, stats in zip(result.per_prompt, over_traces, real, strict=True):
@@ -121,9 +123,9 @@ def test_replay_equals_a_real_run(traced: tuple[LoadedPair, TraceSet], monkeypat
     assert result.exact
 
 
-def engine_runs(texts: Texts, name: str, parameters: dict[str, Any], kit: StrategyResources) -> list[Stats]:
+def engine_runs(texts: Texts, name: str, parameters: dict[str, Any], resources: StrategyResources) -> list[Stats]:
     """The same strategy over the same trace models, driven by the engine that drives real ones."""
-    strategy = build_strategy(name, parameters, kit)
+    strategy = build_strategy(name, parameters, resources)
     sampling = Sampling(max_tokens=texts.max_tokens, stop_token_ids=texts.stop_token_ids)
     engines = [(Engine({role: TraceModel(text, role) for role in strategy.roles}), text) for text in texts.texts]
     return [engine.generate(text.prompt, sampling, strategy).session.stats for engine, text in engines]
@@ -134,13 +136,13 @@ def engine_runs(texts: Texts, name: str, parameters: dict[str, Any], kit: Strate
 def test_a_scored_trace_replays_specdec_pp(traced: tuple[LoadedPair, TraceSet], monkeypatch: pytest.MonkeyPatch, seed: int,
                                            threshold: float) -> None:
     pair, trace = traced
-    kit = with_head(kit_of(), pair, seed)
-    texts = score_rollouts(pair, read_texts(trace), head_of(kit))
+    resources = with_head(resources_of(), pair, seed)
+    texts = score_rollouts(pair, read_texts(trace), head_of(resources))
     parameters = {"threshold": threshold, "min_draft": 2, "max_draft": 9}
     rounds = rounds_of(monkeypatch)
-    result = replay_strategy(texts, "specdec_pp", parameters, kit, profile_of(kit))
+    result = replay_strategy(texts, "specdec_pp", parameters, resources, profile_of(resources))
     replayed = rounds.take()
-    real = real_runs(pair, "specdec_pp", parameters, kit)
+    real = real_runs(pair, "specdec_pp", parameters, resources)
     assert rounds.take() == replayed
     assert [counters(one.stats) for one in result.per_prompt] == [counters(stats) for stats in real]
     lengths = Counter(one.drafted for one in replayed if one.drafted >= 2)
@@ -151,8 +153,8 @@ def test_a_scored_trace_replays_specdec_pp(traced: tuple[LoadedPair, TraceSet], 
 def test_scores_are_the_heads_on_the_drafts_own_states(traced: tuple[LoadedPair, TraceSet]) -> None:
     """Element e of a rollout was given by the state that had read the prefix and the e tokens before it."""
     pair, trace = traced
-    kit = with_head(kit_of(), pair)
-    head, texts = head_of(kit), read_texts(trace, limit=2)
+    resources = with_head(resources_of(), pair)
+    head, texts = head_of(resources), read_texts(trace, limit=2)
     scored = score_rollouts(pair, texts, head)
     draft = pair.models["draft"]
     for text in scored.texts:
@@ -169,28 +171,28 @@ def test_scores_are_the_heads_on_the_drafts_own_states(traced: tuple[LoadedPair,
 
 def test_scores_of_another_head_are_refused(traced: tuple[LoadedPair, TraceSet]) -> None:
     pair, trace = traced
-    kit = with_head(kit_of(), pair)
-    other = score_rollouts(pair, read_texts(trace, limit=1), head_of(with_head(kit, pair, 5)))
+    resources = with_head(resources_of(), pair)
+    other = score_rollouts(pair, read_texts(trace, limit=1), head_of(with_head(resources, pair, 5)))
     with pytest.raises(DraftwellError, match="another acceptance head"):
-        replay_strategy(other, "specdec_pp", {}, kit, profile_of(kit))
-    assert replay_strategy(other, "vanilla_sd", {}, kit_of(), profile_of(kit)).stats.emitted > 0  # a kit without a head asks for none
+        replay_strategy(other, "specdec_pp", {}, resources, profile_of(resources))
+    assert replay_strategy(other, "vanilla_sd", {}, resources_of(), profile_of(resources)).stats.emitted > 0  # no head, none asked for
 
 
 def test_the_traces_end_both_ways_and_drafts_are_kept_and_dropped(traced: tuple[LoadedPair, TraceSet]) -> None:
     """Without all of these the test above would prove little."""
     _, trace = traced
-    kit = kit_of()
+    resources = resources_of()
     lengths = [len(text.output) for text in read_texts(trace).texts]
     assert MAX_TOKENS in lengths
     assert min(lengths) < MAX_TOKENS
-    stats = replay_strategy(trace, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit)).stats
+    stats = replay_strategy(trace, "vanilla_sd", {"num_speculative_tokens": 4}, resources, profile_of(resources)).stats
     assert 0.1 < stats.accepted / stats.judged < 0.9
-    assert replay_strategy(trace, "prompt_lookup", {}, kit, profile_of(kit)).stats.accepted > 0
+    assert replay_strategy(trace, "prompt_lookup", {}, resources, profile_of(resources)).stats.accepted > 0
 
 
 def test_carried_state_matters_and_replay_leaves_it_alone(traced: tuple[LoadedPair, TraceSet]) -> None:
     _, trace = traced
-    carried, copied = kit_of(False), kit_of(True)
+    carried, copied = resources_of(False), resources_of(True)
     table = carried.artifacts["acceptance_table"]
     assert isinstance(table, AcceptanceTable)
     before = list(table.total)
@@ -208,16 +210,16 @@ def test_the_replayed_rules_stop_some_drafts_and_not_all(traced: tuple[LoadedPai
                                                          parameters: dict[str, Any]) -> None:
     """A rule that never stopped a draft, or always, would replay exactly whatever it read."""
     _, trace = traced
-    kit = kit_of()
-    stats = replay_strategy(trace, name, parameters, kit, profile_of(kit)).stats
+    resources = resources_of()
+    stats = replay_strategy(trace, name, parameters, resources, profile_of(resources)).stats
     assert stats.judged_at[0] > stats.judged_at[1] > stats.judged_at[2] > 0
 
 
 def test_without_scores_a_trained_head_is_measured_not_replayed(traced: tuple[LoadedPair, TraceSet]) -> None:
     pair, trace = traced
-    kit = with_head(kit_of(), pair)
+    resources = with_head(resources_of(), pair)
     with pytest.raises(NotInTrace, match="no hidden states: this strategy must be measured instead"):
-        replay_strategy(trace, "specdec_pp", {}, kit, profile_of(kit))
+        replay_strategy(trace, "specdec_pp", {}, resources, profile_of(resources))
 
 
 EVERY = {name: (parameters, deterministic) for name, parameters, deterministic in reversed(CASES)}
@@ -230,10 +232,10 @@ def test_a_smaller_budget_is_that_of_a_real_run(traced: tuple[LoadedPair, TraceS
     pair, trace = traced
     texts, rounds = read_texts(trace), rounds_of(monkeypatch)
     for name, (parameters, deterministic) in EVERY.items():
-        kit = kit_of(deterministic)
-        result = replay_strategy(texts, name, parameters, kit, profile_of(kit), max_tokens=budget)
+        resources = resources_of(deterministic)
+        result = replay_strategy(texts, name, parameters, resources, profile_of(resources), max_tokens=budget)
         replayed = rounds.take()
-        real = real_runs(pair, name, parameters, kit, budget)
+        real = real_runs(pair, name, parameters, resources, budget)
         assert [counters(one.stats) for one in result.per_prompt] == [counters(stats) for stats in real], name
         assert rounds.take() == replayed, name
 
@@ -241,31 +243,31 @@ def test_a_smaller_budget_is_that_of_a_real_run(traced: tuple[LoadedPair, TraceS
 def test_a_larger_budget_than_the_traces_is_refused(traced: tuple[LoadedPair, TraceSet]) -> None:
     _, trace = traced
     with pytest.raises(DraftwellError, match="texts of 20 tokens, not 21"):
-        replay_strategy(trace, "autoregressive", {}, kit_of(), profile_of(kit_of()), max_tokens=21)
+        replay_strategy(trace, "autoregressive", {}, resources_of(), profile_of(resources_of()), max_tokens=21)
 
 
 def test_prompt_lookup_meets_repetition(traced: tuple[LoadedPair, TraceSet]) -> None:
     """Long matches, in the prompt and in the text itself: drafts that are kept whole, cut by the budget and by a stop token."""
     _, trace = traced
-    kit = kit_of()
-    stats = replay_strategy(trace, "prompt_lookup", {"max_matching_ngram_size": 2}, kit, profile_of(kit)).stats
+    resources = resources_of()
+    stats = replay_strategy(trace, "prompt_lookup", {"max_matching_ngram_size": 2}, resources, profile_of(resources)).stats
     assert stats.accepted_at[2] > 0
     assert 0 < stats.accepted < stats.judged
 
 
 def test_rollouts_bound_the_drafts_that_can_be_replayed(traced: tuple[LoadedPair, TraceSet]) -> None:
     _, trace = traced
-    kit, texts = kit_of(), read_texts(trace)
+    resources, texts = resources_of(), read_texts(trace)
     cut_texts = [replace(text, tokens=[row[:4] for row in text.tokens]) for text in texts.texts]
     short = replace(texts, texts=cut_texts, rollout=4)
-    whole = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit))
-    cut = replay_strategy(short, "vanilla_sd", {"num_speculative_tokens": 4}, kit, profile_of(kit))
+    whole = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 4}, resources, profile_of(resources))
+    cut = replay_strategy(short, "vanilla_sd", {"num_speculative_tokens": 4}, resources, profile_of(resources))
     assert counters(cut.stats) == counters(whole.stats)
     with pytest.raises(RolloutExhausted, match="rollouts of 4") as error:
-        replay_strategy(short, "vanilla_sd", {"num_speculative_tokens": 5}, kit, profile_of(kit))
+        replay_strategy(short, "vanilla_sd", {"num_speculative_tokens": 5}, resources, profile_of(resources))
     assert (error.value.needed, error.value.recorded) == (5, 4)
-    on = replay_strategy(short, "vanilla_sd", {"num_speculative_tokens": 7}, kit, profile_of(kit), extend=True)
-    full = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 7}, kit, profile_of(kit))
+    on = replay_strategy(short, "vanilla_sd", {"num_speculative_tokens": 7}, resources, profile_of(resources), extend=True)
+    full = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 7}, resources, profile_of(resources))
     assert not on.exact
     assert (on.stats.accepted, on.stats.target_calls) == (full.stats.accepted, full.stats.target_calls)
 
@@ -280,17 +282,17 @@ def test_time_is_the_sum_of_forwards_and_overlaps_take_their_longer_side() -> No
     text = text_of([3, 4, 5, 6, 7, 8], 2, [[9, 9], [6, 9], [7, 9], [9, 9]])
     texts = Texts([text], 4, frozenset(), 2)
     profile = HardwareProfile(1.0, {1: 10.0, 2: 11.0, 3: 12.0}, 0.25, ORIGIN)
-    kit = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
-    plain = replay_strategy(texts, "autoregressive", {}, kit, profile)
+    resources = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
+    plain = replay_strategy(texts, "autoregressive", {}, resources, profile)
     assert plain.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 3 * 10.0 + 3 * 0.25)
     # Prefill 11; draft reads 3 tokens (1 × 12/10), then 1 (1.0); the target judges two and adds a bonus (3 tokens: 12).
-    serial = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 2}, kit, profile)
+    serial = replay_strategy(texts, "vanilla_sd", {"num_speculative_tokens": 2}, resources, profile)
     assert serial.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 1.0 + 12.0 + 0.25)
     # A draft of one (1.2); a verification of 2 (11) beside the two further drafts that the budget allows (2); the second of
     # them is wrong, and its verification (2 tokens: 11) has no draft beside it.
     together = {"dynamic": False, "num_speculative_tokens": 1}
-    overlapped = replay_strategy(texts, "spide", together, kit, profile)
-    one_by_one = replay_strategy(texts, "spide", together, kit, profile, overlap=False)
+    overlapped = replay_strategy(texts, "spide", together, resources, profile)
+    one_by_one = replay_strategy(texts, "spide", together, resources, profile, overlap=False)
     assert overlapped.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 11.0 + 11.0 + 2 * 0.25)
     assert one_by_one.predicted_seconds_per_token * 4 == pytest.approx(11.0 + 1.2 + 11.0 + 2.0 + 11.0 + 2 * 0.25)
 
@@ -303,10 +305,10 @@ def test_details_price_prompts_contexts_figures_and_what_is_left_of_an_overlap()
                       per_context_token={"target": 0.5, "draft": 0.0}, context=4, split_alone=(1.5, {1: 12.0, 3: 12.0}),
                       rest=RoundOverheads(round=0.25, token=0.125, figure=0.0625))
     profile = HardwareProfile(1.0, {1: 10.0, 2: 11.0, 3: 12.0}, 99.0, ORIGIN, (2.0, {1: 15.0, 2: 15.0, 3: 15.0}), details=details)
-    kit = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
+    resources = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": profile})
 
     def seconds(name: str, parameters: dict[str, Any], **settings: Any) -> float:
-        return replay_strategy(texts, name, parameters, kit, profile, **settings).per_prompt[0].seconds
+        return replay_strategy(texts, name, parameters, resources, profile, **settings).per_prompt[0].seconds
 
     # The prompt; then forwards over one token behind 2, 3 and 4 in the slot, of which 4 is where they were timed.
     assert seconds("autoregressive", {}) == pytest.approx(20 + (10 - 1) + (10 - 0.5) + 10 + 3 * 0.25)
@@ -393,11 +395,11 @@ def test_what_a_trace_cannot_answer_is_refused() -> None:
 
 def test_unfit_traces_and_strategies_are_refused_in_one_line(traced: tuple[LoadedPair, TraceSet], tmp_path: Path) -> None:
     pair, trace = traced
-    kit = kit_of()
+    resources = resources_of()
     with pytest.raises(DraftwellError, match="csd is lossy"):
-        replay_strategy(trace, "csd", {}, kit, profile_of(kit))
+        replay_strategy(trace, "csd", {}, resources, profile_of(resources))
     with pytest.raises(DraftwellError, match="parameter num_speculative_tokens"):
-        replay_strategy(trace, "vanilla_sd", {"num_speculative_tokens": 0}, kit, profile_of(kit))
+        replay_strategy(trace, "vanilla_sd", {"num_speculative_tokens": 0}, resources, profile_of(resources))
     drafted = collect_traces(pair, PROMPTS[:1], tmp_path / "d", max_tokens=4, rollout=1, prefix_kinds=("draft",))
     sampled = collect_traces(pair, PROMPTS[:1], tmp_path / "s", max_tokens=4, rollout=1, temperature=0.7)
     for unfit, message in ((drafted, "no text written by the target"), (sampled, "sampled at temperature 0.7")):

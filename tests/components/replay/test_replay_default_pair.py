@@ -39,7 +39,7 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.counters import counters, rounds_of
-from tests.support.models.default_pair import WHOLE, default_pair, kit_of, two_threads
+from tests.support.models.default_pair import WHOLE, default_pair, resources_of, two_threads
 
 pytestmark = pytest.mark.slow
 
@@ -92,29 +92,29 @@ def collected(dtype: str, temperature: float = 0.0) -> TraceSet:
 
 
 @functools.cache
-def kit_in(dtype: str) -> StrategyResources:
-    return kit_of(pair_in(dtype))
+def resources_in(dtype: str) -> StrategyResources:
+    return resources_of(pair_in(dtype))
 
 
 @functools.cache
 def texts_in(dtype: str) -> Texts:
-    head = kit_in(dtype).artifacts["acceptance_head"]
+    head = resources_in(dtype).artifacts["acceptance_head"]
     assert isinstance(head, AcceptanceHead)
     return score_rollouts(pair_in(dtype), read_texts(collected(dtype)), head)
 
 
-def profile_of(kit: StrategyResources) -> HardwareProfile:
-    found = kit.artifacts["hardware_profile"]
+def profile_of(resources: StrategyResources) -> HardwareProfile:
+    found = resources.artifacts["hardware_profile"]
     assert isinstance(found, HardwareProfile)
     return found
 
 
 def real_runs(
-    pair: LoadedPair, kit: StrategyResources, name: str, parameters: dict[str, Any], requests: list[tuple[list[int], Sampling]]
+    pair: LoadedPair, resources: StrategyResources, name: str, parameters: dict[str, Any], requests: list[tuple[list[int], Sampling]]
 ) -> list[Any]:
     """Every request on the real models, eight at once: what one does depends on the others by rounding alone. Returns the jobs."""
     engine, jobs = pair.engine(), []
-    strategy = build_strategy(name, parameters, kit)
+    strategy = build_strategy(name, parameters, resources)
     for start in range(0, len(requests), BATCH):
         together = [engine.submit(ids, sampling, strategy) for ids, sampling in requests[start : start + BATCH]]
         engine.run(together)
@@ -135,14 +135,14 @@ def closest(trace: TraceSet) -> dict[str, float]:
 
 @pytest.mark.parametrize(("name", "parameters"), REPLAYED_CONFIGS, ids=IDS)
 def test_every_round_is_that_of_a_real_run(monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]) -> None:
-    pair, kit, texts = pair_in("float32"), kit_in("float32"), texts_in("float32")
+    pair, resources, texts = pair_in("float32"), resources_in("float32"), texts_in("float32")
     rounds, leads, differing = rounds_of(monkeypatch), closest(collected("float32")), []
     sampling = pair.sampling(max_tokens=TOKENS["float32"])
-    jobs = real_runs(pair, kit, name, parameters, [(text.prompt, sampling) for text in texts.texts])
+    jobs = real_runs(pair, resources, name, parameters, [(text.prompt, sampling) for text in texts.texts])
     ran = [rounds.of(job.session.stats) for job in jobs]
     rounds.take()
     for text, job, real in zip(texts.texts, jobs, ran, strict=True):
-        result = replay_strategy(replace(texts, texts=[text]), name, parameters, kit, profile_of(kit))
+        result = replay_strategy(replace(texts, texts=[text]), name, parameters, resources, profile_of(resources))
         if (job.output, real, counters(job.session.stats)) != (text.output, rounds.take(), counters(result.stats)):
             differing.append((text.name, leads[text.name]))
     print(f"{name} {parameters}: {len(differing)} of {len(texts.texts)} prompts differ: {differing}")
@@ -155,8 +155,8 @@ def predictions() -> list[Prediction]:
     """Every measured config on all prompts, one at a time, interleaved, under a profile that was taken just before."""
     pair = pair_in("bfloat16")
     times = measure_profile(pair, provenance(pair))
-    kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
-    return check_prediction(pair, texts_in("bfloat16"), kit, times, REPLAYED_CONFIGS, demo_prompts(PROMPTS))
+    resources = replace(resources_in("bfloat16"), artifacts={**resources_in("bfloat16").artifacts, "hardware_profile": times})
+    return check_prediction(pair, texts_in("bfloat16"), resources, times, REPLAYED_CONFIGS, demo_prompts(PROMPTS))
 
 
 @pytest.mark.timed
@@ -172,11 +172,11 @@ def test_bfloat16_counts_are_within_two_percent(number: int) -> None:
 @pytest.mark.parametrize(("name", "parameters"), [("vanilla_sd", {}), ("svip", {}), ("spide", {"tau": 0.3, "max_draft": 16}),
                                                   ("pearl", {"num_speculative_tokens": 8})])
 def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters: dict[str, Any]) -> None:
-    pair, kit = pair_in("float32"), kit_in("float32")
-    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, kit, profile_of(kit), seeds=4)
+    pair, resources = pair_in("float32"), resources_in("float32")
+    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, resources, profile_of(resources), seeds=4)
     sampling = pair.sampling(max_tokens=TOKENS["float32"], temperature=0.7)
     requests = [(pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i)) for i, prompt in enumerate(demo_prompts(PROMPTS))]
-    real = [job.session.stats for job in real_runs(pair, kit, name, parameters, requests)]
+    real = [job.session.stats for job in real_runs(pair, resources, name, parameters, requests)]
     for counter in ("target_calls", "accepted", "draft_calls"):
         replayed = np.mean([[getattr(one.stats, counter) / one.stats.emitted for one in run.per_prompt] for run in told.runs], axis=0)
         ran = np.array([getattr(stats, counter) / stats.emitted for stats in real])
@@ -197,12 +197,12 @@ def test_predicted_times_are_within_ten_percent() -> None:
 
 @pytest.mark.timed
 def test_a_minute_holds_a_hundred_replays_of_ten_thousand_positions() -> None:
-    kit, texts = kit_in("bfloat16"), tiled(texts_in("bfloat16"), 10_000)
+    resources, texts = resources_in("bfloat16"), tiled(texts_in("bfloat16"), 10_000)
     space = [(name, parameters) for name in REPLAYED
-             for parameters in random.Random(name).sample(replayable(name, TOKENS["bfloat16"], profile_of(kit)), 4)]
+             for parameters in random.Random(name).sample(replayable(name, TOKENS["bfloat16"], profile_of(resources)), 4)]
     started = time.perf_counter()
     for name, parameters in space:
-        replay_strategy(texts, name, parameters, kit, profile_of(kit), extend=True)
+        replay_strategy(texts, name, parameters, resources, profile_of(resources), extend=True)
     rate = 60 * len(space) / (time.perf_counter() - started)
     print(f"{rate:.0f} configurations a minute")
     assert rate >= 100

@@ -29,7 +29,7 @@ from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models import tiny
 from tests.support.models.enumeration import Oracle, run_once
-from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.resources import table_pair, table_resources
 
 PROMPT, EOS = [1, 2], 0
 COUNTED = ("target_calls", "draft_calls", "drafted", "judged", "accepted", "sampled")
@@ -95,18 +95,18 @@ def traced_text(models: dict[str, TableModel], sampling: Sampling, oracle: Any, 
 
 def laws(name: str, parameters: dict[str, Any], sampling: Sampling, first: First = rejected_of) -> tuple[Law, Law]:
     """The laws of text and counters of a real run and of its replay."""
-    models, kit = table_pair(vocab=3, seed=3), table_kit(vocab=3)
-    profile = kit.artifacts["hardware_profile"]
+    models, resources = table_pair(vocab=3, seed=3), table_resources(vocab=3)
+    profile = resources.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
 
     def real(oracle: Oracle) -> Hashable:
-        job = run_once(build_strategy(name, parameters, kit), models, PROMPT, sampling, oracle)
+        job = run_once(build_strategy(name, parameters, resources), models, PROMPT, sampling, oracle)
         return outcome(job.output, job.session.stats)
 
     def replayed(oracle: Oracle) -> Hashable:
         text, lots, mine = traced_text(models, sampling, oracle, first)
         texts = Texts([settled(text, lots, mine)], sampling.max_tokens, sampling.stop_token_ids, 3, sampling.temperature)
-        return outcome(text.output, replay_strategy(texts, name, parameters, kit, profile).stats)
+        return outcome(text.output, replay_strategy(texts, name, parameters, resources, profile).stats)
 
     return law_of(real), law_of(replayed)
 
@@ -159,11 +159,14 @@ def test_lots_follow_the_ratio_and_the_seed() -> None:
 
 
 def test_an_expected_replay_is_the_mean_over_seeds_with_its_error() -> None:
-    texts, kit = sampled_texts(50), table_kit()
-    profile = kit.artifacts["hardware_profile"]
+    texts, resources = sampled_texts(50), table_resources()
+    profile = resources.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
-    result = replay_expected(texts, "pearl", {"num_speculative_tokens": 1}, kit, profile, seeds=5, seed=2)
-    accepted = [replay_strategy(texts.draw(2 + i), "pearl", {"num_speculative_tokens": 1}, kit, profile).stats.accepted for i in range(5)]
+    result = replay_expected(texts, "pearl", {"num_speculative_tokens": 1}, resources, profile, seeds=5, seed=2)
+    accepted = [
+        replay_strategy(texts.draw(2 + i), "pearl", {"num_speculative_tokens": 1}, resources, profile).stats.accepted
+        for i in range(5)
+    ]
     assert [run.stats.accepted for run in result.runs] == accepted
     assert len(set(accepted)) > 1
     assert result.mean["accepted"] == pytest.approx(np.mean(accepted))
@@ -171,9 +174,9 @@ def test_an_expected_replay_is_the_mean_over_seeds_with_its_error() -> None:
     assert result.mean["emitted"] == 100
     assert result.error["emitted"] == 0
     assert result.exact
-    assert math.isnan(replay_expected(texts, "autoregressive", {}, kit, profile, seeds=1).error["target_calls"])
+    assert math.isnan(replay_expected(texts, "autoregressive", {}, resources, profile, seeds=1).error["target_calls"])
     with pytest.raises(DraftwellError, match="at least 1"):
-        replay_expected(texts, "autoregressive", {}, kit, profile, seeds=0)
+        replay_expected(texts, "autoregressive", {}, resources, profile, seeds=0)
 
 
 def test_a_trace_at_temperature_0_and_an_old_one_are_refused(tmp_path: Path) -> None:
@@ -200,14 +203,14 @@ def test_collected_texts_replay_to_the_means_of_real_runs(tmp_path: Path, name: 
     runs, length = 400, 16
     pair = tiny.table_pair()
     prompts = [Prompt(f"p{i}", None, ["hello world"]) for i in range(runs)]
-    kit = StrategyResources(table_kit(ratio=3.0).artifacts, deterministic=True)
-    profile = kit.artifacts["hardware_profile"]
+    resources = StrategyResources(table_resources(ratio=3.0).artifacts, deterministic=True)
+    profile = resources.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
     texts = read_sampled(collect_traces(pair, prompts, tmp_path, max_tokens=length, rollout=length, temperature=temperature, hidden=False))
-    told = [one.stats for one in replay_expected(texts, name, parameters, kit, profile, seeds=1).runs[0].per_prompt]
+    told = [one.stats for one in replay_expected(texts, name, parameters, resources, profile, seeds=1).runs[0].per_prompt]
     sampling = pair.sampling(max_tokens=length, temperature=temperature)
     real = [pair.engine().generate(pair.encode_prompt("hello world"), replace(sampling, seed=10_000 + i),
-                                   build_strategy(name, parameters, kit)).session.stats for i in range(runs)]
+                                   build_strategy(name, parameters, resources)).session.stats for i in range(runs)]
     for counter in ("target_calls", "accepted", "draft_calls"):
         a, b = (np.array([getattr(stats, counter) for stats in part], dtype=float) for part in (told, real))
         error = math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / runs)

@@ -27,12 +27,12 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     head, _ = train_acceptance_head(pair, trace, origin, blocks=1)
     table = build_acceptance_table(trace, origin)
     times = measure_profile(pair, origin, repeats=1, context=16)
-    kit = StrategyResources({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
+    resources = StrategyResources({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
                "correction_memory": correction_memory_from_trace(trace, origin)}, pair.special_tokens)
-    tuned = tune_strategy(pair, trace, prompts[:3], kit, times, evaluate=Evaluator(pair, kit, max_tokens=8),
+    tuned = tune_strategy(pair, trace, prompts[:3], resources, times, evaluate=Evaluator(pair, resources, max_tokens=8),
                  quality=lambda prompts, measured: Quality(1.0), trials=9, max_tokens=8, explore=1, measure_top=20,
                  constraints=Constraints(lossless_only=False))
     assert {figure["strategy"] for figure in tuned.evidence["measured"]} >= {"autoregressive", "sprinter", "csd", "specdec_pp"}
     assert all("qualifier" in why for why in tuned.evidence["left_out"].values())
-    build_strategy(tuned.strategy, tuned.parameters, kit)
+    build_strategy(tuned.strategy, tuned.parameters, resources)
     assert report

@@ -30,7 +30,7 @@ def pair() -> LoadedPair:
     return table_pair()
 
 
-def kit() -> StrategyResources:
+def resources() -> StrategyResources:
     return StrategyResources(
         {"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": HardwareProfile(1.0, {1: 10.0}, 0.1, ORIGIN)}
     )
@@ -38,7 +38,7 @@ def kit() -> StrategyResources:
 
 def judged(contest: Evaluator, config: Config) -> int:
     """Tokens that a SPIDE contender's own table has seen judged."""
-    table: Any = contest._contenders[label_of(config)]._strategy.kit.artifacts["acceptance_table"]
+    table: Any = contest._contenders[label_of(config)]._strategy.resources.artifacts["acceptance_table"]
     return sum(table.total)
 
 
@@ -52,25 +52,25 @@ def test_all_decode_a_prompt_before_the_next_one_comes(pair: LoadedPair, monkeyp
         return real(self, ids, sampling)
 
     monkeypatch.setattr(module.StrategyContender, "generate", generate)
-    Evaluator(pair, kit(), max_tokens=10)([PLAIN, GAMMA, SERIAL], PROMPTS[:2])
+    Evaluator(pair, resources(), max_tokens=10)([PLAIN, GAMMA, SERIAL], PROMPTS[:2])
     first, second = (len(pair.encode_prompt(prompt.prompt)) for prompt in PROMPTS[:2])
     assert order == [("autoregressive", first), ("vanilla_sd", first), ("spide", first),
                      ("vanilla_sd", second), ("spide", second), ("autoregressive", second)]
 
 
 def test_results_come_in_the_order_of_the_configs(pair: LoadedPair) -> None:
-    plain, fast = Evaluator(pair, kit(), max_tokens=10)([PLAIN, GAMMA], PROMPTS)
+    plain, fast = Evaluator(pair, resources(), max_tokens=10)([PLAIN, GAMMA], PROMPTS)
     assert plain.outputs == fast.outputs, "both are the target's greedy text"
     assert plain.calls == [tokens - 1 for tokens in plain.tokens], "the prompt's own forward verifies nothing, so it is no call"
     assert sum(fast.calls) < sum(plain.calls)
     assert all(0 < tokens <= 10 for tokens in plain.tokens)
     assert min(plain.seconds + fast.seconds) > 0
-    [short] = Evaluator(pair, kit(), max_tokens=10)([PLAIN], PROMPTS, max_tokens=3)
+    [short] = Evaluator(pair, resources(), max_tokens=10)([PLAIN], PROMPTS, max_tokens=3)
     assert max(short.tokens) == 3
 
 
 def test_contenders_keep_what_they_learnt_until_they_are_asked_afresh(pair: LoadedPair) -> None:
-    used = kit()
+    used = resources()
     contest = Evaluator(pair, used, max_tokens=10)
     contest([PLAIN, SERIAL], PROMPTS[:2])
     once = judged(contest, SERIAL)
@@ -84,7 +84,7 @@ def test_contenders_keep_what_they_learnt_until_they_are_asked_afresh(pair: Load
 
 
 def test_outputs_are_judged_by_the_target(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    [plain] = Evaluator(pair, kit(), max_tokens=10)([PLAIN], PROMPTS)
+    [plain] = Evaluator(pair, resources(), max_tokens=10)([PLAIN], PROMPTS)
     reader = QualityReader(pair)
     assert reader(PROMPTS, plain).share == 1.0
     wrong = Measured(plain.seconds, [[output[0], *[(token + 1) % 20 for token in output[1:]]] for output in plain.outputs], plain.calls)

@@ -41,11 +41,11 @@ def test_the_grid_is_valid_and_about_thirty() -> None:
 def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
     pair = table_pair()
     profile = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
-    kit = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "correction_memory": CorrectionMemory.empty(ORIGIN),
+    resources = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "correction_memory": CorrectionMemory.empty(ORIGIN),
                "hardware_profile": profile}, pair.special_tokens)
     trace = collect_traces(pair, PROMPTS, tmp_path, max_tokens=12, rollout=8, batch=3)
     grid: list[Config] = [("vanilla_sd", {"num_speculative_tokens": 2}), ("svip", {"threshold": 0.3, "max_draft": 8})]
-    report = regret(pair, trace, PROMPTS, kit, profile, configs=grid, max_tokens=8, trials=8, repeats=1)
+    report = regret(pair, trace, PROMPTS, resources, profile, configs=grid, max_tokens=8, trials=8, repeats=1)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert [figure["strategy"] for figure in report["grid"]] == ["autoregressive", "vanilla_sd", "svip"]
     assert report["best"] in [{"strategy": f["strategy"], "parameters": f["parameters"]} for f in report["grid"]]

@@ -19,12 +19,12 @@ from components.tune.tune import tune_strategy
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
-from tests.components.tune.test_tune import KIT, PROFILE
+from tests.components.tune.test_tune import PROFILE, RESOURCES
 from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import llama_pair
 
 NO_HEAD = [name for name in REPLAYED if name != "specdec_pp"]
-"""What the kit of these tests has the artifacts for."""
+"""The strategies that the resources of these tests suffice for."""
 PROMPTS = [Prompt(f"p{i}", "qa", [text, "and then"]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "q"])]
 SETTINGS: dict[str, Any] = {"max_tokens": 8, "rollout": 4, "prefix_kinds": ("bare", "target", "mixed"), "turns": 0, "batch": 2}
 
@@ -128,7 +128,7 @@ def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSe
 def test_replays_by_others_choose_the_same_configs(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
     """With few trials a sampler proposes, with many the small spaces are tried whole: both ask for what the workers asked for."""
     settings: dict[str, Any] = {"trials": trials, "max_tokens": 12, "strategies": ["autoregressive", *NO_HEAD]}
-    one = tune_strategy(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), **settings)
+    one = tune_strategy(pair, trace, PROMPTS, RESOURCES, PROFILE, evaluate=Clock({}), **settings)
     real, own = Search.predict, []
 
     def predict(self: Search, name: str, parameters: dict[str, Any]) -> Trial:
@@ -138,7 +138,7 @@ def test_replays_by_others_choose_the_same_configs(pair: LoadedPair, trace: Trac
         return real(self, name, parameters)
 
     monkeypatch.setattr(Search, "predict", predict)
-    spread = tune_strategy(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=replays, **settings)
+    spread = tune_strategy(pair, trace, PROMPTS, RESOURCES, PROFILE, evaluate=Clock({}), spread=replays, **settings)
     assert spread.evidence["trials"] == one.evidence["trials"]
     assert (spread.strategy, spread.parameters) == (one.strategy, one.parameters)
     here = {"autoregressive", "vanilla_sd", "specdec_pp"}  # SpecDec++ needs the draft
@@ -154,7 +154,7 @@ def test_finished_studies_are_not_given_out_again(pair: LoadedPair, trace: Trace
 
     settings: dict[str, Any] = {"trials": 12, "max_tokens": 12, "strategies": ["autoregressive", "vanilla_sd", "prompt_lookup"],
                                 "study": tmp_path / "study.db"}
-    first = tune_strategy(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=spread, **settings)
-    again = tune_strategy(pair, trace, PROMPTS, KIT, PROFILE, evaluate=Clock({}), spread=spread, **settings)
+    first = tune_strategy(pair, trace, PROMPTS, RESOURCES, PROFILE, evaluate=Clock({}), spread=spread, **settings)
+    again = tune_strategy(pair, trace, PROMPTS, RESOURCES, PROFILE, evaluate=Clock({}), spread=spread, **settings)
     assert asked == [["prompt_lookup", "vanilla_sd"]]
     assert again.evidence["trials"] == first.evidence["trials"]

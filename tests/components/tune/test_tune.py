@@ -47,13 +47,13 @@ from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.models.counters import counters
-from tests.support.models.kits import random_head
+from tests.support.models.resources import random_head
 from tests.support.models.tiny import VOCAB, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "ok?", "1984", "q", "hm"])]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
 PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
-KIT = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": PROFILE,
+RESOURCES = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": PROFILE,
            "correction_memory": CorrectionMemory.empty(ORIGIN)}, deterministic=True)
 
 
@@ -92,7 +92,7 @@ class Calls(Clock):
 
 
 def run(pair: LoadedPair, trace: TraceSet, evaluate: Any, **settings: Any) -> Any:
-    return tune_strategy(pair, trace, PROMPTS, settings.pop("kit", KIT), PROFILE, evaluate=evaluate,
+    return tune_strategy(pair, trace, PROMPTS, settings.pop("resources", RESOURCES), PROFILE, evaluate=evaluate,
                 **{"trials": 30, "max_tokens": 16, "quality": judge, **settings})
 
 
@@ -139,9 +139,9 @@ def test_pearl_needs_as_long_a_rollout_as_the_bound_says(gamma: int) -> None:
         return Texts([TracedText("t", [1, 2, *range(10, 26)], 2, [[10, *[99] * (rollout - 1)], *wrong], figures, figures)], 16, frozenset(),
                      rollout)
 
-    assert replay_strategy(texts(needed), "pearl", {"num_speculative_tokens": gamma}, KIT, PROFILE).exact
+    assert replay_strategy(texts(needed), "pearl", {"num_speculative_tokens": gamma}, RESOURCES, PROFILE).exact
     with pytest.raises(RolloutExhausted):
-        replay_strategy(texts(needed - 1), "pearl", {"num_speculative_tokens": gamma}, KIT, PROFILE)
+        replay_strategy(texts(needed - 1), "pearl", {"num_speculative_tokens": gamma}, RESOURCES, PROFILE)
 
 
 def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(pair: LoadedPair, trace: TraceSet) -> None:
@@ -159,25 +159,25 @@ def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(pair:
     assert (serial["rollouts"]["beyond"], serial["rollouts"]["inexact"], rollout_words(serial)) == ({}, 0, "")
 
 
-def test_specdec_pp_is_replayed_with_the_kits_head(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    kit = StrategyResources({**KIT.artifacts, "acceptance_head": random_head(VOCAB)}, deterministic=True)
-    evidence = run(pair, trace, Clock({"autoregressive": 1.0}), kit=kit, strategies=["specdec_pp"], trials=60).evidence
+def test_specdec_pp_is_replayed_with_the_resources_head(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    resources = StrategyResources({**RESOURCES.artifacts, "acceptance_head": random_head(VOCAB)}, deterministic=True)
+    evidence = run(pair, trace, Clock({"autoregressive": 1.0}), resources=resources, strategies=["specdec_pp"], trials=60).evidence
     trials = evidence["trials"]
     assert len(trials) == len(combinations("specdec_pp"))
     assert {trial["source"] for trial in trials} == {"replayed"}
     exact = [trial for trial in trials if trial["exact"]]
     assert len({trial["predicted_seconds_per_token"] for trial in exact}) > 1, "thresholds matter"
-    texts, sampling = tune_module.texts_for(pair, trace, kit, ["specdec_pp"]), pair.sampling(max_tokens=16)
+    texts, sampling = tune_step.texts_for(pair, trace, resources, ["specdec_pp"]), pair.sampling(max_tokens=16)
     for trial in exact[:: len(exact) // 3]:
-        told = replay_strategy(texts, "specdec_pp", trial["parameters"], kit, PROFILE)
+        told = replay_strategy(texts, "specdec_pp", trial["parameters"], resources, PROFILE)
         assert told.predicted_seconds_per_token == trial["predicted_seconds_per_token"]
-        strategy = build_strategy("specdec_pp", trial["parameters"], kit)
+        strategy = build_strategy("specdec_pp", trial["parameters"], resources)
         real = Stats.total(pair.engine().generate(pair.encode_prompt(p.prompt), sampling, strategy).session.stats for p in PROMPTS)
         assert counters(told.stats) == counters(real)
     without = run(pair, trace, Clock({})).evidence["left_out"]["specdec_pp"]
     assert without == "it needs acceptance_head, which is not at hand"
-    monkeypatch.setattr(tune_module, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
-    run(pair, trace, Clock({}), kit=kit, strategies=["vanilla_sd"])
+    monkeypatch.setattr(tune_step, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
+    run(pair, trace, Clock({}), resources=resources, strategies=["vanilla_sd"])
 
 
 @pytest.mark.parametrize("name", [*REPLAYED, *MEASURED])
@@ -206,7 +206,17 @@ def test_three_percent_in_noise_lose_to_plain_decoding(pair: LoadedPair, trace: 
 def test_few_prompts_choose_nothing(pair: LoadedPair, trace: TraceSet, count: int) -> None:
     """However clear it looks: on two prompts chance says "faster" twice in a quarter of all cases."""
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 5.0})
-    few = tune_strategy(pair, trace, PROMPTS[:count], KIT, PROFILE, evaluate=clock, strategies=["vanilla_sd"], max_tokens=16, trials=4)
+    few = tune_strategy(
+        pair,
+        trace,
+        PROMPTS[:count],
+        RESOURCES,
+        PROFILE,
+        evaluate=clock,
+        strategies=["vanilla_sd"],
+        max_tokens=16,
+        trials=4,
+    )
     assert (few.strategy, few.parameters) == ("autoregressive", {})
     assert few.evidence["reason"].startswith(f"autoregressive, because {count} prompts are too few to choose anything else: measure on at "
                                              "least 8; the best there, vanilla_sd(")
@@ -245,7 +255,7 @@ def test_the_shortlist_is_the_predicted_best_of_each_strategy(pair: LoadedPair, 
     assert gammas == set(range(1, 9))  # the trial budget covers this grid, so all of it was tried, up to K = 8
     texts = read_texts(trace)
     for trial in trials[:3]:
-        again = replay_strategy(texts, trial["strategy"], trial["parameters"], KIT, PROFILE, extend=True)
+        again = replay_strategy(texts, trial["strategy"], trial["parameters"], RESOURCES, PROFILE, extend=True)
         assert trial["predicted_seconds_per_token"] == again.predicted_seconds_per_token
         assert trial["target_calls_per_token"] == again.stats.calls_per_token
         assert (trial["divergence"], trial["source"], trial["exact"]) == (0.0, "replayed", again.exact)
@@ -261,7 +271,7 @@ def test_a_prompt_that_is_too_long_is_named_before_anything_is_measured(pair: Lo
     clock = Clock({"autoregressive": 1.0})
     prompts = [*PROMPTS, Prompt("the long one", None, ["a" * 500])]
     with pytest.raises(ContextTooLong, match=r"prompt the long one has 500 tokens.*context of 512"):
-        tune_strategy(pair, trace, prompts, KIT, PROFILE, evaluate=clock, quality=judge, trials=3, max_tokens=16)
+        tune_strategy(pair, trace, prompts, RESOURCES, PROFILE, evaluate=clock, quality=judge, trials=3, max_tokens=16)
     assert clock.calls == []
 
 
@@ -274,7 +284,7 @@ def test_evidence_is_plain_json_and_complete(pair: LoadedPair, trace: TraceSet) 
     assert evidence["trace_digest"] == trace.digest()
     assert evidence["device_class"] == "cpu-test"
     assert evidence["choice"] == {"strategy": tuned.strategy, "parameters": tuned.parameters}
-    assert evidence["artifacts"] == {kind: artifact_digest(KIT.artifacts[kind]) for kind in KIT.artifacts}
+    assert evidence["artifacts"] == {kind: artifact_digest(RESOURCES.artifacts[kind]) for kind in RESOURCES.artifacts}
     assert evidence["constraints"] == {"lossless_only": True, "max_quality_loss": 0.1, "max_cost_ratio": None}
     assert {"machine", "prompts_digest", "seed", "fingerprint", "champion", "rungs", "front"} <= set(evidence)
     replayed = [trial for trial in evidence["trials"] if trial["source"] == "replayed"]
@@ -326,19 +336,32 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     assert len(longer) == 10
     assert len(replays) >= 2
     assert replays_of(study=study, max_tokens=8)[1] != []  # another question: its trials are its own
-    other = StrategyResources({**KIT.artifacts, "acceptance_table": AcceptanceTable([9] * 20, [1] * 20, ORIGIN)}, deterministic=True)
-    assert replays_of(study=study, kit=other)[1] != []  # so is that of another table
+    other = StrategyResources({**RESOURCES.artifacts, "acceptance_table": AcceptanceTable([9] * 20, [1] * 20, ORIGIN)}, deterministic=True)
+    assert replays_of(study=study, resources=other)[1] != []  # so is that of another table
     later = StrategyResources(
-        {**KIT.artifacts, "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40}))}, deterministic=True
+        {
+            **RESOURCES.artifacts,
+            "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40})),
+        },
+        deterministic=True,
     )
-    assert replays_of(study=study, kit=later) == (longer, [])  # but not that of the same table, made by another commit
+    assert replays_of(study=study, resources=later) == (longer, [])  # but not that of the same table, made by another commit
     again = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN.model_copy(update={"git_commit": "c" * 40}))
     saved = AcceptanceTable.empty(ORIGIN)
     saved.save(tmp_path / "table")
-    loaded = StrategyResources({**KIT.artifacts, "acceptance_table": AcceptanceTable.load(tmp_path / "table"), "hardware_profile": again},
-                 deterministic=True)
+    loaded = StrategyResources(
+        {
+            **RESOURCES.artifacts,
+            "acceptance_table": AcceptanceTable.load(tmp_path / "table"),
+            "hardware_profile": again,
+        },
+        deterministic=True,
+    )
     monkeypatch.setattr(f"{__name__}.PROFILE", again)
-    assert replays_of(study=study, kit=loaded) == (longer, [])  # nor the same profile of another commit, nor what was read from a folder
+    assert replays_of(study=study, resources=loaded) == (
+        longer,
+        [],
+    )  # nor the same profile of another commit, nor what was read from a folder
 
 
 def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,7 +506,7 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: Tr
         (pair, TraceSet(tmp_path / "empty"), {}, "holds no trace"), (foreign, trace, {}, "is a trace of pair tiny"),
         (pair, trace, {"strategies": ["vanila_sd"]}, "did you mean vanilla_sd"), (pair, trace, {"strategies": ["csd"]}, "it is lossy"),
         (pair, trace, {"strategies": ["csd"], "constraints": LOSSY, "quality": None}, "nothing measures its quality"),
-        (pair, trace, {"strategies": ["spide"], "kit": bare}, "it needs acceptance_table"),
+        (pair, trace, {"strategies": ["spide"], "resources": bare}, "it needs acceptance_table"),
         (alone, trace, {"constraints": Constraints(max_cost_ratio=1.0)}, "needs a draft model"),
         (alone, trace, {"strategies": ["vanilla_sd"]}, "it needs draft"), (pair, trace, {"trials": 0}, "at least 1")]
     for which, traces, settings, message in cases:
@@ -491,10 +514,10 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: Tr
             run(which, traces, clock, **settings)
         assert "\n" not in str(error.value)
     with pytest.raises(DraftwellError, match="no prompts"):
-        tune_strategy(pair, trace, [], KIT, PROFILE, evaluate=clock)
+        tune_strategy(pair, trace, [], RESOURCES, PROFILE, evaluate=clock)
     other = HardwareProfile(1.0, {1: 1.0}, 0.1, Provenance(pair="big", fingerprint="d" * 64))
     with pytest.raises(DraftwellError, match="hardware profile belongs to pair big"):
-        tune_strategy(pair, trace, PROMPTS, KIT, other, evaluate=clock)
+        tune_strategy(pair, trace, PROMPTS, RESOURCES, other, evaluate=clock)
     with pytest.raises(DraftwellError, match="share from 0 to 1"):
         Constraints(max_quality_loss=1.5)
     with pytest.raises(DraftwellError, match="positive number"):
@@ -514,7 +537,7 @@ def test_a_study_of_another_search_is_refused_and_kept(pair: LoadedPair, trace: 
     settings: dict[str, Any] = {"strategies": ["vanilla_sd"], "trials": 4, "study": study}
     run(pair, trace, clock, **settings, named_study=True)
     before, asked = study.read_bytes(), len(clock.calls)
-    other = StrategyResources({**KIT.artifacts, "hardware_profile": HardwareProfile(2.0, {1: 10.0}, 0.1, ORIGIN)}, deterministic=True)
+    other = StrategyResources({**RESOURCES.artifacts, "hardware_profile": HardwareProfile(2.0, {1: 10.0}, 0.1, ORIGIN)}, deterministic=True)
     with pytest.raises(DraftwellError, match="the budget of vanilla_sd is not the same"):
         run(pair, trace, clock, **settings, named_study=True, max_tokens=8)
     with pytest.raises(DraftwellError, match="artifacts of vanilla_sd is not the same"):
@@ -548,7 +571,7 @@ def test_without_a_possible_strategy_plain_decoding_remains(pair: LoadedPair, tr
 
 
 def test_a_digest_is_that_of_the_folder(tmp_path: Path) -> None:
-    for kind, artifact in KIT.artifacts.items():
+    for kind, artifact in RESOURCES.artifacts.items():
         assert artifact.save(tmp_path / kind) == artifact_digest(artifact)
     empty, other = AcceptanceTable.empty(ORIGIN), AcceptanceTable([9] * 20, [1] * 20, ORIGIN)
     assert artifact_digest(empty) != artifact_digest(other)

@@ -72,14 +72,14 @@ def exact(space: Any) -> LoadedPair:
 
 
 @pytest.fixture(scope="module")
-def kit(space: Any, pair: LoadedPair) -> StrategyResources:
-    return space.kit(pair, ("csd", "sprinter"))  # type: ignore[no-any-return]
+def resources(space: Any, pair: LoadedPair) -> StrategyResources:
+    return space.resources(pair, ("csd", "sprinter"))  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
-def spide_kit(space: Any, pair: LoadedPair) -> StrategyResources:
+def spide_resources(space: Any, pair: LoadedPair) -> StrategyResources:
     """With a hardware profile, whose measuring takes minutes where the machine has no instructions for bfloat16."""
-    return space.kit(pair, ("spide",))  # type: ignore[no-any-return]
+    return space.resources(pair, ("spide",))  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +93,9 @@ def traces(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceS
 
 def gated(space: Any, pair: LoadedPair) -> GateVerdict:
     """The measured part of the gate: candidate and champion decode with the same config, interleaved with plain decoding."""
-    space, kit = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
-    rival = ChampionComparison(contenders=(StrategyContender(pair, kit, CHOICE, "champion"),))
-    return measured(StepContext(space, pair), demo_prompts(PROMPTS), BenchJudge(*CHOICE, THRESHOLDS), kit, rival, max_tokens=TOKENS,
+    space, resources = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
+    rival = ChampionComparison(contenders=(StrategyContender(pair, resources, CHOICE, "champion"),))
+    return measured(StepContext(space, pair), demo_prompts(PROMPTS), BenchJudge(*CHOICE, THRESHOLDS), resources, rival, max_tokens=TOKENS,
                     all_strategies=False)[1]
 
 
@@ -133,9 +133,9 @@ def test_clock_15_percent_slower_is_caught(space: Any, timed: LoadedPair, time: 
 
 
 @pytest.mark.parametrize("seed", TIMES)
-def test_a_worse_verifier_is_caught(kit: StrategyResources, traces: TraceSet, seed: int) -> None:
+def test_a_worse_verifier_is_caught(resources: StrategyResources, traces: TraceSet, seed: int) -> None:
     """Half of what it learnt is noise."""
-    fine: Any = kit.artifacts["verifier"]
+    fine: Any = resources.artifacts["verifier"]
     noise = torch.randn(fine.weight.shape, generator=torch.Generator().manual_seed(seed)) * fine.weight.std()
     worse = Verifier(fine.weight + noise, fine.bias, fine.features, fine.threshold, fine.ratio, fine.provenance)
     found, notes = predictions({"verifier": worse}, {"verifier": fine}, traces)
@@ -145,8 +145,8 @@ def test_a_worse_verifier_is_caught(kit: StrategyResources, traces: TraceSet, se
 
 
 @pytest.mark.parametrize("seed", TIMES)
-def test_a_shuffled_table_is_caught(spide_kit: StrategyResources, traces: TraceSet, seed: int) -> None:
-    fine: Any = spide_kit.artifacts["acceptance_table"]
+def test_a_shuffled_table_is_caught(spide_resources: StrategyResources, traces: TraceSet, seed: int) -> None:
+    fine: Any = spide_resources.artifacts["acceptance_table"]
     order = list(range(20))
     random.Random(seed).shuffle(order)
     shuffled = AcceptanceTable([fine.total[i] for i in order], [fine.accepted[i] for i in order], fine.provenance)
@@ -156,20 +156,20 @@ def test_a_shuffled_table_is_caught(spide_kit: StrategyResources, traces: TraceS
 
 @pytest.mark.parametrize("number", TIMES)
 def test_a_lossy_config_called_lossless_is_caught(
-    exact: LoadedPair, kit: StrategyResources, number: int, monkeypatch: pytest.MonkeyPatch
+    exact: LoadedPair, resources: StrategyResources, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of four lossy strategies on two or three sets of prompts; on one of them all that sprinter trusts is right."""
     name, parameters = LOSSY[number % len(LOSSY)]
     begin = IDENTITY_PROMPTS * (number // len(LOSSY))
     prompts = demo_prompts(begin + IDENTITY_PROMPTS)[begin:]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(exact, kit, (name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(exact, resources, (name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     assert failed(judge_release(entry, None, None, {"lossless_identical": True})) == ["identical outputs"], entry["per_prompt"]
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "spide"])
-def test_a_lossless_config_is_none(exact: LoadedPair, spide_kit: StrategyResources, name: str) -> None:
-    entry = identity_entry(exact, spide_kit, (name, {}), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
+def test_a_lossless_config_is_none(exact: LoadedPair, spide_resources: StrategyResources, name: str) -> None:
+    entry = identity_entry(exact, spide_resources, (name, {}), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
     assert judge_release(entry, None, None, {"lossless_identical": True}).passed, entry["per_prompt"]
 
 

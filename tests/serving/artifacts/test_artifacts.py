@@ -16,7 +16,7 @@ from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.distilled_draft import DistilledDraft, quantise
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.verifier import Verifier
-from tests.support.models.kits import ORIGIN, random_head
+from tests.support.models.resources import ORIGIN, random_head
 
 
 def samples() -> list:

@@ -16,7 +16,7 @@ from serving.runtime.output import Output
 from serving.runtime.requests import Sampling
 from serving.runtime.row_view import RowView
 from serving.runtime.sampling import LogitRows, RandomStream
-from tests.support.models.kits import ORIGIN
+from tests.support.models.resources import ORIGIN
 
 VOCAB, HIDDEN = 500, 6
 HEAD = torch.arange(0, VOCAB, 3)

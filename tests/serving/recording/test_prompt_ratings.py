@@ -15,7 +15,7 @@ from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.runtime.types import Emitted
-from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.resources import table_pair, table_resources
 
 VOCAB = 8
 LOSSLESS = [name for name, cls in STRATEGIES.items() if cls.lossless and name != "autoregressive"]
@@ -31,7 +31,7 @@ def pair(noise: float = 1.0) -> dict:
 def decode(name: str, models: dict | None = None, **sampling: Any) -> tuple[Job, list[Emitted]]:
     """A finished request and what it handed out round by round."""
     engine = Engine(models or pair())
-    job = engine.submit(PROMPT, Sampling(**{"max_tokens": 40} | sampling), build_strategy(name, EAGER.get(name), table_kit(VOCAB)))
+    job = engine.submit(PROMPT, Sampling(**{"max_tokens": 40} | sampling), build_strategy(name, EAGER.get(name), table_resources(VOCAB)))
     handed: list[Emitted] = []
     while not job.finished:
         engine.step()
@@ -108,7 +108,11 @@ def test_a_recovered_token_stands_where_the_draft_was_rejected() -> None:
 def test_trusted_tokens_wait_for_their_rating() -> None:
     """SPRINTER shows tokens before the target has read them; with log-probs they come with the target's next forward."""
     engine = Engine(pair())
-    job = engine.submit(PROMPT, Sampling(max_tokens=60, logprobs=0, temperature=1.0), build_strategy("sprinter", {}, table_kit(VOCAB)))
+    job = engine.submit(
+        PROMPT,
+        Sampling(max_tokens=60, logprobs=0, temperature=1.0),
+        build_strategy("sprinter", {}, table_resources(VOCAB)),
+    )
     waited = 0
     while not job.finished:
         engine.step()

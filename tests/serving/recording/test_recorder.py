@@ -19,7 +19,7 @@ from serving.runtime.sampling import warp
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.serving.runtime.models.cuda.test_static_llama import words
 from tests.serving.runtime.test_chain import MODULES, counters
-from tests.support.models.kits import NEEDED, table_kit, table_pair
+from tests.support.models.resources import NEEDED, table_pair, table_resources
 
 VOCAB, PROMPT = 8, [1, 2]
 DRAFTING = [name for name, cls in STRATEGIES.items() if "draft" in cls.roles]
@@ -30,7 +30,7 @@ MOST_MISSING = {"sprinter": 22}
 
 def run(name: str, *, recorded: bool, temperature: float = 0.0, seed: int = 3, models: dict[Any, Any] | None = None, max_tokens: int = 40,
         stops: frozenset[int] = frozenset(), shadow: bool = True) -> tuple[Job, PositionRecorder | None]:
-    strategy = build_strategy(name, NEEDED.get(name, {}), table_kit(VOCAB))
+    strategy = build_strategy(name, NEEDED.get(name, {}), table_resources(VOCAB))
     models = models or table_pair(VOCAB, noise=0.6)
     engine = Engine(models)
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed, stop_token_ids=stops)
@@ -131,7 +131,10 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_shadow_reads_now_and_then_however_many_guesses_are_rejected(guesses: int, temperature: float) -> None:
     """The target's rows behind rejected guesses, several for one position, are not kept: they would fill what may wait."""
-    models, strategy = table_pair(30, noise=0.6), build_strategy("prompt_lookup", {"prompt_lookup_num_tokens": guesses}, table_kit(30))
+    models, strategy = (
+        table_pair(30, noise=0.6),
+        build_strategy("prompt_lookup", {"prompt_lookup_num_tokens": guesses}, table_resources(30)),
+    )
     forward, calls = models["draft"].forward, itertools.count()
     models["draft"].forward = lambda commands: next(calls) >= 0 and forward(commands)
     engine = Engine(models)
@@ -146,7 +149,7 @@ def test_a_shadow_reads_now_and_then_however_many_guesses_are_rejected(guesses: 
 
 def test_many_rejected_drafts_are_recorded_too() -> None:
     models = table_pair(30, noise=3.0)
-    strategy = build_strategy("vanilla_sd", {"num_speculative_tokens": 16}, table_kit(30))
+    strategy = build_strategy("vanilla_sd", {"num_speculative_tokens": 16}, table_resources(30))
     engine = Engine(models)
     job = engine.submit(PROMPT, Sampling(max_tokens=60), strategy)
     recorder = PositionRecorder(job.session, lossless=True)
@@ -183,7 +186,7 @@ def test_drafts_that_a_model_chains_by_itself(name: str) -> None:
 
     def decode(recorded: bool) -> tuple[list[int], list[dict[str, Any]]]:
         engine = Engine({role: StaticLlama(module, slots=1) for role, module in MODULES.items()})  # type: ignore[misc]
-        job = engine.submit(words(5), Sampling(max_tokens=24), build_strategy(name, {"num_speculative_tokens": 4}, table_kit(8)))
+        job = engine.submit(words(5), Sampling(max_tokens=24), build_strategy(name, {"num_speculative_tokens": 4}, table_resources(8)))
         recorder = PositionRecorder(job.session, lossless=True) if recorded else None
         engine.run([job])
         return job.output, recorder.finish() if recorder else []
@@ -197,7 +200,7 @@ def test_drafts_that_a_model_chains_by_itself(name: str) -> None:
 
 def test_what_waits_holds_its_own_rows_and_not_the_batch() -> None:
     """Forwards give views of the logits of all requests; a row that is kept for long must not keep all those."""
-    strategy = build_strategy("autoregressive", {}, table_kit(VOCAB))
+    strategy = build_strategy("autoregressive", {}, table_resources(VOCAB))
     engine = Engine(table_pair(VOCAB, noise=0.6))
     model = engine.models["target"]
     forward = model.forward

@@ -27,7 +27,7 @@ from serving.runtime.strategies import Strategy, build_strategy
 from serving.runtime.strategies.compose import compose
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest
-from tests.support.models.kits import ORIGIN, table_kit, table_pair
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.paths import REPO
 
 PAGE = REPO / "docs" / "compose.md"
@@ -153,7 +153,7 @@ def rescued_spide(min_count: float, tau: float = 0.2, use_memory: bool = True) -
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_spide_whose_rescue_never_rescues_is_spide(temperature):
     sampling = Sampling(max_tokens=80, temperature=temperature, seed=2)
-    spide = build_strategy("spide", {"tau": 0.4, "max_draft": 6}, table_kit(8, ratio=3.0))
+    spide = build_strategy("spide", {"tau": 0.4, "max_draft": 6}, table_resources(8, ratio=3.0))
     mine, theirs = (Engine(table_pair(8, noise=1.5)).generate([1], sampling, s) for s in (rescued_spide(math.inf), spide))
     assert mine.output == theirs.output
     for name in ("drafted", "judged", "accepted", "rescued", "sampled", "rounds", "target_calls", "draft_calls", "accepted_at"):

@@ -9,7 +9,7 @@ import torch
 
 from serving.errors import DraftwellError
 from serving.runtime.custom_generate import draftwell_generate
-from tests.support.models.kits import table_kit
+from tests.support.models.resources import table_resources
 from tests.support.models.tiny import EOS, llama, near
 
 PROMPTS = torch.tensor([[0, 0, 5, 7, 9, 4], [3, 8, 5, 7, 9, 5], [0, 6, 6, 11, 4, 17]])
@@ -34,7 +34,7 @@ def test_a_padded_batch_gets_generates_own_tokens(models: tuple[Any, Any], strat
         asked["eos_token_id"] = int(plain[0, 14]) if ends == "one row early" else [int(plain[0, 14]), int(plain[1, 10]), EOS]
         unended, plain = plain, target.generate(PROMPTS, **asked)
         assert not torch.equal(unended[:, : plain.shape[1]], plain)  # somebody is padded
-    custom = draftwell_generate(strategy, assistant_model=draft, kit=table_kit(24), **STRATEGIES[strategy])
+    custom = draftwell_generate(strategy, assistant_model=draft, resources=table_resources(24), **STRATEGIES[strategy])
     assert torch.equal(target.generate(PROMPTS, **asked, custom_generate=custom), plain)
     assert torch.equal(target.generate(PROMPTS, **asked, custom_generate=custom), plain)  # and once more with the same object
     assert torch.equal(target.generate(PROMPTS, **asked), plain)  # the module is as it was

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from components.gate.baseline_counts import fixed_kit
+from components.gate.baseline_counts import fixed_resources
 from components.prompts.prompt import demo_prompts
 from serving.device import usable_cores
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import STRATEGIES, Strategy, StrategyResources, build_strategy
-from tests.support.models.kits import NEEDED, random_head
+from tests.support.models.resources import NEEDED, random_head
 
 LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
 WHOLE = os.environ.get("DRAFTWELL_WHOLE") == "1"
@@ -44,16 +44,16 @@ def default_pair() -> LoadedPair:
     return load_pair(fetch(find_pair("default")), dtype="float32", slots=8, max_context=512, keep_modules=True)
 
 
-def kit_of(pair: LoadedPair) -> StrategyResources:
+def resources_of(pair: LoadedPair) -> StrategyResources:
     """The artifacts that are the same on every machine, and a random acceptance head: losslessness asks nothing of it."""
     width = pair.modules["draft"].config.get_text_config().hidden_size
-    kit = fixed_kit(pair)
-    return replace(kit, artifacts={"acceptance_head": random_head(width), **kit.artifacts})
+    resources = fixed_resources(pair)
+    return replace(resources, artifacts={"acceptance_head": random_head(width), **resources.artifacts})
 
 
 def strategy_of(pair: LoadedPair, name: str) -> Strategy:
     """A strategy as it comes, with what has no default."""
-    return build_strategy(name, NEEDED.get(name, {}), kit_of(pair))
+    return build_strategy(name, NEEDED.get(name, {}), resources_of(pair))
 
 
 @functools.cache

@@ -85,8 +85,10 @@ def tiny_pair(slots: int, tokenizer: Any = None) -> LoadedPair:
     return LoadedPair("tiny", "float32", "cpu", models, modules, tokenizer, "none")  # type: ignore[arg-type]
 
 
-def served_pair(strategy: str = "vanilla_sd", *, slots: int = 3, kit: StrategyResources | None = None, **parameters: Any) -> ServedModel:
-    return ServedModel("tiny", tiny_pair(slots), build_strategy(strategy, parameters, kit), slots)
+def served_pair(
+    strategy: str = "vanilla_sd", *, slots: int = 3, resources: StrategyResources | None = None, **parameters: Any
+) -> ServedModel:
+    return ServedModel("tiny", tiny_pair(slots), build_strategy(strategy, parameters, resources), slots)
 
 
 @contextmanager

@@ -31,15 +31,15 @@ class HFDynamic(Strategy):
         max_draft: int = Field(20, ge=1, le=64, description="longest draft")
         heuristic: bool = Field(False, description="the length limit starts at 5, two more when all match, else one fewer; off: constant")
 
-    def __init__(self, config: StrategyConfig, kit: StrategyResources):
-        super().__init__(config, kit)
+    def __init__(self, config: StrategyConfig, resources: StrategyResources):
+        super().__init__(config, resources)
         self.shared = self.first_length()
 
     def run(self, session: Session) -> Step[None]:
         if not self.config.heuristic:
             yield from serial(session, DraftModel(UnlikelyToken(self.config.threshold, self.config.max_draft)), Exact())
             return
-        length = self.first_length() if self.kit.deterministic else self.shared
+        length = self.first_length() if self.resources.deterministic else self.shared
         stop = UnlikelyToken(self.config.threshold, length.value)
 
         def learn(draft: Draft, verdict: Verdict) -> None:

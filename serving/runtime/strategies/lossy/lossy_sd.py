@@ -23,5 +23,5 @@ class LossySD(Strategy):
         tau: float = Field(0.6, gt=0, le=1, description="smallest p(x)/p(t*) at temperature 1 that is kept")
 
     def run(self, session: Session) -> Step[None]:
-        rule = Rescue(None, 0, self.config.tau, self.kit.special_tokens)
+        rule = Rescue(None, 0, self.config.tau, self.resources.special_tokens)
         yield from serial(session, DraftModel(FixedLength(self.config.num_speculative_tokens)), rule)

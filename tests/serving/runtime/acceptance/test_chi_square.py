@@ -15,7 +15,7 @@ from serving.runtime.strategies import build_strategy
 from tests.support.models.chi_square import p_value
 from tests.support.models.default_pair import WHOLE, default_pair, strategy_of
 from tests.support.models.enumeration import true_law
-from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.resources import table_pair, table_resources
 
 SAMPLES, BATCH = 400, 8
 SAMPLES_OF_THE_PAIR = SAMPLES if WHOLE else 200
@@ -66,7 +66,7 @@ def test_samples_of_the_default_pair_follow_the_targets_law(name):
 def table_p_value(name: str) -> float:
     models = table_pair(vocab=4, noise=1.5)
     sampling = Sampling(max_tokens=COUNTED, temperature=1.0)
-    samples = first_tokens(Engine(models), [0, 1], lambda: build_strategy(name, {}, table_kit(4)), temperature=1.0)
+    samples = first_tokens(Engine(models), [0, 1], lambda: build_strategy(name, {}, table_resources(4)), temperature=1.0)
     return p_value(samples, true_law(models["target"], [0, 1], sampling))
 
 

@@ -22,7 +22,7 @@ from serving.runtime.types import Draft, Verdict
 from tests.serving.runtime.strategies.test_lossless import distance
 from tests.serving.runtime.strategies.test_spide import counting_pair
 from tests.support.models.enumeration import joint_law, true_law
-from tests.support.models.kits import NEEDED, ORIGIN, random_head, table_kit, table_pair
+from tests.support.models.resources import NEEDED, ORIGIN, random_head, table_pair, table_resources
 
 LONG = [("svip", {"max_draft": 3}), ("draft_verify", {"threshold": 0.6, "max_draft": 3}), ("adaedl", {"threshold": 0.64, "max_draft": 3}),
         ("specdec_pp", {"threshold": 0.6}), ("hf_dynamic", {"threshold": 0.6}), ("hf_dynamic", {"threshold": 0.6, "heuristic": True})]
@@ -33,7 +33,7 @@ LONG = [("svip", {"max_draft": 3}), ("draft_verify", {"threshold": 0.6, "max_dra
 def test_five_tokens_follow_the_target(name, parameters, seed):
     models, sampling = table_pair(vocab=2, seed=seed), Sampling(max_tokens=5, temperature=1.0)
     lengths: list[int] = []
-    law = joint_law(lambda: watched(build_strategy(name, parameters, table_kit(2)), lengths), models, [1], sampling)
+    law = joint_law(lambda: watched(build_strategy(name, parameters, table_resources(2)), lengths), models, [1], sampling)
     assert distance(law, true_law(models["target"], [1], sampling)) < 1e-6
     assert len(set(lengths)) > 2, "drafts of several lengths, or the test proves little"
 
@@ -78,7 +78,7 @@ def test_mutant_that_drops_the_trigger_is_caught(monkeypatch, name, parameters):
     models, sampling = table_pair(vocab=2, seed=1), Sampling(max_tokens=5, temperature=1.0)
 
     def far_off():
-        law = joint_law(lambda: build_strategy(name, parameters, table_kit(2)), models, [1], sampling)
+        law = joint_law(lambda: build_strategy(name, parameters, table_resources(2)), models, [1], sampling)
         return distance(law, true_law(models["target"], [1], sampling))
 
     assert far_off() < 1e-6
@@ -98,7 +98,7 @@ def flat_pair(vocab: int = 8) -> dict:
 def test_the_trigger_stays_and_stop_before_draws_nothing(name, parameters, drafted):
     """Behind a uniform distribution every rule stops at once: behind the token, or before it is drawn."""
     lengths: list[int] = []
-    strategy = watched(build_strategy(name, parameters, table_kit(8)), lengths)
+    strategy = watched(build_strategy(name, parameters, table_resources(8)), lengths)
     job = Engine(flat_pair()).generate([0], Sampling(max_tokens=8), strategy)
     assert job.output == [1, 2, 3, 4, 5, 6, 7, 0]
     budget = job.session.stats.rounds if drafted else job.session.stats.target_calls
@@ -110,7 +110,7 @@ def test_the_trigger_stays_and_stop_before_draws_nothing(name, parameters, draft
     ("svip", {}, 40), ("draft_verify", {}, 8), ("adaedl", {"threshold": 0.5, "max_draft": 6}, 6), ("hf_dynamic", {}, 20)])
 def test_a_certain_draft_runs_to_the_cap(name, parameters, cap):
     lengths: list[int] = []
-    strategy = watched(build_strategy(name, parameters, table_kit(8)), lengths)
+    strategy = watched(build_strategy(name, parameters, table_resources(8)), lengths)
     Engine(counting_pair(64)).generate([0], Sampling(max_tokens=90), strategy)
     assert lengths[0] == max(lengths) == cap
 
@@ -130,7 +130,9 @@ def test_raw_figures_do_not_depend_on_the_temperature():
     ("svip", {}, 40), ("draft_verify", {}, 8), ("adaedl", {"threshold": 0.5, "max_draft": 8}, 8), ("hf_dynamic", {}, 20)])
 def test_greedy_drafts_stay_below_the_cap(name, parameters, longest):
     """A warped row is one-hot at temperature 0: a rule that read it would draft to its cap every time."""
-    job = Engine(table_pair(vocab=8, noise=0.2)).generate([1], Sampling(max_tokens=120), build_strategy(name, parameters, table_kit(8)))
+    job = Engine(table_pair(vocab=8, noise=0.2)).generate(
+        [1], Sampling(max_tokens=120), build_strategy(name, parameters, table_resources(8))
+    )
     stats = job.session.stats
     assert 0 < stats.drafted / stats.rounds < 0.6 * longest
 
@@ -169,8 +171,8 @@ def constant_head(acceptance: float, width: int = 64) -> AcceptanceHead:
 def test_lengths_that_a_constant_prediction_gives(acceptance, parameters, length):
     """The first prediction comes with the second token: the state that has read token 1 also gives token 2."""
     lengths: list[int] = []
-    kit = table_kit(64, acceptance_head=constant_head(acceptance))
-    Engine(counting_pair(64)).generate([0], Sampling(max_tokens=50), watched(build_strategy("specdec_pp", parameters, kit), lengths))
+    resources = table_resources(64, acceptance_head=constant_head(acceptance))
+    Engine(counting_pair(64)).generate([0], Sampling(max_tokens=50), watched(build_strategy("specdec_pp", parameters, resources), lengths))
     assert lengths[0] == max(lengths) == length
 
 
@@ -184,15 +186,17 @@ def test_the_head_reads_the_state_behind_each_drafted_token_once():
 
     width = 64
     spy = Spy(torch.zeros(width), torch.ones(width), [], torch.zeros(width), 0.0, ORIGIN)
-    Engine(counting_pair(width)).generate([0], Sampling(max_tokens=6), build_strategy("specdec_pp", {}, table_kit(64, acceptance_head=spy)))
+    Engine(counting_pair(width)).generate(
+        [0], Sampling(max_tokens=6), build_strategy("specdec_pp", {}, table_resources(64, acceptance_head=spy))
+    )
     # Text 1; draft 2, 3, 4, 5: the states that have read 2, 3 and 4 put 3, 4 and 5.
     assert seen == [3, 4, 5]
 
 
 def test_a_head_for_other_states_is_refused_in_a_line():
-    kit = table_kit(8, acceptance_head=random_head(5))
+    resources = table_resources(8, acceptance_head=random_head(5))
     with pytest.raises(DraftwellError, match="reads states of 5 numbers, the draft's have 8: train it") as error:
-        Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, kit))
+        Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, resources))
     assert "\n" not in str(error.value)
     with pytest.raises(DraftwellError, match="draftwell train --kind acceptance_head"):
         Engine(table_pair(vocab=8)).generate([1], Sampling(max_tokens=8), build_strategy("specdec_pp", {}, StrategyResources()))
@@ -254,7 +258,7 @@ STATEFUL = [("draft_verify", {}, AdaptiveThreshold), ("adaedl", {"threshold": 0.
 def test_state_begins_anew_where_it_must(monkeypatch, name, parameters, rule, deterministic):
     """draft_verify with every request; the others are shared, but for deterministic mode (METHODS, "State")."""
     values = values_learnt(monkeypatch, rule)
-    strategy = build_strategy(name, parameters, StrategyResources(table_kit(8).artifacts, deterministic=deterministic))
+    strategy = build_strategy(name, parameters, StrategyResources(table_resources(8).artifacts, deterministic=deterministic))
     runs = []
     for _ in range(2):
         values.clear()
@@ -272,7 +276,7 @@ def test_drafts_that_a_limit_cut_teach_nothing(monkeypatch, name, parameters, ru
     """The policy would have gone on: the length is the limit's, and so is the share that was kept."""
     values = values_learnt(monkeypatch, rule)
     engine = Engine(table_pair(vocab=8, noise=0.2))
-    job = engine.submit([1], Sampling(max_tokens=40), build_strategy(name, parameters, table_kit(8)), limit)
+    job = engine.submit([1], Sampling(max_tokens=40), build_strategy(name, parameters, table_resources(8)), limit)
     engine.run([job])
     assert (len(set(values)) > 1) == learns
 
@@ -280,7 +284,7 @@ def test_drafts_that_a_limit_cut_teach_nothing(monkeypatch, name, parameters, ru
 def test_a_draft_that_its_policy_ended_below_the_limit_is_learnt_from(monkeypatch):
     values = values_learnt(monkeypatch, AdaptiveThreshold)
     engine = Engine(table_pair(vocab=8, noise=0.2))
-    engine.run([engine.submit([1], Sampling(max_tokens=40), build_strategy("draft_verify", {"max_draft": 2}, table_kit(8)), 3)])
+    engine.run([engine.submit([1], Sampling(max_tokens=40), build_strategy("draft_verify", {"max_draft": 2}, table_resources(8)), 3)])
     assert len(set(values)) > 1
 
 
@@ -314,7 +318,7 @@ def test_the_threshold_that_was_learnt_is_the_one_used(monkeypatch):
         return stop_after(self, row, token)
 
     monkeypatch.setattr(UnlikelyToken, "stop_after", spy)
-    Engine(counting_pair(64)).generate([0], Sampling(max_tokens=1 + 5 * 9), build_strategy("draft_verify", {}, table_kit(64)))
+    Engine(counting_pair(64)).generate([0], Sampling(max_tokens=1 + 5 * 9), build_strategy("draft_verify", {}, table_resources(64)))
     assert values == [0.801, 0.802, 0.803, 0.803, 0.803]
     assert used == [t for t in (0.8, 0.801, 0.802, 0.803, 0.803) for _ in range(8)]
 
@@ -330,7 +334,7 @@ def test_learning_happens_between_verifications_only(monkeypatch, name, paramete
     """Two requests at once on shared state: each learns behind its own verification and before its own next draft."""
     events: dict[int, list[str]] = {}
     current: list[int] = []
-    strategy = build_strategy(name, parameters, StrategyResources(table_kit(8).artifacts))
+    strategy = build_strategy(name, parameters, StrategyResources(table_resources(8).artifacts))
     run, learn = strategy.run, rule.learn
 
     def noting(session):

@@ -12,14 +12,14 @@ from serving.runtime.session import UNLIMITED, Session
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from tests.serving.runtime.strategies.test_lossless import VARIANTS, distance
 from tests.support.models.enumeration import joint_law, true_law
-from tests.support.models.kits import NEEDED, table_kit, table_pair
+from tests.support.models.resources import NEEDED, table_pair, table_resources
 
 DRAFTING = [name for name in STRATEGIES if name != "autoregressive"]
 LIMITS = [(0,), (1,), (2, 0), (0, 3, 1), (UNLIMITED, 0, 0, 1)]
 
 
 def usual(name: str) -> Strategy:
-    return build_strategy(name, NEEDED.get(name, {}), table_kit(8))
+    return build_strategy(name, NEEDED.get(name, {}), table_resources(8))
 
 
 def limit_by(monkeypatch: pytest.MonkeyPatch, limits: tuple[int, ...]) -> None:
@@ -37,7 +37,7 @@ def limit_by(monkeypatch: pytest.MonkeyPatch, limits: tuple[int, ...]) -> None:
 def test_the_joint_law_is_the_targets_however_the_limit_changes(monkeypatch, name, parameters, limits):
     limit_by(monkeypatch, limits)
     models, sampling = table_pair(), Sampling(max_tokens=3, temperature=1.0, stop_token_ids=frozenset({2}))
-    law = joint_law(lambda: build_strategy(name, parameters, table_kit()), models, [0, 1, 0], sampling)
+    law = joint_law(lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling)
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 

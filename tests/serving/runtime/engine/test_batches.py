@@ -13,7 +13,7 @@ from serving.runtime.pair import over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.serving.runtime.strategies.test_lossless import VARIANTS
-from tests.support.models.kits import NEEDED, table_kit, table_pair
+from tests.support.models.resources import NEEDED, table_pair, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
 
 LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
@@ -44,7 +44,7 @@ def test_tables(name, parameters, temperature):
     wanted = requests(8, temperature)
 
     def build() -> Any:
-        return build_strategy(name, parameters, table_kit(8))
+        return build_strategy(name, parameters, table_resources(8))
 
     assert outputs(engine, build, wanted, together=True) == outputs(engine, build, wanted, together=False)
     assert {len(model.slots._free) for model in engine.models.values()} == {8}
@@ -58,7 +58,7 @@ def test_the_target_runs_once_for_all_however_long_they_draft(name, monkeypatch)
     forwards = []
     original = target.forward
     monkeypatch.setattr(target, "forward", lambda rows: forwards.append(len(rows)) or original(rows))
-    jobs = [engine.submit(prompt, sampling, build_strategy(name, NEEDED.get(name, {}), table_kit(8)))
+    jobs = [engine.submit(prompt, sampling, build_strategy(name, NEEDED.get(name, {}), table_resources(8)))
             for prompt, sampling in requests(8, 1.0)]
     engine.run(jobs)
     prefills = 1
@@ -82,6 +82,6 @@ def test_random_llamas_in_float32(name, adapter, temperature):
     wanted = requests(VOCAB, temperature)
 
     def build() -> Any:
-        return build_strategy(name, NEEDED.get(name, {}), table_kit(HIDDEN))
+        return build_strategy(name, NEEDED.get(name, {}), table_resources(HIDDEN))
 
     assert outputs(engine, build, wanted, together=True) == outputs(engine, build, wanted, together=False)

@@ -8,12 +8,12 @@ from serving.errors import ContextTooLong, DraftwellError
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling, Text
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
-from tests.support.models.kits import NEEDED, table_kit, table_pair
+from tests.support.models.resources import NEEDED, table_pair, table_resources
 
 
 def usual(name: str) -> Strategy:
     """A strategy with its defaults."""
-    return build_strategy(name, NEEDED.get(name, {}), table_kit(8))
+    return build_strategy(name, NEEDED.get(name, {}), table_resources(8))
 
 
 def free_slots(engine: Engine) -> set[int]:
@@ -35,7 +35,7 @@ def test_concurrent_requests_give_what_each_gives_alone(name, temperature):
 
 def test_a_stream_only_ever_grows():
     engine = Engine(table_pair(vocab=8, noise=2.0))
-    job = engine.submit([1], Sampling(max_tokens=50), build_strategy("spide", {}, table_kit(8)))
+    job = engine.submit([1], Sampling(max_tokens=50), build_strategy("spide", {}, table_resources(8)))
     streamed: list[int] = []
     while not job.finished:
         engine.step()
@@ -46,7 +46,7 @@ def test_a_stream_only_ever_grows():
 
 def test_cancelled_requests_free_their_slots_at_once():
     engine = Engine(table_pair(vocab=8))
-    job = engine.submit([1], Sampling(max_tokens=400), build_strategy("spide", {}, table_kit(8)))
+    job = engine.submit([1], Sampling(max_tokens=400), build_strategy("spide", {}, table_resources(8)))
     engine.step()
     engine.cancel(job)
     assert job.finished
@@ -56,7 +56,7 @@ def test_cancelled_requests_free_their_slots_at_once():
 
 def test_cancelling_the_last_request_lets_the_worker_threads_go():
     engine = Engine(table_pair(vocab=5))
-    job = engine.submit([1], Sampling(max_tokens=30), build_strategy("pearl", {}, table_kit(5)))
+    job = engine.submit([1], Sampling(max_tokens=30), build_strategy("pearl", {}, table_resources(5)))
     engine.step()
     assert engine._workers is not None
     engine.cancel(job)

@@ -18,7 +18,7 @@ from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
-from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.resources import table_pair, table_resources
 
 TARGET_SECONDS, DRAFT_SECONDS = 0.02, 0.004
 
@@ -46,7 +46,7 @@ def slow_pair() -> dict:
 
 
 def parallel_spide():
-    return build_strategy("spide", {"tau": 0.5, "max_draft": 4}, table_kit(5, ratio=4.0))
+    return build_strategy("spide", {"tau": 0.5, "max_draft": 4}, table_resources(5, ratio=4.0))
 
 
 def spans(timeline, role):

@@ -14,7 +14,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import RandomStream
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.resources import table_pair, table_resources
 
 PARALLEL = {"spide": {"tau": 0.4, "max_draft": 5}, "pearl": {"num_speculative_tokens": 4}, "duo_decoding": {"num_speculative_tokens": 6}}
 SAMPLING = Sampling(max_tokens=40, temperature=1.0, seed=5)
@@ -40,7 +40,7 @@ def decode(name: str, target: float = 0.0, draft: float = 0.0, seed: int = 0, pr
     if target or draft:
         models = {"target": Delayed(models["target"], target, seed), "draft": Delayed(models["draft"], draft, seed + 1)}
     engine = Engine(models)
-    jobs = [engine.submit(prompt, SAMPLING, build_strategy(name, PARALLEL[name], table_kit(9))) for prompt in prompts]
+    jobs = [engine.submit(prompt, SAMPLING, build_strategy(name, PARALLEL[name], table_resources(9))) for prompt in prompts]
     engine.run(jobs)
     return [(job.output, {key: value for key, value in vars(job.session.stats).items() if "seconds" not in key and key != "timeline"})
             for job in jobs]
@@ -62,7 +62,7 @@ def test_delays_change_nothing_for_concurrent_requests_either(name):
 def test_every_strategy_that_can_overlap_is_here():
     def overlaps(name, cls) -> bool:
         try:
-            return bool(build_strategy(name, {}, table_kit()).overlaps)
+            return bool(build_strategy(name, {}, table_resources()).overlaps)
         except Exception:  # a setting without default: none of those overlaps
             return bool(cls.overlaps)
 

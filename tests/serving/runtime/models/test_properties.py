@@ -22,7 +22,7 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import residual, warp
-from tests.support.models.kits import ORIGIN
+from tests.support.models.resources import ORIGIN
 from tests.support.models.tiny import VOCAB, llama
 
 COUNT, CONTEXT = 3, 16

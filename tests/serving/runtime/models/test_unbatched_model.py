@@ -23,7 +23,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.serving.runtime.engine.test_batches import outputs, requests
 from tests.serving.runtime.models.test_properties import CONTEXT, COUNT, STEPS, run_step
-from tests.support.models.kits import NEEDED, table_kit
+from tests.support.models.resources import NEEDED, table_resources
 from tests.support.models.tiny import VOCAB
 from tests.support.server.served_pair import tiny_tokenizer
 
@@ -195,7 +195,7 @@ PROMPTS = [[5, 9, 11, 4, 20], [3], [8, 8, 17, 6, 12, 21, 10, 4, 19]]
 def test_gpt_neo_writes_what_generate_writes(strategy, parameters):
     engine = networks()
     for prompt in PROMPTS:
-        job = engine.generate(prompt, Sampling(max_tokens=40), build_strategy(strategy, parameters, table_kit(HIDDEN)))
+        job = engine.generate(prompt, Sampling(max_tokens=40), build_strategy(strategy, parameters, table_resources(HIDDEN)))
         assert job.output == generated(modules()["target"], prompt, 40, eos_token_id=None)
         if strategy == "vanilla_sd":
             assert 0 < job.session.stats.accepted < job.session.stats.drafted, "drafts were kept and rejected"
@@ -204,7 +204,7 @@ def test_gpt_neo_writes_what_generate_writes(strategy, parameters):
 @pytest.mark.parametrize("naive", [NeverCropped, CroppedTooFar])
 def test_speculation_without_a_right_rollback_writes_something_else(naive):
     engine = networks(naive)
-    build = functools.partial(build_strategy, "vanilla_sd", {"num_speculative_tokens": 3}, table_kit(HIDDEN))
+    build = functools.partial(build_strategy, "vanilla_sd", {"num_speculative_tokens": 3}, table_resources(HIDDEN))
     written = [engine.generate(prompt, Sampling(max_tokens=40), build()).output for prompt in PROMPTS]
     assert written != [generated(modules()["target"], prompt, 40, eos_token_id=None) for prompt in PROMPTS]
 
@@ -216,7 +216,7 @@ def test_eight_requests_write_what_each_writes_alone(name, temperature):
     wanted = requests(VOCAB, temperature)
 
     def build() -> Any:
-        return build_strategy(name, NEEDED.get(name, {}), table_kit(HIDDEN))
+        return build_strategy(name, NEEDED.get(name, {}), table_resources(HIDDEN))
 
     assert outputs(engine, build, wanted, together=True) == outputs(engine, build, wanted, together=False)
     assert {len(model.slots._free) for model in engine.models.values()} == {8}

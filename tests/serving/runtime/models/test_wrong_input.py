@@ -19,7 +19,7 @@ from serving.runtime.pair import load_module, over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from tests.serving.runtime.strategies.test_lossless import VARIANTS
-from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.resources import table_pair, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
 
 SICK = 7
@@ -30,7 +30,7 @@ ROLES = [(name, role) for name, strategy in STRATEGIES.items() for role in strat
 
 def build(name: str) -> Strategy:
     parameters = next((parameters for known, parameters in VARIANTS if known == name), {})
-    return build_strategy(name, parameters, table_kit(8))
+    return build_strategy(name, parameters, table_resources(8))
 
 
 def models_of(strategy: Strategy) -> dict:
@@ -254,7 +254,7 @@ def test_a_real_network_that_overflows_hurts_only_its_request(name, sick_role, a
 
     def run(engine: Engine, prompts: list[list[int]]) -> list[Job]:
         sampling = Sampling(max_tokens=12, banned_token_ids=frozenset({SICK}))
-        jobs = [engine.submit(prompt, sampling, build_strategy(name, {}, table_kit(VOCAB))) for prompt in prompts]
+        jobs = [engine.submit(prompt, sampling, build_strategy(name, {}, table_resources(VOCAB))) for prompt in prompts]
         while engine.jobs:
             engine.step()
         return jobs

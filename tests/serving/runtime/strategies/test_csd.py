@@ -16,7 +16,7 @@ from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
-from tests.support.models.kits import ORIGIN, table_kit, table_pair
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -9.0], [0.0, 0.0, 3.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
 
@@ -78,7 +78,7 @@ def test_new_pairs_that_compete_in_a_full_memory_both_grow():
 def test_without_rescue_csd_is_vanilla_speculative_decoding(temperature):
     """lambda = inf: the same tokens and counters from the same seed."""
     models, sampling = table_pair(vocab=8, noise=1.5), Sampling(max_tokens=80, temperature=temperature, seed=3)
-    csd = build_strategy("csd", {"min_count": math.inf, "num_speculative_tokens": 4}, table_kit(8))
+    csd = build_strategy("csd", {"min_count": math.inf, "num_speculative_tokens": 4}, table_resources(8))
     vanilla = build_strategy("vanilla_sd", {"num_speculative_tokens": 4})
     mine, theirs = (Engine(models).generate([1], sampling, strategy) for strategy in (csd, vanilla))
     assert mine.output == theirs.output
@@ -107,7 +107,7 @@ def test_judging_behind_a_rescue_goes_on_with_the_rescued_prefix(warpers):
     """The joint law is Algorithm 1's, position by position: behind a rescued x both test and residual use rows that have read x."""
     models, sampling = table_pair(), Sampling(max_tokens=4, **warpers)
     strategy = {"use_memory": False, "tau": 0.3, "num_speculative_tokens": 3}
-    law = joint_law(lambda: build_strategy("csd", strategy, table_kit()), models, [0], sampling)
+    law = joint_law(lambda: build_strategy("csd", strategy, table_resources()), models, [0], sampling)
     assert furthest(law, law_of_four(models, [0], sampling, lambda at: gated_law(at, 0.3))) < 1e-6
     assert furthest(law, true_law(models["target"], [0], sampling)) > 1e-3
 
@@ -123,7 +123,7 @@ def test_a_mutant_that_judges_behind_a_rescue_as_if_the_correction_stood_there_i
     monkeypatch.setattr("serving.runtime.strategies.lossy.csd.Rescue", Elsewhere)
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
     strategy = {"use_memory": False, "tau": 0.3, "num_speculative_tokens": 3}
-    law = joint_law(lambda: build_strategy("csd", strategy, table_kit()), models, [0], sampling)
+    law = joint_law(lambda: build_strategy("csd", strategy, table_resources()), models, [0], sampling)
     assert furthest(law, law_of_four(models, [0], sampling, lambda at: gated_law(at, 0.3))) > 1e-4
 
 
@@ -156,7 +156,7 @@ def test_a_request_that_alters_logits_is_neither_rescued_nor_learnt_from(altered
 
 def test_gate_only_at_temperature_zero_keeps_what_the_target_finds_likely():
     models, sampling = table_pair(vocab=8, noise=2.0), Sampling(max_tokens=200)
-    job = Engine(models).generate([1], sampling, build_strategy("csd", {"use_memory": False, "tau": 0.2}, table_kit(8)))
+    job = Engine(models).generate([1], sampling, build_strategy("csd", {"use_memory": False, "tau": 0.2}, table_resources(8)))
     assert job.session.stats.rescued > 0
     ids = [1, *job.output]
     for i in range(1, len(ids)):

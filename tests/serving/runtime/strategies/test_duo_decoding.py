@@ -16,11 +16,11 @@ from serving.runtime.strategies import build_strategy
 from tests.serving.runtime.strategies.test_lossless import distance
 from tests.serving.runtime.strategies.test_spide import counting_pair, judged_positions
 from tests.support.models.enumeration import Oracle, joint_law, true_law
-from tests.support.models.kits import ORIGIN, table_kit, table_pair
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 
 def duo(gamma: int | None = 6, **settings):
-    return build_strategy("duo_decoding", settings | ({} if gamma is None else {"num_speculative_tokens": gamma}), table_kit(9))
+    return build_strategy("duo_decoding", settings | ({} if gamma is None else {"num_speculative_tokens": gamma}), table_resources(9))
 
 
 def law_of_a_choice(rule: Ranked, probs: list[float], candidates: list[int], **warpers) -> list[float]:
@@ -209,18 +209,18 @@ def test_the_budget_is_measured_and_an_onnx_draft_has_a_measure_of_its_own(tmp_p
     profile.save(tmp_path / "p")
     read = HardwareProfile.load(tmp_path / "p")
     assert read.t_draft_onnx == 1.5
-    strategy = build_strategy("duo_decoding", {}, table_kit(hardware_profile=read))
+    strategy = build_strategy("duo_decoding", {}, table_resources(hardware_profile=read))
     assert (strategy.budget(), strategy.budget(onnx_draft=True)) == (4, 6)
     older = HardwareProfile(1.0, {1: 4.4}, 0.1, ORIGIN)
     older.save(tmp_path / "older")
     assert "onnx" not in (tmp_path / "older" / "profile.json").read_text()
-    strategy = build_strategy("duo_decoding", {}, table_kit(hardware_profile=HardwareProfile.load(tmp_path / "older")))
+    strategy = build_strategy("duo_decoding", {}, table_resources(hardware_profile=HardwareProfile.load(tmp_path / "older")))
     assert strategy.budget() == strategy.budget(onnx_draft=True) == 4
-    assert build_strategy("duo_decoding", {}, table_kit(ratio=0.2)).budget() == 1
+    assert build_strategy("duo_decoding", {}, table_resources(ratio=0.2)).budget() == 1
 
 
 def test_it_takes_the_draft_in_onnx_runtime_where_there_is_one_and_no_other_strategy_does():
     models = {**table_pair(), "draft_onnx": object()}
     assert duo().choose_models(models)["draft"] is models["draft_onnx"]
-    assert build_strategy("pearl", {}, table_kit()).choose_models(models)["draft"] is models["draft"]
+    assert build_strategy("pearl", {}, table_resources()).choose_models(models)["draft"] is models["draft"]
     assert duo().choose_models(table_pair()).keys() == {"target", "draft"}

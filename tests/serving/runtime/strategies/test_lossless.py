@@ -10,8 +10,8 @@ from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.enumeration import joint_law, true_law
-from tests.support.models.kits import table_kit, table_pair
 from tests.support.models.mutants import Twice
+from tests.support.models.resources import table_pair, table_resources
 
 VARIANTS = [
     ("autoregressive", {}),
@@ -50,14 +50,14 @@ def distance(law: dict, truth: dict) -> float:
 @pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
 def test_joint_law_is_the_targets(name, parameters, warpers):
     models, sampling = table_pair(), Sampling(max_tokens=3, stop_token_ids=frozenset({2}), **warpers)
-    law = joint_law(lambda: build_strategy(name, parameters, table_kit()), models, [0, 1, 0], sampling)
+    law = joint_law(lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling)
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) < 1e-6
 
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0])
 def test_spide_is_lossless_over_four_tokens_whatever_the_overlap(ratio):
     models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
-    law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_kit(2, ratio)), models, [1], sampling)
+    law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_resources(2, ratio)), models, [1], sampling)
     assert distance(law, true_law(models["target"], [1], sampling)) < 1e-6
 
 
@@ -70,7 +70,7 @@ def test_mutant_that_tests_the_first_continuation_token_twice_is_caught(monkeypa
 
     monkeypatch.setattr("serving.runtime.strategies.lossless.spide.Exact", Twice)
     models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
-    law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_kit(2)), models, [1], sampling)
+    law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_resources(2)), models, [1], sampling)
     assert distance(law, true_law(models["target"], [1], sampling)) > 1e-3
 
 
@@ -81,7 +81,7 @@ def test_mutant_whose_penalties_ignore_drafted_tokens_is_caught(monkeypatch, nam
     monkeypatch.setattr(sampling_module, "adjusted", lambda logits, sampling, written: torch.cat(
         [right(row[None], sampling, written[: max(0, len(written) - len(logits) + 1)]) for row in logits]))
     models, sampling = table_pair(), Sampling(max_tokens=4, **PENALTIES[1])
-    law = joint_law(lambda: build_strategy(name, parameters, table_kit()), models, [0, 1, 0], sampling)
+    law = joint_law(lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling)
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) > 1e-3
 
 
@@ -98,5 +98,5 @@ def test_mutant_that_drops_the_unlikely_last_token_is_caught(monkeypatch):
 
     monkeypatch.setattr("serving.runtime.strategies.lossless.vanilla_sd.DraftModel", Dropping)
     models, sampling = table_pair(), Sampling(max_tokens=3, temperature=1.0)
-    law = joint_law(lambda: build_strategy("vanilla_sd", {"num_speculative_tokens": 2}, table_kit()), models, [0], sampling)
+    law = joint_law(lambda: build_strategy("vanilla_sd", {"num_speculative_tokens": 2}, table_resources()), models, [0], sampling)
     assert distance(law, true_law(models["target"], [0], sampling)) > 1e-3

@@ -21,15 +21,19 @@ from serving.runtime.strategies import StrategyResources, build_strategy
 from serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import Context, furthest, law_of_four
-from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.resources import table_pair, table_resources
 
 LOSSY = [("fuzzy_sd", {"tau": 0.0}), ("mentored", {}), ("lossy_sd", {"tau": 0.1}), ("pyramid_assisted", {"tau_target": 0.0}),
          ("pyramid_fuzzy", {"tau_target": 0.0, "tau_qualifier": 0.0})]
 WARPERS = [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 2}]
 
 
-def run(name: str, parameters: dict, models: dict, *, tokens: int = 80, kit: StrategyResources | None = None, **sampling):
-    job = Engine(models).generate([1, 2], Sampling(max_tokens=tokens, **sampling), build_strategy(name, parameters, kit or table_kit(8)))
+def run(name: str, parameters: dict, models: dict, *, tokens: int = 80, resources: StrategyResources | None = None, **sampling):
+    job = Engine(models).generate(
+        [1, 2],
+        Sampling(max_tokens=tokens, **sampling),
+        build_strategy(name, parameters, resources or table_resources(8)),
+    )
     return job.output, job.session.stats
 
 
@@ -49,7 +53,7 @@ def test_with_identical_models_every_lossy_rule_is_exact_and_keeps_everything(na
     target = table_pair(3)["target"]
     same = {"target": target, "draft": target, "qualifier": target}
     sampling = Sampling(max_tokens=3, stop_token_ids=frozenset({2}), **warpers)
-    law = joint_law(lambda: build_strategy(name, parameters, table_kit()), same, [0, 1], sampling)
+    law = joint_law(lambda: build_strategy(name, parameters, table_resources()), same, [0, 1], sampling)
     assert furthest(law, true_law(target, [0, 1], sampling)) < 1e-6
 
 
@@ -224,11 +228,11 @@ def test_mentored_with_a_large_budget_keeps_everything():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("same", [{"min_count": 0}, {"use_memory": False}], ids=str)
 def test_lossy_sd_is_csd_without_its_memory(same, temperature, seed):
-    kit = StrategyResources(table_kit(8).artifacts, special_tokens=frozenset({3}), deterministic=True)
+    resources = StrategyResources(table_resources(8).artifacts, special_tokens=frozenset({3}), deterministic=True)
     settings = {"tau": 0.2, "num_speculative_tokens": 5}
     sampling = {"temperature": temperature, "seed": seed, "stop_token_ids": frozenset({6})}
-    csd = run("csd", settings | same, table_pair(8, noise=2.0), kit=kit, **sampling)
-    lossy = run("lossy_sd", settings, table_pair(8, noise=2.0), kit=kit, **sampling)
+    csd = run("csd", settings | same, table_pair(8, noise=2.0), resources=resources, **sampling)
+    lossy = run("lossy_sd", settings, table_pair(8, noise=2.0), resources=resources, **sampling)
     assert csd[0] == lossy[0]
     assert counters(csd[1]) == counters(lossy[1])
 

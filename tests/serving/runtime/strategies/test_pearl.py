@@ -10,12 +10,12 @@ from serving.runtime.strategies import build_strategy
 from tests.serving.runtime.strategies.test_lossless import distance
 from tests.serving.runtime.strategies.test_spide import counting_pair, judged_positions
 from tests.support.models.enumeration import joint_law, true_law
-from tests.support.models.kits import table_kit, table_pair
 from tests.support.models.mutants import Twice
+from tests.support.models.resources import table_pair, table_resources
 
 
 def pearl(gamma: int | None = 3, ratio: float = 3.0):
-    return build_strategy("pearl", {} if gamma is None else {"num_speculative_tokens": gamma}, table_kit(ratio=ratio))
+    return build_strategy("pearl", {} if gamma is None else {"num_speculative_tokens": gamma}, table_resources(ratio=ratio))
 
 
 def test_two_full_accepts_then_a_rejection(monkeypatch):

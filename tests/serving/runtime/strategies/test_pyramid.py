@@ -16,7 +16,7 @@ from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest
-from tests.support.models.kits import table_pair
+from tests.support.models.resources import table_pair
 
 BOTH = ("pyramid_assisted", "pyramid_fuzzy")
 

@@ -13,7 +13,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from tests.support.models.kits import ORIGIN, table_kit, table_pair
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 
 def counting_pair(vocab: int = 10, wrong_behind: int | None = None) -> dict:
@@ -50,8 +50,10 @@ def judged_positions(monkeypatch) -> list[int]:
 @pytest.mark.parametrize("ratio", [1.0, 4.0])
 def test_every_position_is_judged_once_when_all_is_kept(monkeypatch, ratio):
     seen = judged_positions(monkeypatch)
-    kit = table_kit(acceptance_table=certain_table(), hardware_profile=table_kit(ratio=ratio).artifacts["hardware_profile"])
-    job = Engine(counting_pair(64)).generate([0], Sampling(max_tokens=30), build_strategy("spide", {"max_draft": 4}, kit))
+    resources = table_resources(
+        acceptance_table=certain_table(), hardware_profile=table_resources(ratio=ratio).artifacts["hardware_profile"]
+    )
+    job = Engine(counting_pair(64)).generate([0], Sampling(max_tokens=30), build_strategy("spide", {"max_draft": 4}, resources))
     assert job.output == list(range(1, 31))
     sampled = set(job.output) - set(seen)
     assert len(seen) == len(set(seen)), "a position was judged twice"
@@ -59,9 +61,9 @@ def test_every_position_is_judged_once_when_all_is_kept(monkeypatch, ratio):
 
 
 def test_stop_token_inside_a_draft_ends_the_text_without_a_bonus():
-    kit = table_kit(acceptance_table=certain_table())
+    resources = table_resources(acceptance_table=certain_table())
     sampling = Sampling(max_tokens=20, stop_token_ids=frozenset({4}))
-    job = Engine(counting_pair()).generate([0], sampling, build_strategy("spide", {}, kit))
+    job = Engine(counting_pair()).generate([0], sampling, build_strategy("spide", {}, resources))
     assert job.output == [1, 2, 3, 4]
     assert job.session.text.finish_reason == "stop"
     assert job.session.stats.accepted + job.session.stats.sampled == 4
@@ -70,8 +72,8 @@ def test_stop_token_inside_a_draft_ends_the_text_without_a_bonus():
 @pytest.mark.parametrize("budget", [1, 2, 4, 5])
 @pytest.mark.parametrize("wrong", [None, 2])
 def test_budgets_are_kept_exactly(budget, wrong):
-    kit = table_kit(ratio=4.0, acceptance_table=certain_table())
-    job = Engine(counting_pair(wrong_behind=wrong)).generate([0], Sampling(max_tokens=budget), build_strategy("spide", {}, kit))
+    resources = table_resources(ratio=4.0, acceptance_table=certain_table())
+    job = Engine(counting_pair(wrong_behind=wrong)).generate([0], Sampling(max_tokens=budget), build_strategy("spide", {}, resources))
     assert job.output == [1, 2, 3, 4, 5][:budget]
     assert job.session.stats.emitted == job.session.stats.accepted + job.session.stats.sampled == budget
 
@@ -80,7 +82,9 @@ def test_budgets_are_kept_exactly(budget, wrong):
 def test_tau_zero_is_a_fixed_length_at_the_cap(temperature):
     """Whatever the table has learnt, tau = 0 drafts to the cap every time, like a fixed gamma there."""
     models, sampling = table_pair(vocab=8, noise=0.5), Sampling(max_tokens=60, temperature=temperature, seed=1)
-    dynamic = Engine(models).generate([1], sampling, build_strategy("spide", {"tau": 0.0, "max_draft": 3, "parallel": False}, table_kit(8)))
+    dynamic = Engine(models).generate(
+        [1], sampling, build_strategy("spide", {"tau": 0.0, "max_draft": 3, "parallel": False}, table_resources(8))
+    )
     fixed = Engine(models).generate([1], sampling, build_strategy("vanilla_sd", {"num_speculative_tokens": 3}))
     assert dynamic.output == fixed.output
     for name in ("drafted", "judged", "accepted", "sampled", "rounds", "target_calls", "draft_calls", "accepted_at"):
@@ -89,7 +93,7 @@ def test_tau_zero_is_a_fixed_length_at_the_cap(temperature):
 
 def test_a_continuation_that_is_unlikely_to_be_kept_ends_early(monkeypatch):
     """alpha is below .1 in every bin: a continuation ends behind its first token; serial drafts are as they were."""
-    kit = table_kit(ratio=8.0, acceptance_table=AcceptanceTable([100] * 20, [0] * 20, ORIGIN))
+    resources = table_resources(ratio=8.0, acceptance_table=AcceptanceTable([100] * 20, [0] * 20, ORIGIN))
     lengths: dict[bool, list[int]] = {}
     original = DraftModel.propose
 
@@ -102,7 +106,7 @@ def test_a_continuation_that_is_unlikely_to_be_kept_ends_early(monkeypatch):
     drafted = {}
     for overlap_tau in (0.0, 0.5):
         lengths.clear()
-        strategy = build_strategy("spide", {"tau": 0.001, "overlap_tau": overlap_tau}, kit.private())
+        strategy = build_strategy("spide", {"tau": 0.001, "overlap_tau": overlap_tau}, resources.private())
         job = Engine(counting_pair(64, wrong_behind=10)).generate([0], Sampling(max_tokens=30), strategy)
         assert job.output == list(range(1, 31))
         drafted[overlap_tau] = {name: list(found) for name, found in lengths.items()}
@@ -114,22 +118,22 @@ def test_a_continuation_that_is_unlikely_to_be_kept_ends_early(monkeypatch):
 def test_a_shorter_continuation_needs_a_continuation():
     for settings in ({"parallel": False}, {"dynamic": False}):
         with pytest.raises(DraftwellError, match="overlap_tau"):
-            build_strategy("spide", {"overlap_tau": 0.1, **settings}, table_kit())
+            build_strategy("spide", {"overlap_tau": 0.1, **settings}, table_resources())
 
 
 def test_only_judged_tokens_update_the_table():
     table = AcceptanceTable.empty(ORIGIN)
-    kit = table_kit(acceptance_table=table)
-    kit = type(kit)(kit.artifacts, deterministic=False)
-    job = Engine(counting_pair(wrong_behind=5)).generate([0], Sampling(max_tokens=20), build_strategy("spide", {}, kit))
+    resources = table_resources(acceptance_table=table)
+    resources = type(resources)(resources.artifacts, deterministic=False)
+    job = Engine(counting_pair(wrong_behind=5)).generate([0], Sampling(max_tokens=20), build_strategy("spide", {}, resources))
     assert sum(table.total) == job.session.stats.judged
     assert sum(table.accepted) == job.session.stats.accepted
 
 
 def test_deterministic_mode_leaves_the_shared_table_alone():
-    kit = table_kit()
-    Engine(counting_pair()).generate([0], Sampling(max_tokens=20), build_strategy("spide", {}, kit))
-    assert sum(kit.artifacts["acceptance_table"].total) == 0
+    resources = table_resources()
+    Engine(counting_pair()).generate([0], Sampling(max_tokens=20), build_strategy("spide", {}, resources))
+    assert sum(resources.artifacts["acceptance_table"].total) == 0
 
 
 def test_bins_and_prior():
@@ -147,6 +151,8 @@ def test_bins_and_prior():
 def test_thresholds_read_raw_confidence_not_the_greedy_one_hot():
     """At temperature 0 a warped distribution is one-hot; C from it would be 1 and drafts would run to the cap."""
     models = table_pair(vocab=8, noise=0.2, sharpness=0.5)
-    job = Engine(models).generate([1], Sampling(max_tokens=50), build_strategy("spide", {"tau": 0.7, "parallel": False}, table_kit(8)))
+    job = Engine(models).generate(
+        [1], Sampling(max_tokens=50), build_strategy("spide", {"tau": 0.7, "parallel": False}, table_resources(8))
+    )
     stats = job.session.stats
     assert stats.drafted / stats.rounds < 3

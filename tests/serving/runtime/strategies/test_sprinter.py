@@ -18,7 +18,7 @@ from serving.runtime.strategies import build_strategy
 from serving.runtime.strategies.compose import compose
 from serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law
-from tests.support.models.kits import ORIGIN, table_kit, table_pair
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 
 def verifier(weight: list[float], bias: float = 0.0, features=("before",)) -> Verifier:
@@ -28,8 +28,8 @@ def verifier(weight: list[float], bias: float = 0.0, features=("before",)) -> Ve
 def test_a_verifier_that_flags_everything_is_lossless():
     models, sampling = table_pair(), Sampling(max_tokens=3, temperature=1.0)
     for features in (("before",), ("after",)):
-        kit = table_kit(verifier=verifier([0.0] * 3, bias=-50.0, features=features))
-        law = joint_law(lambda kit=kit: build_strategy("sprinter", {}, kit), models, [0], sampling)
+        resources = table_resources(verifier=verifier([0.0] * 3, bias=-50.0, features=features))
+        law = joint_law(lambda resources=resources: build_strategy("sprinter", {}, resources), models, [0], sampling)
         truth = true_law(models["target"], [0], sampling)
         assert max(abs(law.get(k, 0) - truth.get(k, 0)) for k in truth) < 1e-6
 
@@ -41,8 +41,8 @@ def test_total_variation_of_a_token_is_what_the_theorem_says(seed):
     The second token of the text is the first drafted one; its verifier sees x through the `scalars` features, q(x) above .4.
     """
     models, sampling = table_pair(vocab=4, seed=seed, sharpness=1.0), Sampling(max_tokens=2, temperature=1.0)
-    kit = table_kit(4, verifier=verifier([100.0, 0.0, 0.0, 0.0], bias=-30.0, features=("scalars",)))
-    law = joint_law(lambda: build_strategy("sprinter", {}, kit), models, [0], sampling)
+    resources = table_resources(4, verifier=verifier([100.0, 0.0, 0.0, 0.0], bias=-30.0, features=("scalars",)))
+    law = joint_law(lambda: build_strategy("sprinter", {}, resources), models, [0], sampling)
     for first in range(4):
         p = LogitRows(models["target"].next_logits([0, first])[None], sampling).probs(0).double()
         q = LogitRows(models["draft"].next_logits([0, first])[None], sampling).probs(0).double()
@@ -112,8 +112,8 @@ def test_a_zero_uniform_does_not_keep_a_token_that_the_target_rules_out():
 
 def test_the_token_at_the_cap_is_judged():
     models = table_pair(vocab=8)
-    kit = table_kit(8, verifier=verifier([0.0] * 8, bias=50.0))
-    stats = Engine(models).generate([1], Sampling(max_tokens=61), build_strategy("sprinter", {"max_run": 5}, kit)).session.stats
+    resources = table_resources(8, verifier=verifier([0.0] * 8, bias=50.0))
+    stats = Engine(models).generate([1], Sampling(max_tokens=61), build_strategy("sprinter", {"max_run": 5}, resources)).session.stats
     assert stats.rescued + stats.target_calls == stats.judged, "four trusted tokens and one judged in every full run"
     assert stats.target_calls >= 60 // 6
     assert stats.accepted + stats.sampled == stats.emitted == 61
@@ -123,9 +123,9 @@ def test_stop_tokens_go_to_the_target():
     """A draft that wants to stop early is not believed, however much the verifier trusts it."""
     models = table_pair(vocab=8, noise=3.0)
     models["draft"].table[..., 3] += 50.0
-    kit = table_kit(8, verifier=verifier([0.0] * 8, bias=50.0))
+    resources = table_resources(8, verifier=verifier([0.0] * 8, bias=50.0))
     sampling = Sampling(max_tokens=20, stop_token_ids=frozenset({3}))
-    job = Engine(models).generate([1], sampling, build_strategy("sprinter", {}, kit))
+    job = Engine(models).generate([1], sampling, build_strategy("sprinter", {}, resources))
     reference = Engine(models).generate([1], sampling, build_strategy("autoregressive"))
     assert job.output == reference.output, "every drafted token is a stop token, so the target decides each"
 
@@ -135,8 +135,8 @@ def test_caches_stay_right_with_every_feature(features):
     """A verifier that reads the state behind x must not leave x in the cache when x is rejected."""
     models = table_pair(vocab=8, noise=2.0)
     width = sum({"before": 8, "after": 8, "scalars": 4}[f] for f in features)
-    kit = table_kit(8, verifier=verifier([0.3] * width, features=features))
-    job = Engine(models).generate([1], Sampling(max_tokens=60), build_strategy("sprinter", {}, kit))
+    resources = table_resources(8, verifier=verifier([0.3] * width, features=features))
+    job = Engine(models).generate([1], Sampling(max_tokens=60), build_strategy("sprinter", {}, resources))
     assert job.session.stats.emitted == 60
     ids = [1, *job.output]
     for i in range(2, len(ids)):  # every token is the draft's or the target's argmax on the true prefix

@@ -26,7 +26,7 @@ from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from serving.runtime.types import Draft, Verdict
 from tests.serving.runtime.strategies.test_lossless import VARIANTS, distance
 from tests.support.models.enumeration import joint_law, true_law
-from tests.support.models.kits import NEEDED, table_kit, table_pair
+from tests.support.models.resources import NEEDED, table_pair, table_resources
 
 LOSSY = [(name, NEEDED.get(name, {})) for name, strategy in STRATEGIES.items() if not strategy.lossless]
 EVERY = [*VARIANTS, *LOSSY]
@@ -34,7 +34,7 @@ VOCAB = 8
 
 
 def build(name: str, parameters: dict) -> Strategy:
-    return build_strategy(name, parameters, table_kit(VOCAB))
+    return build_strategy(name, parameters, table_resources(VOCAB))
 
 
 @functools.cache
@@ -152,7 +152,7 @@ def check_end(output: list[int], sampling: Sampling, reason: str | None) -> None
 def test_the_law_of_four_tokens_is_the_targets(name, parameters, seed):
     """Longer than one draft, and two tokens to choose from: rounds follow each other in every way."""
     models, sampling = table_pair(vocab=2, seed=seed), Sampling(max_tokens=4, temperature=1.0)
-    law = joint_law(lambda: build_strategy(name, parameters, table_kit(2)), models, [1], sampling)
+    law = joint_law(lambda: build_strategy(name, parameters, table_resources(2)), models, [1], sampling)
     assert distance(law, true_law(models["target"], [1], sampling)) < 1e-6
 
 

@@ -36,7 +36,7 @@ from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Delta, End, Event, Ticket
-from tests.support.models.kits import table_kit
+from tests.support.models.resources import table_resources
 from tests.support.server.served_pair import tiny_pair
 
 PROMPTS = ("the man in the inn", "an onion is in there", "on the other hand", "the end then", "in an hour", "none other")
@@ -61,7 +61,7 @@ class Server:
         self.feedback = Feedback(settings(folder, **changes), spool)
         if follow:
             self.feedback.follow(pair)
-        self.scheduler = Scheduler(pair.engine(), build_strategy(strategy, {}, table_kit(8)), 4, threads=1, observers=[self.feedback],
+        self.scheduler = Scheduler(pair.engine(), build_strategy(strategy, {}, table_resources(8)), 4, threads=1, observers=[self.feedback],
                                    load=load)
 
     def ask(self, prompts: Sequence[str], *, bodies: bool = True, cancel: bool = False, client: str = "", strategy: Any = None,
@@ -227,7 +227,7 @@ def test_a_verifiers_states_are_part_of_a_text(tmp_path: Path, pair: Any) -> Non
     for text in (True, False):
         folder = tmp_path / str(text)
         server = Server(pair, folder, text=text, follow=False)
-        server.feedback.follow(pair, table_kit(8).artifacts)
+        server.feedback.follow(pair, table_resources(8).artifacts)
         server.ask(PROMPTS[:2])
         server.close()
         states = rows(folder).column("hidden_before").to_pylist()

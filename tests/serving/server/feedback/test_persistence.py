@@ -31,7 +31,7 @@ from serving.server.model.served_model import ServedModel, from_bundle
 from serving.server.model.snapshots import Snapshot, SnapshotOrigin, read_snapshot
 from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
 from tests.serving.server.test_main import ENTRY, make_bundle, models
-from tests.support.models.kits import ORIGIN, table_kit
+from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.server.served_pair import serving, tiny_pair
 
 __all__ = ["models"]  # a fixture
@@ -84,8 +84,8 @@ def test_a_bundle_that_is_refused_leaves_the_old_ones_state(tmp_path: Path, bund
 
 def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_they_came(tmp_path: Path) -> None:
     """The whole way: key → tenant → state, and messages or prompt → spool; neither key is to be found in what is kept."""
-    kit, pair = table_kit(8), tiny_pair(2)
-    pool = StrategyPool(pair, kit.artifacts, DecodingConfig("spide", {"parallel": False}, {}, ORIGIN), mode="tenant")
+    resources, pair = table_resources(8), tiny_pair(2)
+    pool = StrategyPool(pair, resources.artifacts, DecodingConfig("spide", {"parallel": False}, {}, ORIGIN), mode="tenant")
     served = ServedModel("tiny", pair, pool.get(), 2, strategies=pool)
     keeping = Persistence(tmp_path / "state", feedback=FeedbackSettings(tmp_path / "spool", 1.0, text=True, a_minute=1e6))
     assert keeping.snapshots is not None

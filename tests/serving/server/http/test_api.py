@@ -19,7 +19,7 @@ import pytest
 from serving.runtime.strategies import StrategyResources
 from serving.server.http.service import sse
 from serving.server.model.served_model import ServedModel
-from tests.support.models.kits import table_kit
+from tests.support.models.resources import table_resources
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
 
 PROMPTS = ["hello there", "The cat", "1 2 3", "on and on"]
@@ -163,15 +163,15 @@ def test_concurrent_requests_give_what_each_gives_alone(server: SimpleNamespace,
 
 
 def test_a_strategy_that_learns_from_all_requests_stays_lossless(greedy: dict[str, tuple[str, int]]) -> None:
-    kit = table_kit()
-    served = served_pair("spide", slots=2, kit=StrategyResources(kit.artifacts), tau=0.5, max_draft=8)
+    resources = table_resources()
+    served = served_pair("spide", slots=2, resources=StrategyResources(resources.artifacts), tau=0.5, max_draft=8)
     with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as http, ThreadPoolExecutor(4) as pool:
         def ask(prompt: str) -> Any:
             body = {"model": "tiny", "prompt": prompt, "max_tokens": 24, "temperature": 0}
             return http.post("/v1/completions", json=body).json()["choices"][0]["text"]
 
         assert list(pool.map(ask, PROMPTS)) == [greedy[prompt][0] for prompt in PROMPTS]
-    assert sum(kit.artifacts["acceptance_table"].total) > 0
+    assert sum(resources.artifacts["acceptance_table"].total) > 0
 
 
 def test_stop_strings_across_tokens(server: SimpleNamespace, greedy: dict[str, tuple[str, int]]) -> None:

@@ -21,7 +21,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
 from serving.runtime.types import Draft, Verdict
 from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
-from tests.support.models.kits import ORIGIN, table_kit, table_pair
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 VOCAB = 8
 
@@ -37,7 +37,7 @@ class Pair:
 
 def pool(strategy: str = "spide", mode: Any = "shared", *, parameters: dict[str, Any] | None = None, without: tuple[str, ...] = (),
          pair: Pair | None = None, **settings: Any) -> StrategyPool:
-    artifacts = {kind: artifact for kind, artifact in table_kit(VOCAB).artifacts.items() if kind not in without}
+    artifacts = {kind: artifact for kind, artifact in table_resources(VOCAB).artifacts.items() if kind not in without}
     return StrategyPool(pair or Pair(), artifacts, DecodingConfig(strategy, parameters or {}, {}, ORIGIN), None, mode,  # type: ignore[arg-type]
                         **settings)
 
@@ -250,7 +250,7 @@ def test_only_what_is_offered_can_be_had_beside_the_tuned_strategy_and_plain_dec
 
 
 def test_the_bundle_is_never_written_to() -> None:
-    artifacts = dict(table_kit(VOCAB).artifacts)
+    artifacts = dict(table_resources(VOCAB).artifacts)
     for mode in ("shared", "tenant", "off"):
         it = StrategyPool(Pair(), artifacts, DecodingConfig("spide", {}, {}, ORIGIN), mode=mode)  # type: ignore[arg-type]
         decode(it.get())

@@ -23,7 +23,7 @@ from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, Ticket
-from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.resources import table_pair, table_resources
 from tests.support.server.served_pair import running, served_pair
 
 AUTOREGRESSIVE = build_strategy("autoregressive")
@@ -304,7 +304,7 @@ def test_a_thread_that_sleeps_wakes_for_a_request_and_keeps_its_deadline() -> No
 @pytest.mark.parametrize("strategy", ["vanilla_sd", "pearl", "duo_decoding"])
 def test_many_that_go_away_at_once_leave_nothing_behind(strategy: str) -> None:
     """Sixty requests, running and waiting, of which every second one goes; also in the middle of an overlap."""
-    it = Scheduler(Engine(table_pair(vocab=8)), build_strategy(strategy, {}, table_kit(8)), 8)
+    it = Scheduler(Engine(table_pair(vocab=8)), build_strategy(strategy, {}, table_resources(8)), 8)
     results = [ticket(str(number % 3), max_tokens=12) for number in range(60)]
     for one, _ in results:
         it.submit(one)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.server.scheduling.costs import LONGEST, BatchCosts, at, completed, from_profile, measure
-from tests.support.models.kits import ORIGIN, table_pair
+from tests.support.models.resources import ORIGIN, table_pair
 
 WEIGHTS = 0.040
 """Seconds in which the machine below reads the target's weights."""

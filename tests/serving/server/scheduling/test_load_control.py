@@ -18,7 +18,7 @@ from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, Acceptance, LoadControl
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Delta, End, Event, Ticket
-from tests.support.models.kits import table_kit, table_pair
+from tests.support.models.resources import table_pair, table_resources
 
 VANILLA = build_strategy("vanilla_sd", {"num_speculative_tokens": 6})
 COMPUTE_BOUND = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 1.1, 8: 4.0, 64: 32.0})
@@ -76,7 +76,7 @@ def test_alone_it_drafts_as_tuned_and_among_many_it_does_not():
 def test_the_text_is_the_targets_whatever_the_load():
     alone = Engine({"target": table_pair(vocab=8)["target"]}).generate([1, 2], Sampling(max_tokens=60), build_strategy("autoregressive"))
     for name in ("vanilla_sd", "spide", "pearl", "duo_decoding", "prompt_lookup"):
-        it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_kit(8)))
+        it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_resources(8)))
         results = []
         for start in range(12):  # they come one by one, so that the limit changes under those that run
             results.append(submit(it)[1])
@@ -184,7 +184,7 @@ def turn_until(it, so):
 
 
 def test_models_take_all_cores_while_nobody_overlaps_under_load():
-    pearl = build_strategy("pearl", {}, table_kit(8))
+    pearl = build_strategy("pearl", {}, table_resources(8))
     it = scheduler(COMPUTE_BOUND, strategy=pearl)
     submit(it, 400)
     it.turn()
@@ -201,7 +201,7 @@ def test_models_take_all_cores_while_nobody_overlaps_under_load():
 
 
 def test_a_new_request_is_limited_from_its_first_round():
-    it = scheduler(COMPUTE_BOUND, strategy=build_strategy("pearl", {}, table_kit(8)))
+    it = scheduler(COMPUTE_BOUND, strategy=build_strategy("pearl", {}, table_resources(8)))
     tickets = [submit(it, 30)[0] for _ in range(8)]
     it._drop()
     it._admit()
@@ -221,7 +221,7 @@ LIMITED = BatchCosts({1: 0.5}, {1: 1.0, 8: 1.0, 64: 8.0})
 ])
 @pytest.mark.parametrize("costs", [COMPUTE_BOUND, LIMITED])
 def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(name, settings, deterministic, costs):
-    strategy = build_strategy(name, {}, replace(table_kit(8), deterministic=deterministic))
+    strategy = build_strategy(name, {}, replace(table_resources(8), deterministic=deterministic))
     sampling, texts = Sampling(max_tokens=60, **settings), []
     for others in (0, 7):
         it = scheduler(costs, strategy=strategy, noise=2.0)
@@ -238,8 +238,8 @@ def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(name
 @pytest.mark.parametrize(("name", "temperature", "probed"), [
     ("vanilla_sd", 0.0, True), ("vanilla_sd", 1.0, False), ("lossy_sd", 0.0, False)])
 def test_a_recorded_request_is_probed_only_where_that_changes_no_answer(name, temperature, probed):
-    it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_kit(8)))
-    it.strategy.kit = replace(it.strategy.kit, deterministic=False)
+    it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_resources(8)))
+    it.strategy.resources = replace(it.strategy.resources, deterministic=False)
     tickets = []
     for _ in range(8):
         ticket = Ticket([1, 2], Sampling(max_tokens=200, temperature=temperature), TextStream(letters), lambda event: None)

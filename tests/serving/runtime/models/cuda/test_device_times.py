@@ -9,7 +9,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from tests.support.models.kits import table_pair
+from tests.support.models.resources import table_pair
 
 WORK = 0.004
 

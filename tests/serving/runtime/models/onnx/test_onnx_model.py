@@ -21,7 +21,7 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import in_onnx, load_pair
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyResources, build_strategy
-from tests.support.models.kits import table_kit
+from tests.support.models.resources import table_resources
 from tests.support.server.served_pair import tiny_tokenizer
 
 SIZES = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -236,7 +236,7 @@ def test_duo_decoding_with_it_writes_the_targets_text(temperature):
     for use_onnx in (False, True):
         target = TransformersModel(module, max_context=256)
         torch_draft, onnx_draft = both(other)
-        strategy = build_strategy("duo_decoding", {"num_speculative_tokens": 6}, table_kit(61))
+        strategy = build_strategy("duo_decoding", {"num_speculative_tokens": 6}, table_resources(61))
         job = Engine({"target": target, "draft": onnx_draft if use_onnx else torch_draft}).generate([1, 2, 3], sampling, strategy)
         outputs.append((job.output, job.session.stats.accepted))
     assert outputs[0] == outputs[1]

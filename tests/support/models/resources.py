@@ -27,7 +27,7 @@ def table_pair(vocab: int = 3, seed: int = 0, noise: float = 1.0, sharpness: flo
     return {"target": target, "draft": draft, "qualifier": qualifier}
 
 
-def table_kit(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyResources:
+def table_resources(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyResources:
     """All artifacts that strategies may ask for; `ratio` is t_verify / t_draft."""
     artifacts = {
         "acceptance_head": random_head(vocab),
