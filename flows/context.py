@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.workspace import Workspace
 from serving.artifacts.base import digest_of
+from serving.artifacts.kinds import find_kind
 from serving.errors import DraftwellError
 from serving.files import write_json
 
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from serving.runtime.pair import LoadedPair
 
 Bar = Callable[..., None]
-PICTURES = {"verifier": ("roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md"),
-            "acceptance_head": ("acceptance_head.png", "acceptance_head.json"), "acceptance_table": ("acceptance_by_confidence.png",),
-            "correction_memory": ("rejections.png",), "decoding_config": ("tuning.html", "tuning_*.png")}
-"""kind → the files among the reports that are published with it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ def open_trace(step: StepContext, folder: Path | None = None) -> TraceSet:
 
 def pictures_of(space: Workspace, kind: str) -> list[Path]:
     """The plots and pages in the workspace's reports that belong to an artifact."""
-    return sorted(path for pattern in PICTURES.get(kind, ()) for path in space.reports.glob(pattern))
+    return sorted(path for pattern in find_kind(kind).pictures for path in space.reports.glob(pattern))
 
 
 def now() -> str:

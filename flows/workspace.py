@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.pairs import fetch, find_pair
+from serving.artifacts.kinds import find_kind
 from serving.artifacts.pair_files import PairFiles, draftwell_home
 from serving.errors import DraftwellError
 
@@ -126,9 +127,7 @@ class Workspace:
         return folder
 
     def _find(self, pair: LoadedPair, kind: str, folder: Path | None) -> Artifact | None:
-        from serving.bundle.bundle import artifact_classes
-
-        cls = artifact_classes()[kind]
+        cls = find_kind(kind).load_class()
         for place in (folder, self.artifacts, self.shipped):
             if place is None or not (place / kind / "artifact.json").is_file():
                 continue

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from serving.artifacts.kinds import KINDS, Card
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,52 +23,8 @@ MOST_ROWS = 16
 """Rows of a table in a description."""
 
 
-class Card(NamedTuple):
-    """What a person wants to know of a kind."""
-
-    what: str
-    made: str
-    good: str
-    use: str
-
-
 CARDS = {
-    "verifier": Card(
-        "SPRINTER's verifier: predicts from what the draft knows whether the target keeps a draft token.",
-        "`draftwell train`: logistic regression on the draft tokens of a trace, scaled to probabilities on validation prompts.",
-        "`auc` on prompts that nothing was chosen on, beside `baseline_auc` of the draft's confidence alone; `calibration_error` and "
-        "`brier`: the lower, the better.",
-        "`draftwell generate --strategy sprinter`; as a stop policy it serves other strategies too."),
-    "acceptance_head": Card(
-        "SpecDec++'s acceptance head: predicts from the draft's last hidden state whether the target keeps a token.",
-        "`draftwell train --kind acceptance_head`: residual blocks on the hidden states of a trace.",
-        "The loss on held-out prompts: the lower, the better.",
-        "`draftwell generate --strategy specdec_pp`."),
-    "acceptance_table": Card(
-        "SPIDE's acceptance table: how often the target keeps a token, by the draft's confidence.",
-        "`draftwell calibrate`: every position of the target's own texts starts a draft; what is kept of it is counted.",
-        "`acceptance_rate` is the pair's on this traffic; `judged` says on how many tokens the table rests.",
-        "`draftwell generate --strategy spide`, which goes on counting while it serves."),
-    "correction_memory": Card(
-        "CSD's correction memory: how often the target corrected one token to another.",
-        "`draftwell calibrate`: the rejections of standard speculative decoding.",
-        "`patterns` of `rejections`: few patterns for many rejections mean that there is much to rescue.",
-        "`draftwell generate --strategy csd` (lossy), which goes on learning while it serves."),
-    "hardware_profile": Card(
-        "Hardware profile: seconds of single draft and target forwards on one class of machine.",
-        "`draftwell calibrate`, measured on the machine class named below.",
-        "`speed_ratio`: draft forwards that fit into one of the target. It says nothing of another class of machine.",
-        "Strategies pace themselves by it, and the tuner predicts with it."),
-    "decoding_config": Card(
-        "Tuned decoding configuration: the chosen strategy, its parameters and the evidence.",
-        "`draftwell tune`: replay over a trace, then measurements beside plain decoding; the report is among the run's plots.",
-        "`speedup` over plain decoding and its lower bound `speedup_low`, of a measurement that had no part in the choice.",
-        "It is what a release serves. To try it by hand: `draftwell generate --strategy … --set …`."),
-    "distilled_draft": Card(
-        "Draft model distilled from the pair's target: some of its layers, with the target's own embeddings.",
-        "`draftwell distill`, on texts that the target wrote.",
-        "Agreement with the target's own greedy outputs, where it was measured.",
-        "It is the `draft` of the pair's YAML file; a bundle carries it."),
+    **{name: kind.card for name, kind in KINDS.items()},
     "release": Card(
         "Release: the exact versions that are served together on one device.",
         "`draftwell demo`, or the flow `release`, pins the artifacts of a workspace; `draftwell gate` judges them.",

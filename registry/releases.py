@@ -25,7 +25,8 @@ from registry.gates import GateCheck, GateRecord
 from registry.store import Published, Store
 from registry.strict import Strict, validate
 from serving.artifacts.base import Artifact, Provenance
-from serving.bundle.bundle import UNBOUND, ModelRecord
+from serving.artifacts.kinds import find_kind
+from serving.bundle.bundle import ModelRecord
 from serving.errors import DraftwellError
 from serving.runtime.commands import Role
 
@@ -139,7 +140,7 @@ def create_release(store: Store, pair: str, device: str, pins: Mapping[str, int]
 
 
 def _common_fingerprint(found: Mapping[str, Published]) -> str:
-    bound = {kind: published.fingerprint for kind, published in found.items() if kind not in UNBOUND}
+    bound = {kind: published.fingerprint for kind, published in found.items() if find_kind(kind).fingerprinted}
     if not bound:
         raise DraftwellError("a release needs at least one artifact besides the draft: run `draftwell tune` first")
     if len(set(bound.values())) > 1:

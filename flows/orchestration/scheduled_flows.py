@@ -22,11 +22,8 @@ from flows.progress import announce
 from flows.settings import PipelineSettings, TrafficSettings
 from flows.steps.champion import champion_number
 from flows.steps.traffic_prompts import on_taken, take_prompts
-from flows.steps.tune import PARENTS
 from flows.workspace import Workspace
-
-LEARNED = ("verifier", "acceptance_table", "correction_memory", "hardware_profile")
-"""What calibration makes."""
+from serving.artifacts.kinds import CALIBRATED, READ_BY_STRATEGIES
 
 
 @task(name="collection", **KEYED)
@@ -43,7 +40,7 @@ def collection_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
 def calibration_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
     """Train the verifier, make table, memory and profile; returns what was made and its figures."""
     report = {**train_task.fn(settings), **calibrate_task.fn(settings)}
-    return {"made": standing(workspace_of(settings), LEARNED), "report": scalars(report)}
+    return {"made": standing(workspace_of(settings), CALIBRATED), "report": scalars(report)}
 
 
 @task(name="tuning", **KEYED)
@@ -100,7 +97,7 @@ def calibration(settings: TrafficSettings) -> dict[str, Any]:
     with pair_turn(space.spec.name):
         settings = on_taken(settings, space)
         done = once(calibration_step, settings, space, standing(space, [TRACES]))
-        versions = register_task(settings, LEARNED)
+        versions = register_task(settings, CALIBRATED)
     rows = [{"figure": name, "value": value} for name, value in done["report"].items()]
     prefect_artifacts.table("calibration", space.spec.name, rows, f"Registered as {kinds_with_versions(versions)}.")
     return {**done, "versions": versions}
@@ -112,7 +109,7 @@ def tuning(settings: TrafficSettings) -> dict[str, Any]:
     space = workspace_of(settings)
     with pair_turn(space.spec.name):
         settings = on_taken(settings, space)
-        before = {**standing(space, (TRACES, *PARENTS)), "champion": champion_task(settings)}
+        before = {**standing(space, (TRACES, *READ_BY_STRATEGIES)), "champion": champion_task(settings)}
         done = once(tuning_step, settings, space, before)
         versions = register_task(settings, ["decoding_config"])
     prefect_artifacts.table("tuning", space.spec.name, measured_rows(space), str(done["report"]["reason"]))

@@ -40,15 +40,14 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
 
     The pair's fingerprint covers the draft's weights, so a release with another draft is refused with its artifacts.
     """
-    from serving.bundle.bundle import artifact_classes
+    from serving.artifacts.kinds import find_kind
 
     found: dict[str, Artifact] = {}
-    classes = artifact_classes()
     with tempfile.TemporaryDirectory() as place:
         for kind, version in release.pins.items():
             if kind != "distilled_draft":
                 folder = store.download(store.resolve(kind, release.pair, version), Path(place) / kind)
-                found[kind] = classes[kind].load(folder, fingerprint=fingerprint)
+                found[kind] = find_kind(kind).load_class().load(folder, fingerprint=fingerprint)
     return found
 
 

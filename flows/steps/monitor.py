@@ -17,6 +17,7 @@ from flows.failures import will_pass
 from flows.settings import TrafficSettings
 from flows.steps.reference_traces import Served, find_reference, keep_reference, served
 from flows.workspace import Workspace
+from serving.artifacts.kinds import KINDS, WATCHED
 from serving.artifacts.pair_files import draftwell_home
 from serving.errors import DraftwellError
 from serving.files import write_atomically
@@ -96,11 +97,10 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     origin = champion.trace_digest if reference is None else digest  # a lossy strategy's reference is on those traces' prompts
     if origin != champion.trace_digest:
         notes.append(f"{champion.name} was not calibrated on this reference")
-    tables: dict[str, Any] = {kind: champion.artifacts.get(name) for kind, name in
-                              (("table", "acceptance_table"), ("verifier", "verifier"), ("memory", "correction_memory"))}
+    watched: dict[str, Any] = {str(KINDS[name].drift_role): champion.artifacts.get(name) for name in WATCHED}
     report = compare_traffic(then, today, limits, pair=space.spec.name, fingerprint=champion.fingerprint, kinds=kinds,
                      digests=(digest, found.digest), baseline=champion.name, notes=notes, doubts=doubts,
-                     untouched=untouched(verifier, origin, rows), **tables)
+                     untouched=untouched(verifier, origin, rows), **watched)
     if digest == champion.trace_digest:
         keep_reference(space, traces, digest)
     return report, champion

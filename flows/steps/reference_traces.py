@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from flows.context import StepContext
 from flows.steps.champion import champion_of
 from flows.workspace import Workspace
+from serving.artifacts.kinds import KINDS, WATCHED
 from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY, TraceError, TraceSet
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
     from serving.artifacts.decoding_config import DecodingConfig
 
-WATCHED = ("acceptance_table", "verifier", "correction_memory")
 RECALIBRATIONS = "recalibrations"
 SLOTS = 4
 """Texts of a lossy strategy that are written at once: as many as every pair is loaded for that a release is published with."""
@@ -65,13 +65,10 @@ class Served:
 
 def served(space: Workspace, device: str) -> Served:
     """The champion with its artifacts, or what is calibrated in the workspace where there is no champion yet."""
-    from serving.bundle.bundle import artifact_classes
-
     if (release := champion_of(space, device)) is not None:
         return of_release(release)
-    classes = artifact_classes()
     folders = {kind: space.artifacts / kind for kind in WATCHED if (space.artifacts / kind).is_dir()}
-    found = {kind: classes[kind].load(folder) for kind, folder in folders.items()}
+    found = {kind: KINDS[kind].load_class().load(folder) for kind, folder in folders.items()}
     if not found:
         raise DraftwellError(f"pair {space.spec.name} has neither a champion on {device} nor calibrated artifacts in {space.dtype}: run "
                              "`draftwell demo`, or collect, train and calibrate first")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.context import StepContext, open_trace
 from flows.steps.champion import champion_of
+from serving.artifacts.kinds import READ_BY_STRATEGIES
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from flows.workers.task_runners import WorkerPool
     from serving.artifacts.decoding_config import DecodingConfig
     from serving.recording.trace import TraceSet
-
-PARENTS = ("acceptance_table", "hardware_profile", "verifier", "correction_memory", "acceptance_head")
 
 
 def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 64, trials: int = 60,
@@ -62,7 +61,7 @@ def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, 
     if rungs is None:
         return tuned
     made_of = provenance(pair, trace_digest=traces.digest(), device_class=profile.provenance.device_class,
-                         parents=step.parents(*PARENTS))
+                         parents=step.parents(*READ_BY_STRATEGIES))
     save_choice(step, DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of))
     rungs.unlink(missing_ok=True)
     return tuned

@@ -97,7 +97,7 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     from components.tune.search.search import Search
     from components.tune.search.studies import Studies
     from serving.artifacts.hardware_profile import HardwareProfile
-    from serving.bundle.bundle import artifact_classes
+    from serving.artifacts.kinds import KINDS
     from serving.recording.trace import TraceSet
     from serving.runtime.strategies import StrategyResources
 
@@ -106,9 +106,8 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     traces = TraceSet(Path(said["traces"]), fingerprint=said["fingerprint"])
     if traces.digest() != said["trace_digest"]:
         raise DraftwellError(f"{traces.folder} holds another trace here than where the tuning runs: every worker must see the same files")
-    classes = artifact_classes()
-    resources = StrategyResources(
-        {kind: classes[kind].load(job / "artifacts" / kind) for kind in said["artifacts"]},
+    kit = StrategyResources(
+        {kind: KINDS[kind].load_class().load(job / "artifacts" / kind) for kind in said["artifacts"]},
         frozenset(said["special_tokens"]),
         said["deterministic"],
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from serving.artifacts.base import Artifact, ArtifactError, Provenance
+from serving.artifacts.kinds import KINDS
 
 FILE, ONNX_FILE = "acceptance_head.safetensors", "acceptance_head.onnx"
 
@@ -30,7 +31,6 @@ class AcceptanceHead(Artifact):
     """
 
     kind = "acceptance_head"
-    made_by = "draftwell train --kind acceptance_head"
 
     def __init__(self, mean: Tensor, scale: Tensor, blocks: Sequence[tuple[Tensor, Tensor]], weight: Tensor, bias: float,
                  provenance: Provenance):
@@ -53,7 +53,7 @@ class AcceptanceHead(Artifact):
         """
         if state.shape != self.weight.shape:
             raise ArtifactError(f"the acceptance head reads states of {self.weight.numel()} numbers, the draft's have {state.numel()}: "
-                                f"train it for this pair (`{self.made_by}`)")
+                                f"train it for this pair (`{KINDS[self.kind].made_by}`)")
         return float(torch.sigmoid(self.logit(state.float().cpu())))
 
     def logit(self, states: Tensor) -> Tensor:

@@ -59,8 +59,6 @@ class Artifact(ABC):
     """Base of all artifact kinds: a kind says what its files are, this class keeps provenance and digests."""
 
     kind: ClassVar[str]
-    made_by: ClassVar[str] = "draftwell calibrate"
-    """The command that makes one."""
     schema_version: ClassVar[int] = 1
 
     provenance: Provenance

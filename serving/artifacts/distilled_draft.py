@@ -45,7 +45,6 @@ class DistilledDraft(Artifact):
     """
 
     kind = "distilled_draft"
-    made_by = "draftwell distill"
 
     def __init__(self, state: dict[str, Tensor], config: dict[str, Any], head_tokens: Tensor, donor: str, provenance: Provenance):
         self.state, self.config, self.head_tokens, self.donor = state, config, head_tokens, donor

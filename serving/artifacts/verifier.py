@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from serving.artifacts.base import Artifact, ArtifactError, Provenance
+from serving.artifacts.kinds import KINDS
 from serving.errors import NotFinite
 
 SCALARS = ("q_token", "confidence", "entropy", "rank")
@@ -70,7 +71,6 @@ class Verifier(Artifact):
     """
 
     kind = "verifier"
-    made_by = "draftwell train"
     parts = ("before", "after", "scalars")
 
     def __init__(self, weight: Tensor, bias: float, features: tuple[str, ...], threshold: float, ratio: float,
@@ -113,7 +113,7 @@ class Verifier(Artifact):
             state = (after if name == "after" else row).hidden(0)  # type: ignore[union-attr]
             if state.shape != weight.shape:
                 raise ArtifactError(f"the verifier reads states of {weight.numel()} numbers, the draft's have {state.numel()}: train it "
-                                    f"for this pair (`{self.made_by}`)")
+                                    f"for this pair (`{KINDS[self.kind].made_by}`)")
             z += float(torch.dot(state.float().cpu(), weight))
         if self._of_scalars:
             seen = row.token_figures(0, token)

@@ -8,7 +8,6 @@ folder under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.artifacts.base import ArtifactError, digest_of, read_manifest
+from serving.artifacts.kinds import KINDS
 from serving.artifacts.pair_files import (
     SIDECAR,
     ModelRole,
@@ -31,7 +31,7 @@ from serving.artifacts.pair_files import (
     tokenizer_digest,
 )
 from serving.errors import DraftwellError
-from serving.files import is_left_over, sha256_file
+from serving.files import is_left_over, json_digest, sha256_file
 
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 """Version 2 added `runtime` and `origins`; version 1 is still read."""
 MANIFEST = "manifest.json"
-ARTIFACT_SCHEMAS = {"acceptance_head": 1, "acceptance_table": 1, "correction_memory": 1, "decoding_config": 1, "distilled_draft": 1,
-                    "hardware_profile": 1, "verifier": 1}
-"""kind → newest schema that this runtime reads: what `artifact_classes` says, known without importing torch."""
 HASHING_THREADS = 4
-UNBOUND = frozenset({"distilled_draft"})
-"""Kinds that are part of a pair's fingerprint and so cannot carry it."""
 
 
 class BundleError(DraftwellError):
@@ -107,7 +102,7 @@ class Manifest(_Strict):
 
 def digest_of_body(body: dict[str, Any]) -> str:
     """sha256 over the fields of a manifest, without its digest."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json_digest(body)
 
 
 @dataclass(frozen=True)
@@ -119,11 +114,11 @@ class Bundle:
 
     def artifacts(self) -> dict[str, Artifact]:
         """kind → artifact, each bound to the bundle's fingerprint."""
-        classes = artifact_classes()
         found = {}
-        for kind in self.manifest.versions:
-            bound = None if kind in UNBOUND else self.manifest.fingerprint
-            found[kind] = classes[kind].load(self.path / "artifacts" / kind, fingerprint=bound)
+        for name in self.manifest.versions:
+            kind = KINDS[name]
+            expected = self.manifest.fingerprint if kind.fingerprinted else None
+            found[name] = kind.load_class().load(self.path / "artifacts" / name, fingerprint=expected)
         return found
 
     def files(self, models_root: Path) -> PairFiles:
@@ -157,21 +152,6 @@ class Bundle:
         place = PurePosixPath(folder)
         return combine_digests({PurePosixPath(name).name: record.sha256 for name, record in self.manifest.files.items()
                                 if PurePosixPath(name).parent == place and name.endswith(".safetensors")})
-
-
-def artifact_classes() -> dict[str, type[Artifact]]:
-    """kind → class; imported here because some of them import torch."""
-    from serving.artifacts.acceptance_head import AcceptanceHead
-    from serving.artifacts.acceptance_table import AcceptanceTable
-    from serving.artifacts.correction_memory import CorrectionMemory
-    from serving.artifacts.decoding_config import DecodingConfig
-    from serving.artifacts.distilled_draft import DistilledDraft
-    from serving.artifacts.hardware_profile import HardwareProfile
-    from serving.artifacts.verifier import Verifier
-
-    kinds: tuple[type[Artifact], ...] = (
-        AcceptanceHead, AcceptanceTable, CorrectionMemory, DecodingConfig, DistilledDraft, HardwareProfile, Verifier)
-    return {cls.kind: cls for cls in kinds}
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -274,7 +254,7 @@ def _check_file(path: Path, name: str, record: FileRecord) -> None:
 
 def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     folder = path / "artifacts" / kind
-    if kind not in ARTIFACT_SCHEMAS:
+    if kind not in KINDS:
         raise BundleError(f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell")
     if f"artifacts/{kind}/artifact.json" not in manifest.files:
         raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again")
@@ -284,10 +264,10 @@ def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
         raise BundleError(f"{folder} holds no artifact: deploy again") from error
     if found["kind"] != kind:
         raise BundleError(f"{folder} holds a {found['kind']}, not a {kind}: deploy again")
-    if found["schema_version"] > ARTIFACT_SCHEMAS[kind]:
+    if found["schema_version"] > KINDS[kind].schema_version:
         raise BundleError(f"the {kind} in {folder} has schema {found['schema_version']}, this runtime reads up to "
-                          f"{ARTIFACT_SCHEMAS[kind]}: upgrade draftwell")
+                          f"{KINDS[kind].schema_version}: upgrade draftwell")
     mark = found["provenance"]["fingerprint"]
-    if kind not in UNBOUND and mark != manifest.fingerprint:
+    if KINDS[kind].fingerprinted and mark != manifest.fingerprint:
         raise BundleError(f"the {kind} in {folder} has fingerprint {mark[:12]}, the bundle "
                           f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again")

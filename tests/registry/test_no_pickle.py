@@ -13,8 +13,8 @@ import yaml
 from registry.pairs import PairSpec, model_records
 from registry.releases import create_release, record_gate
 from registry.store import Store
+from serving.artifacts.kinds import KINDS
 from serving.artifacts.pair_files import PairFiles, fingerprint
-from serving.bundle.bundle import artifact_classes
 from tests.support.loop.publishing import every_kind, publish, verdict
 
 ENDINGS = {".json", ".safetensors", ".onnx", ".arrow", ".md", ".png", ".html", ""}
@@ -59,7 +59,7 @@ def published(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) ->
     for artifact in every_kind(mark):
         made = publish(store, artifact, tmp_path / artifact.kind, plots=[tmp_path / "roc.png", tmp_path / "tuning.html"])
         pins[made.kind] = made.version
-    assert set(pins) == set(artifact_classes())
+    assert set(pins) == set(KINDS)
     release = create_release(store, "tiny", "cpu", pins, model_records(spec, files), {"speedup": 1.2})
     record_gate(store, verdict(release), words="**Gate passed**", files=[tmp_path / "roc.png"])
     return Path(store.uri.removeprefix("sqlite:///")).parent / "artifacts"
@@ -74,7 +74,7 @@ def test_no_published_file_is_a_pickle_or_a_program(published: Path) -> None:
 def test_mlflow_finds_no_flavour_that_it_could_load(published: Path) -> None:
     """pyfunc would run Python out of the artifact, whatever is said about pickles."""
     cards = [yaml.safe_load(path.read_text()) for path in published.rglob("MLmodel")]
-    assert len(cards) == len(artifact_classes()) + 1
+    assert len(cards) == len(KINDS) + 1
     assert {tuple(card["flavors"]) for card in cards} == {("draftwell",)}
     text = json.dumps(cards)
     assert [word for word in ("python_function", "loader_module", "code", "cloudpickle", "pickle") if f'"{word}' in text] == []

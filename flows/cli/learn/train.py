@@ -10,6 +10,7 @@ import typer
 
 from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load, open_with_progress, publish_kinds
 from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Seed, Threads, say
+from serving.artifacts.kinds import made_by
 from serving.errors import DraftwellError
 
 
@@ -89,6 +90,6 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
     with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
         report = train_step.run_calibrate(opened, context.open_trace(opened, traces), rows)
     if publish:
-        publish_kinds(opened, "acceptance_table", "correction_memory", "hardware_profile")
+        publish_kinds(opened, *made_by("draftwell calibrate"))
     typer.echo(f"table: {report['accepted']} of {report['judged']} judged tokens accepted  memory: {report['memory_pairs']} pairs  "
                f"draft forward {report['t_draft_ms']:.1f} ms  target forward {report['t_verify_ms']['1']:.1f} ms")

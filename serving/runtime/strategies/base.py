@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from serving.artifacts.base import Artifact
+from serving.artifacts.kinds import KINDS
 from serving.errors import DraftwellError
 from serving.runtime.commands import Role, Step
 from serving.runtime.output import Model
@@ -83,8 +84,8 @@ class Strategy(ABC):
         """The artifact of a kind that this strategy needs."""
         found = self.resources.artifacts.get(kind.kind)
         if not isinstance(found, kind):
-            raise DraftwellError(f"strategy {self.name} needs the artifact {kind.kind}: make one with `{kind.made_by}`, or take it "
-                                 "from a release")
+            raise DraftwellError(f"strategy {self.name} needs the artifact {kind.kind}: make one with "
+                                 f"`{KINDS[kind.kind].made_by}`, or take it from a release")
         return found
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:

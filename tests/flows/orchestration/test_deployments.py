@@ -562,7 +562,7 @@ def test_two_weeks(prefect_server: None, settings: PipelineSettings, space: Work
     let_any_speed_pass(monkeypatch, space.root / "registry")
     week = [each(small) for each in (scheduled.collection, scheduled.calibration, scheduled.tuning, scheduled.release)]
     traces, learned, chosen, released = week
-    assert learned["versions"] == dict.fromkeys(scheduled.LEARNED, 1)
+    assert learned["versions"] == dict.fromkeys(scheduled.CALIBRATED, 1)
     assert chosen["versions"] == {"decoding_config": 1}
     assert (released["release"], released["passed"]) == (1, True)
     assert (Path("dist") / "tiny" / "current").resolve() == Path(released["bundle"]).resolve()

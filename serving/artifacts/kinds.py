@@ -1,0 +1,147 @@
+"""The kinds of artifacts: one row for each, which every other module asks.
+
+A row is plain data: a kind's class is imported when `load_class` is called, because most of them import torch. How to add a
+kind: `docs/add_an_artifact.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from serving.errors import DraftwellError
+
+if TYPE_CHECKING:
+    from serving.artifacts.base import Artifact
+
+
+class Card(NamedTuple):
+    """What the registry's pages say of a kind, in Markdown."""
+
+    what: str
+    made: str
+    good: str
+    use: str
+
+
+@dataclass(frozen=True)
+class ArtifactKind:
+    """One kind of artifact.
+
+    Args:
+        name: the kind; registered as `<name>.<pair>`, stored in the folder `artifacts/<name>` of a workspace or bundle.
+        class_name: its class, in the module `serving.artifacts.<name>`.
+        made_by: the command that makes one.
+        files: its data files.
+        card: what people read of it in the registry.
+        schema_version: newest version that this runtime reads; the same as the class's own.
+        fingerprinted: it carries the pair's fingerprint; False for what is part of the fingerprint itself.
+        calibrated: calibration makes it for every pair, and registers it.
+        read_by_strategies: some `Strategy.artifacts` names it, so a tuned choice names it as a parent.
+        drift_role: parameter of `compare_traffic` that takes it; None where monitoring does not look at it.
+        pictures: patterns of the files among a workspace's reports that are published with it.
+    """
+
+    name: str
+    class_name: str
+    made_by: str
+    files: tuple[str, ...]
+    card: Card
+    schema_version: int = 1
+    fingerprinted: bool = True
+    calibrated: bool = False
+    read_by_strategies: bool = False
+    drift_role: str | None = None
+    pictures: tuple[str, ...] = ()
+
+    def load_class(self) -> type[Artifact]:
+        """The class; importing it may import torch."""
+        found: type[Artifact] = getattr(import_module(f"serving.artifacts.{self.name}"), self.class_name)
+        return found
+
+
+KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
+    ArtifactKind(
+        "acceptance_table", "AcceptanceTable", "draftwell calibrate", ("table.json",), Card(
+            "SPIDE's acceptance table: how often the target keeps a token, by the draft's confidence.",
+            "`draftwell calibrate`: every position of the target's own texts starts a draft; what is kept of it is counted.",
+            "`acceptance_rate` is the pair's on this traffic; `judged` says on how many tokens the table rests.",
+            "`draftwell generate --strategy spide`, which continues counting while it serves."),
+        calibrated=True, read_by_strategies=True, drift_role="table", pictures=("acceptance_by_confidence.png",)),
+    ArtifactKind(
+        "verifier", "Verifier", "draftwell train", ("verifier.json", "verifier.onnx", "verifier.safetensors"), Card(
+            "SPRINTER's verifier: predicts from what the draft knows whether the target keeps a draft token.",
+            "`draftwell train`: logistic regression on the draft tokens of a trace, scaled to probabilities on validation prompts.",
+            "`auc` on prompts that nothing was chosen on, compared with `baseline_auc` of the draft's confidence alone; "
+            "`calibration_error` and `brier`: the lower, the better.",
+            "`draftwell generate --strategy sprinter`; as a stop policy it serves other strategies too."),
+        calibrated=True, read_by_strategies=True, drift_role="verifier",
+        pictures=("roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md")),
+    ArtifactKind(
+        "correction_memory", "CorrectionMemory", "draftwell calibrate", ("memory.arrow",), Card(
+            "CSD's correction memory: how often the target corrected one token to another.",
+            "`draftwell calibrate`: the rejections of standard speculative decoding.",
+            "`patterns` of `rejections`: few patterns for many rejections mean that there is much to rescue.",
+            "`draftwell generate --strategy csd` (lossy), which continues learning while it serves."),
+        calibrated=True, read_by_strategies=True, drift_role="memory", pictures=("rejections.png",)),
+    ArtifactKind(
+        "hardware_profile", "HardwareProfile", "draftwell calibrate", ("profile.json",), Card(
+            "Hardware profile: seconds of single forward passes of draft and target on one class of machine.",
+            "`draftwell calibrate`, measured on the machine class named below.",
+            "`speed_ratio`: forward passes of the draft in the time of one of the target. It says nothing of another class of machine.",
+            "Strategies pace themselves by it, and the tuner predicts with it."),
+        calibrated=True, read_by_strategies=True),
+    ArtifactKind(
+        "acceptance_head", "AcceptanceHead", "draftwell train --kind acceptance_head",
+        ("acceptance_head.onnx", "acceptance_head.safetensors"), Card(
+            "SpecDec++'s acceptance head: predicts from the draft's last hidden state whether the target keeps a token.",
+            "`draftwell train --kind acceptance_head`: residual blocks on the hidden states of a trace.",
+            "The loss on held-out prompts: the lower, the better.",
+            "`draftwell generate --strategy specdec_pp`."),
+        read_by_strategies=True, pictures=("acceptance_head.png", "acceptance_head.json")),
+    ArtifactKind(
+        "decoding_config", "DecodingConfig", "draftwell tune", ("config.json",), Card(
+            "Tuned decoding configuration: the chosen strategy, its parameters and the evidence.",
+            "`draftwell tune`: replay over a trace, then measurements next to plain decoding; the report is among the run's plots.",
+            "`speedup` over plain decoding and its lower bound `speedup_low`, of a measurement that had no part in the choice.",
+            "It is what a release serves. To try it by hand: `draftwell generate --strategy … --set …`."),
+        pictures=("tuning.html", "tuning_*.png")),
+    ArtifactKind(
+        "distilled_draft", "DistilledDraft", "draftwell distill", ("draft.json", "draft.safetensors"), Card(
+            "Draft model distilled from the pair's target: some of its layers, with the target's own embeddings.",
+            "`draftwell distill`, on texts that the target wrote.",
+            "Agreement with the target's own greedy outputs, where it was measured.",
+            "It is the `draft` of the pair's YAML file; a bundle carries it."),
+        fingerprinted=False),
+)}
+"""name → kind."""
+
+
+def find_kind(name: str) -> ArtifactKind:
+    """The kind of a name.
+
+    Raises:
+        DraftwellError: this version has no such kind.
+    """
+    if name not in KINDS:
+        raise DraftwellError(f"this version of draftwell has no artifacts of kind {name} (it has {', '.join(KINDS)}): upgrade draftwell, "
+                             "or remove that folder", code="unknown_artifact_kind")
+    return KINDS[name]
+
+
+CALIBRATED = tuple(name for name, kind in KINDS.items() if kind.calibrated)
+"""What calibration makes for every pair."""
+READ_BY_STRATEGIES = tuple(name for name, kind in KINDS.items() if kind.read_by_strategies)
+"""What a tuned choice may rest on."""
+WATCHED = tuple(name for name, kind in KINDS.items() if kind.drift_role)
+"""What served traffic is compared with."""
+
+
+def made_by(command: str) -> tuple[str, ...]:
+    """The kinds that a command makes.
+
+    >>> made_by("draftwell calibrate")
+    ('acceptance_table', 'correction_memory', 'hardware_profile')
+    """
+    return tuple(name for name, kind in KINDS.items() if kind.made_by == command)
