@@ -37,7 +37,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyResources, build_strategy
+from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, kit_of, two_threads
 
@@ -156,7 +156,9 @@ def predictions() -> list[Prediction]:
     pair = pair_in("bfloat16")
     times = measure_profile(pair, provenance(pair))
     kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
-    return check_prediction(pair, texts_in("bfloat16"), kit, times, REPLAYED_CONFIGS, demo_prompts(PROMPTS))
+    return check_prediction(
+        pair, texts_in("bfloat16"), kit, times, [StrategyChoice(*config) for config in REPLAYED_CONFIGS], demo_prompts(PROMPTS)
+    )
 
 
 @pytest.mark.timed

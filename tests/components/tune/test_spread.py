@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from components.collect import collect_traces as collection
+from components.collect import collect as collection
 from components.collect.collect import ForeignTrace, collect_shard, collect_traces, is_complete
 from components.prompts.prompt import Prompt
 from components.tune.search.search import Search, Trial
