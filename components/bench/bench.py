@@ -16,7 +16,7 @@ from components.prompts.prompt import Prompt, ids_of, prompts_digest, several_tu
 from components.report.machine import describe_machine
 from components.report.threads import using_threads
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 
 FASTEST = "vanilla_sd at its fastest gamma"
 PILOT_GAMMAS, PILOT_PROMPTS, PILOT_TOKENS = (1, 2, 3, 5), 3, 24
@@ -64,8 +64,8 @@ def run_bench(
         figure that cannot be had is None.
     """
     configs = list(strategies)
-    if REFERENCE not in [name for name, _ in configs]:
-        configs.insert(0, (REFERENCE, {}))
+    if REFERENCE not in [config.name for config in configs]:
+        configs.insert(0, PLAIN)
     with using_threads(threads):
         warm_up(pair, prompts, max_tokens)
         peaks = memory_peaks(pair, resources, configs, prompts, max_tokens, progress) if memory else {}
@@ -134,18 +134,18 @@ def missing_fastest_vanilla(pair: LoadedPair, resources: StrategyResources, conf
 
     The gamma is found by a short run over a few; a run that names several vanilla_sd configs has made its own choice.
     """
-    named = [dict(parameters) for name, parameters in configs if name == "vanilla_sd"]
+    named = [dict(config.parameters) for config in configs if config.name == "vanilla_sd"]
     if "draft" not in pair.models or len(named) > 1:
         return []
-    tried: list[Config] = [("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in PILOT_GAMMAS]
-    pilot = measure(pair, resources, tried, prompts[:PILOT_PROMPTS], max_tokens=min(max_tokens, PILOT_TOKENS))
+    tried = [StrategyChoice("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in PILOT_GAMMAS]
+    pilot = measure(pair, kit, tried, prompts[:PILOT_PROMPTS], max_tokens=min(max_tokens, PILOT_TOKENS))
     best = fastest(list(pilot.values()))
     assert best is not None
     assert isinstance(best.contender, StrategyContender)
     known = {gamma_of_parameters(parameters) for parameters in named}
     if best.contender.parameters["num_speculative_tokens"] in known:
         return []
-    return [StrategyContender(pair, resources, ("vanilla_sd", best.contender.parameters), FASTEST)]
+    return [StrategyContender(pair, kit, StrategyChoice("vanilla_sd", best.contender.parameters), FASTEST)]
 
 
 def memory_peaks(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
@@ -163,7 +163,7 @@ def memory_peaks(pair: LoadedPair, resources: StrategyResources, configs: Sequen
 
 def gamma_of(configs: Sequence[Config]) -> int:
     """Draft length of the first vanilla_sd in the run, else its default: peers draft as many tokens."""
-    return gamma_of_parameters(dict(next((parameters for name, parameters in configs if name == "vanilla_sd"), {})))
+    return gamma_of_parameters(dict(next((config.parameters for config in configs if config.name == "vanilla_sd"), {})))
 
 
 def log_figures(entries: dict[str, dict[str, Any]], log: Log) -> None:

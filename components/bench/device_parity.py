@@ -9,7 +9,7 @@ from components.bench.runner import Measurement, StrategyContender, measure
 from components.bench.target_agreement import difference
 from components.prompts.prompt import Prompt, ids_of
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import PLAIN, StrategyResources
 
 
 def check_against(cpu: LoadedPair, measured: Mapping[str, Measurement], prompts: Sequence[Prompt], *, max_tokens: int) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def check_against(cpu: LoadedPair, measured: Mapping[str, Measurement], prompts:
         `passed`, and for each label `identical`, `near_ties` and `differences` (first ones, with the CPU's logit gap there).
         It is passed if every prompt of every lossless strategy is identical or first differs at a near-tie.
     """
-    reference = measure(cpu, StrategyResources(), [("autoregressive", {})], prompts, max_tokens=max_tokens, warmup=False)["autoregressive"]
+    reference = measure(cpu, StrategyResources(), [PLAIN], prompts, max_tokens=max_tokens, warmup=False)[PLAIN.name]
     encoded = [ids_of(cpu, prompt) for prompt in prompts]
     found: dict[str, Any] = {}
     for label, m in measured.items():

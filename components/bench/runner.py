@@ -7,10 +7,10 @@ the same neighbour; the median run counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from components.calibrate.hardware_profile import synchronise
 from components.prompts.prompt import Prompt, ids_of
@@ -18,10 +18,10 @@ from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import StrategyResources, build_strategy, find_strategy
+from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy, find_strategy
 
-Config = tuple[str, Mapping[str, Any]]
-"""A strategy's name, with `@1+1` behind it for equal cores, and parameters."""
+Config = StrategyChoice
+"""What is measured: a strategy with its parameters; its name may end in `@1+1`, for equal cores."""
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, a few words)."""
 Log = Callable[[str, float, int], None]
@@ -66,10 +66,10 @@ class StrategyContender:
     `split_cores` says whether each model had its own share of the cores, by plan or because the strategy overlaps them.
     """
 
-    def __init__(self, pair: LoadedPair, resources: StrategyResources, config: Config, label: str):
-        self.pair, self.resources, self.label = pair, resources, label
-        self.strategy, self.split = core_plan(config[0])
-        self.parameters = dict(config[1])
+    def __init__(self, pair: LoadedPair, kit: StrategyResources, config: Config, label: str):
+        self.pair, self.kit, self.label = pair, kit, label
+        self.strategy, self.split = core_plan(config.name)
+        self.parameters = dict(config.parameters)
         self.lossless = find_strategy(self.strategy).lossless
         self.reset()
         self.split_cores = self.split is True or self._strategy.overlaps
@@ -121,16 +121,13 @@ class Measurement:
 
 
 def labels_of(configs: Sequence[Config]) -> list[str]:
-    """A label for each config: the strategy's name, with parameters where that alone would not tell two apart.
+    """A label for each choice: the strategy's name, with parameters where two choices have the same name.
 
-    >>> labels_of([("spide", {}), ("vanilla_sd", {"num_speculative_tokens": 3}), ("vanilla_sd", {})])
+    >>> labels_of([StrategyChoice("spide"), StrategyChoice("vanilla_sd", {"num_speculative_tokens": 3}), StrategyChoice("vanilla_sd")])
     ['spide', 'vanilla_sd(num_speculative_tokens=3)', 'vanilla_sd']
     """
-    names = [name for name, _ in configs]
-    labels = []
-    for name, parameters in configs:
-        settings = ", ".join(f"{key}={value}" for key, value in sorted(parameters.items()))
-        labels.append(f"{name}({settings})" if names.count(name) > 1 and settings else name)
+    names = [config.name for config in configs]
+    labels = [str(config) if names.count(config.name) > 1 else config.name for config in configs]
     check_labels(labels)
     return labels
 

@@ -44,9 +44,9 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
         raise DraftwellError(f"deterministic counts need the pair in float32, not {pair.dtype}: load it with --dtype float32")
     resources = resources or fixed_resources(pair)
     counts: dict[str, dict[str, Any]] = {}
-    for number, (label, (name, parameters)) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
+    for number, (label, config) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
         strategy = build_strategy(
-            name, dict(parameters), StrategyResources(resources.artifacts, resources.special_tokens, deterministic=True)
+            config.name, dict(config.parameters), StrategyResources(kit.artifacts, kit.special_tokens, deterministic=True)
         )
         outputs: list[list[int]] = []
         parts: list[Stats] = []

@@ -25,7 +25,7 @@ def identity_entry(
     """
     measured = next(iter(measure(pair, resources, [config], prompts, max_tokens=max_tokens, warmup=False).values()))
     runs = measured.typical
-    entry = entry_of(pair, config[0], prompts, [run.tokens for run in runs], max_tokens)
+    entry = entry_of(pair, config.name, prompts, [run.tokens for run in runs], max_tokens)
     return {**entry, "rescued": sum(run.stats.rescued for run in runs)}
 
 

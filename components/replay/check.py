@@ -15,9 +15,8 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import PLAIN, StrategyResources
 
-REFERENCE: Config = ("autoregressive", {})
 COUNTED = ("target_calls", "draft_calls", "accepted")
 
 
@@ -73,14 +72,24 @@ def check_prediction(pair: LoadedPair, texts: Texts, resources: StrategyResource
     if [text.name for text in texts.texts] != [prompt.id for prompt in prompts]:
         raise DraftwellError("the prompts are not those of the trace: measure what was replayed")
     budget = max_tokens or texts.max_tokens
-    plans = [REFERENCE, *(config for config in configs if config != REFERENCE)]
-    replays = [replay_strategy(texts, name, parameters, resources, profile, max_tokens=budget, extend=True) for name, parameters in plans]
-    measured = measure(pair, resources, plans, prompts, max_tokens=budget, runs=runs, progress=progress)
+    plans = [PLAIN, *(config for config in configs if config != PLAIN)]
+    replays = [replay_strategy(texts, plan.name, dict(plan.parameters), kit, profile, max_tokens=budget, extend=True) for plan in plans]
+    measured = measure(pair, kit, plans, prompts, max_tokens=budget, runs=runs, progress=progress)
     paces = [sum(one.seconds) / sum(one.tokens) for one in measured.values()]
     factor = paces[0] / replays[0].predicted_seconds_per_token
-    return [Prediction(label, name, dict(parameters), told.predicted_seconds_per_token, told.predicted_seconds_per_token * factor, pace,
-                       counts(told.stats, real.stats), told.exact)
-            for label, (name, parameters), told, real, pace in zip(labels_of(plans), plans, replays, measured.values(), paces, strict=True)]
+    return [
+        Prediction(
+            label,
+            plan.name,
+            dict(plan.parameters),
+            told.predicted_seconds_per_token,
+            told.predicted_seconds_per_token * factor,
+            pace,
+            counts(told.stats, real.stats),
+            told.exact,
+        )
+        for label, plan, told, real, pace in zip(labels_of(plans), plans, replays, measured.values(), paces, strict=True)
+    ]
 
 
 def counts(told: Stats, real: Stats) -> dict[str, tuple[int, int]]:
@@ -96,7 +105,7 @@ def median_error(rows: Sequence[Prediction], *, scaled: bool = True) -> float:
     """
     by_strategy: dict[str, list[float]] = {}
     for row in rows:
-        if row.strategy != REFERENCE[0] or not scaled:
+        if row.strategy != PLAIN.name or not scaled:
             by_strategy.setdefault(row.strategy, []).append(abs(row.scaled_error if scaled else row.error))
     if not by_strategy:
         raise DraftwellError("nothing but plain decoding was checked: add a strategy")

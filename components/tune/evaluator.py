@@ -15,7 +15,7 @@ from components.prompts.prompt import Prompt, ids_of
 from components.tune.search.space import key
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import StrategyChoice, StrategyResources
 
 Config = tuple[str, dict[str, Any]]
 """A strategy's name and parameters."""
@@ -121,7 +121,7 @@ class Evaluator:
         label = label_of(config)
         known = self._contenders.get(label)
         if known is None:
-            known = self._contenders[label] = StrategyContender(self.pair, self.resources, config, label)
+            known = self._contenders[label] = StrategyContender(self.pair, self.kit, StrategyChoice(*config), label)
             known.generate(ids, self.pair.sampling(max_tokens=WARMUP_TOKENS))
             known.reset()
         elif fresh:

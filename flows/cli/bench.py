@@ -37,7 +37,7 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from serving.runtime.pair import LoadedPair
-    from serving.runtime.strategies import StrategyResources
+    from serving.runtime.strategies import StrategyChoice, StrategyResources
 
 Wanted = list[tuple[str, dict[str, str]]]
 
@@ -113,7 +113,7 @@ def bench(
         return
     other = workspace.load(device="cpu") if check_cpu else None
     with progress("bench") as bar:
-        report = measure(loaded, wanted, rows, resources, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
+        report = measure(loaded, choices_of(wanted), rows, kit, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
                          peers=tuple(peer or ()), memory=True, check=other, progress=bar)
     report["settings"] |= {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
     if out is not None:
@@ -145,8 +145,8 @@ def bench_batches(
     from components.bench.throughput import batch_table, batch_throughput
 
     with progress("bench") as bar:
-        report = batch_throughput(pair, resources, wanted, rows, concurrency=concurrency, max_tokens=max_tokens, temperature=temperature,
-                                  runs=runs, seed=seed, progress=bar)
+        report = batch_throughput(pair, kit, choices_of(wanted), rows, concurrency=concurrency, max_tokens=max_tokens,
+                                  temperature=temperature, runs=runs, seed=seed, progress=bar)
     if out is not None:
         write_json(out, report)
     wide_console().print(batch_table(report))
@@ -177,6 +177,13 @@ def parse_wanted(strategies: str, settings: Sequence[str]) -> Wanted:
     return wanted
 
 
+def choices_of(wanted: Wanted) -> list[StrategyChoice]:
+    """The strategies that were asked for, as the bench takes them."""
+    from serving.runtime.strategies import StrategyChoice
+
+    return [StrategyChoice(name, parameters) for name, parameters in wanted]
+
+
 def check_wanted(wanted: Wanted, peers: Sequence[str]) -> None:
     """Refuse, before models are loaded, what could not be run."""
     from components.bench.peers import PEERS
@@ -185,7 +192,7 @@ def check_wanted(wanted: Wanted, peers: Sequence[str]) -> None:
 
     for name, parameters in wanted:
         build_strategy(core_plan(name)[0], dict(parameters))
-    labels_of(wanted)
+    labels_of(choices_of(wanted))
     unknown = next((name for name in peers if name not in PEERS), None)
     if unknown:
         raise DraftwellError(f"unknown peer {unknown!r}: the only peer is {', '.join(PEERS)}")

@@ -14,7 +14,7 @@ from flows.workspace import Workspace
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.bench.runner import Config, StrategyContender
+    from components.bench.runner import StrategyContender
     from components.gate.gate import Check, GateVerdict
     from components.prompts.prompt import Prompt
     from registry.releases import ReleaseVersion
@@ -122,12 +122,12 @@ def measured(
 ) -> tuple[dict[str, Any], GateVerdict]:
     """The bench of a candidate, and the verdict on it; what left doubt is measured again, and lies in the report as `in_doubt`."""
     from components.bench.bench import run_bench
+    from serving.runtime.strategies import PLAIN, StrategyChoice
 
-    plain: Config = ("autoregressive", {})
-    candidate: Config = (judging.strategy, judging.parameters)
-    contest = [plain] if candidate == plain else [plain, candidate]
-    beside: list[Config] = [(name, {}) for name in SHOWN if (name, {}) not in contest] if all_strategies else []
-    report = run_bench(step.pair, [plain, *beside, *contest[1:]], prompts, resources, max_tokens=max_tokens, extra=rival.contenders,
+    candidate = StrategyChoice(judging.strategy, judging.parameters)
+    contest = [PLAIN] if candidate == PLAIN else [PLAIN, candidate]
+    beside = [choice for name in SHOWN if (choice := StrategyChoice(name)) not in contest] if all_strategies else []
+    report = run_bench(step.pair, [PLAIN, *beside, *contest[1:]], prompts, kit, max_tokens=max_tokens, extra=rival.contenders,
                    progress=step.bar)
     verdict = judging.of(report)
     if not judging.doubts(report, verdict):
@@ -165,7 +165,7 @@ class ChampionComparison:
 def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> ChampionComparison:
     """The pair's champion, ready to decode."""
     from components.bench.runner import StrategyContender
-    from serving.runtime.strategies import StrategyResources
+    from serving.runtime.strategies import StrategyChoice, StrategyResources
 
     champion = champion_of(step.workspace, release.device)
     if champion is None or champion.version == release.version:
@@ -179,7 +179,9 @@ def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> Cham
         )
     theirs = artifacts_of(store, champion, champion.fingerprint)
     chosen: Any = theirs["decoding_config"]
-    contender = StrategyContender(pair, StrategyResources(theirs, pair.special_tokens), (chosen.strategy, chosen.parameters), "champion")
+    contender = StrategyContender(
+        pair, StrategyResources(theirs, pair.special_tokens), StrategyChoice(chosen.strategy, chosen.parameters), "champion"
+    )
     return ChampionComparison(champion, (contender,), theirs if pair is step.pair else {})
 
 
@@ -310,12 +312,12 @@ def identity_check(
     """Whether a choice that claims to be lossless gives autoregressive's tokens in float32; nothing for a lossy one."""
     from components.gate.gate import judge_release
     from components.gate.losslessness import identity_entry
-    from serving.runtime.strategies import find_strategy
+    from serving.runtime.strategies import StrategyChoice, find_strategy
 
     if not find_strategy(strategy).lossless or strategy == "autoregressive":
         return ()
     exact = float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair
-    entry = identity_entry(exact, resources, (strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(exact, kit, StrategyChoice(strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     return judge_release(entry, None, None, {"lossless_identical": True}).checks
 
 
@@ -334,10 +336,11 @@ def counted(pair_name: str, say: Any, bar: Any) -> tuple[dict[str, Any], GateVer
     from components.gate.baseline_counts import deterministic_report
     from components.gate.losslessness import judge_texts
     from components.prompts.prompt import demo_prompts
+    from serving.runtime.strategies import StrategyChoice
 
     pair, prompts = Workspace(pair_name, "float32", say).load(), demo_prompts(BASELINE_PROMPTS)
     texts: dict[str, list[list[int]]] = {}
-    report = deterministic_report(pair, [(name, {}) for name in COUNTED], prompts, BASELINE_TOKENS, progress=bar, texts=texts)
+    report = deterministic_report(pair, [StrategyChoice(name) for name in COUNTED], prompts, BASELINE_TOKENS, progress=bar, texts=texts)
     return report, judge_texts(pair, prompts, texts, BASELINE_TOKENS)
 
 

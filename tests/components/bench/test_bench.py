@@ -14,7 +14,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import over_slots
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import StrategyResources, build_strategy
+from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy
 from tests.serving.runtime.models.test_unbatched_model import module_of
 from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.models.tiny import llama_pair, pair_of, table_pair
@@ -27,7 +27,11 @@ FIGURES = {"tokens_per_second", "speedup", "target_calls", "cost_ratio", "accept
 
 @pytest.fixture(scope="module")
 def report() -> dict:
-    configs = [("vanilla_sd", {"num_speculative_tokens": 2}), ("vanilla_sd", {"num_speculative_tokens": 6}), ("prompt_lookup", {})]
+    configs = [
+        StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}),
+        StrategyChoice("vanilla_sd", {"num_speculative_tokens": 6}),
+        StrategyChoice("prompt_lookup"),
+    ]
     return run_bench(llama_pair(slots=1), configs, PROMPTS, StrategyResources(), max_tokens=24, runs=2, peers=["transformers"], threads=1)
 
 
@@ -72,14 +76,14 @@ def test_cost_ratio_is_against_the_fastest_vanilla_sd(report):
 
 
 def test_a_run_without_vanilla_sd_measures_it_for_the_cost_ratio():
-    report = run_bench(table_pair(), [("prompt_lookup", {})], PROMPTS[:1], StrategyResources(), max_tokens=4)
+    report = run_bench(table_pair(), [StrategyChoice("prompt_lookup")], PROMPTS[:1], StrategyResources(), max_tokens=4)
     assert list(report["strategies"]) == ["autoregressive", "prompt_lookup"]
     assert report["cost_reference"]["cost_ratio"] == 1
     assert all(entry["cost_ratio"] is not None for entry in report["strategies"].values())
 
 
 def test_without_the_reference_there_is_no_cost_ratio():
-    report = run_bench(table_pair(), [("prompt_lookup", {})], PROMPTS[:1], StrategyResources(), max_tokens=4, cost_ratios=False)
+    report = run_bench(table_pair(), [StrategyChoice("prompt_lookup")], PROMPTS[:1], StrategyResources(), max_tokens=4, cost_ratios=False)
     assert all(entry["cost_ratio"] is None for entry in report["strategies"].values())
 
 
@@ -105,18 +109,20 @@ def test_peers_leave_the_modules_attending_over_slots(report):
 def test_peers_of_a_model_with_attention_of_its_own_say_so():
     target = module_of("gpt_neo")
     pair = pair_of(over_slots(target), over_slots(target), {"target": target, "draft": target})
-    report = run_bench(pair, [("vanilla_sd", {})], PROMPTS[:2], StrategyResources(), max_tokens=6, peers=["transformers"], warmup=False)
+    report = run_bench(
+        pair, [StrategyChoice("vanilla_sd")], PROMPTS[:2], StrategyResources(), max_tokens=6, peers=["transformers"], warmup=False
+    )
     assert "attention: eager, the model's own; cache: transformers' default" in report["peers"]["transformers"]["notes"]
     assert report["strategies"]["vanilla_sd"]["identical_outputs"] == 2
 
 
 def test_sampled_outputs_are_not_compared():
-    report = run_bench(table_pair(), [("vanilla_sd", {})], PROMPTS[:2], StrategyResources(), max_tokens=8, temperature=1.0)
+    report = run_bench(table_pair(), [StrategyChoice("vanilla_sd")], PROMPTS[:2], StrategyResources(), max_tokens=8, temperature=1.0)
     assert all(entry["identical_outputs"] is None and entry["near_ties"] is None for entry in report["strategies"].values())
 
 
 def test_sampled_runs_repeat_the_same_requests():
-    runs = measure(table_pair(), StrategyResources(), [("vanilla_sd", {})], PROMPTS[:2], max_tokens=12, temperature=1.0, runs=2)[
+    runs = measure(table_pair(), StrategyResources(), [StrategyChoice("vanilla_sd")], PROMPTS[:2], max_tokens=12, temperature=1.0, runs=2)[
         "vanilla_sd"
     ].runs
     assert [run[0].tokens for run in runs] == [run[1].tokens for run in runs]
@@ -130,7 +136,7 @@ def test_the_order_rotates_and_everyone_sees_every_prompt():
 
 
 def test_the_median_run_counts():
-    m = Measurement(StrategyContender(table_pair(), StrategyResources(), ("autoregressive", {}), "x"), ["p"])
+    m = Measurement(StrategyContender(table_pair(), StrategyResources(), PLAIN, "x"), ["p"])
     for seconds in (5.0, 1.0, 2.0):
         m.runs[0].append(Generation([1, 2], Stats(emitted=2, wall_seconds=seconds)))
     assert m.seconds == [2.0]
@@ -138,19 +144,19 @@ def test_the_median_run_counts():
 
 
 def test_contenders_do_not_share_online_state_nor_write_to_the_artifacts():
-    pair, resources = table_pair(), table_resources(vocab=24)
-    resources = StrategyResources(resources.artifacts, deterministic=False)
-    configs = [("spide", {"parallel": False, "tau": 0.5}), ("spide", {"parallel": False, "tau": 0.9})]
-    both = measure(pair, resources, configs, PROMPTS, max_tokens=32)
-    alone = measure(pair, resources, configs[1:], PROMPTS, max_tokens=32)
+    pair, kit = table_pair(), table_kit(vocab=24)
+    kit = StrategyResources(kit.artifacts, deterministic=False)
+    configs = [StrategyChoice("spide", {"parallel": False, "tau": 0.5}), StrategyChoice("spide", {"parallel": False, "tau": 0.9})]
+    both = measure(pair, kit, configs, PROMPTS, max_tokens=32)
+    alone = measure(pair, kit, configs[1:], PROMPTS, max_tokens=32)
     assert list(both.values())[1].stats.draft_calls == next(iter(alone.values())).stats.draft_calls
     assert sum(resources.artifacts["acceptance_table"].total) == 0
 
 
 def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
-    pair, resources = table_pair(), table_resources(vocab=24)
-    entry = run_bench(pair, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, resources, max_tokens=24)["strategies"]["csd"]
-    outputs = measure(pair, resources, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, max_tokens=24)["csd"]
+    pair, kit = table_pair(), table_kit(vocab=24)
+    entry = run_bench(pair, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, kit, max_tokens=24)["strategies"]["csd"]
+    outputs = measure(pair, kit, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, max_tokens=24)["csd"]
     matches = total = 0
     for prompt, run in zip(PROMPTS, outputs.typical, strict=True):
         context = pair.encode_prompt(prompt.prompt)
@@ -162,9 +168,9 @@ def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
     assert entry["target_argmax_share"] < 1
     assert entry["rescued_share"] > 0
     assert entry["quality_ratio"] == pytest.approx(matches / total)
-    assert config_quality(
-        pair, resources, ("csd", {"use_memory": False, "tau": 1e-6}), PROMPTS, max_tokens=24
-    ) == pytest.approx(matches / total)
+    assert config_quality(pair, kit, StrategyChoice("csd", {"use_memory": False, "tau": 1e-6}), PROMPTS, max_tokens=24) == pytest.approx(
+        matches / total
+    )
     assert entry["identical_outputs"] < len(PROMPTS)
 
 
@@ -209,14 +215,14 @@ def test_argmax_matches_of_greedy_output_are_all():
 
 
 def test_labels_tell_configs_apart():
-    assert labels_of([("spide", {"tau": 0.5}), ("vanilla_sd", {})]) == ["spide", "vanilla_sd"]
-    assert labels_of([("spide", {"tau": 0.5}), ("spide", {"tau": 0.7})]) == ["spide(tau=0.5)", "spide(tau=0.7)"]
+    assert labels_of([StrategyChoice("spide", {"tau": 0.5}), StrategyChoice("vanilla_sd")]) == ["spide", "vanilla_sd"]
+    assert labels_of([StrategyChoice("spide", {"tau": 0.5}), StrategyChoice("spide", {"tau": 0.7})]) == ["spide(tau=0.5)", "spide(tau=0.7)"]
     with pytest.raises(DraftwellError, match="twice"):
-        labels_of([("spide", {}), ("spide", {})])
+        labels_of([StrategyChoice("spide"), StrategyChoice("spide")])
 
 
 def test_peers_draft_as_many_tokens_as_vanilla_sd():
-    assert gamma_of([("spide", {}), ("vanilla_sd", {"num_speculative_tokens": "3"})]) == 3
+    assert gamma_of([StrategyChoice("spide"), StrategyChoice("vanilla_sd", {"num_speculative_tokens": "3"})]) == 3
     assert gamma_of([]) == 5
 
 
@@ -226,15 +232,15 @@ def test_a_champion_is_measured_with_artifacts_of_its_own():
     theirs = StrategyResources(
         {"acceptance_table": sure, "hardware_profile": HardwareProfile(1.0, {1: 2.0}, 0.0, ORIGIN)}, deterministic=True
     )
-    champion = StrategyContender(pair, theirs, ("spide", {"parallel": False}), "champion")
-    entries = run_bench(pair, [("spide", {"parallel": False})], PROMPTS, resources, max_tokens=24, extra=[champion])["strategies"]
+    champion = StrategyContender(pair, theirs, StrategyChoice("spide", {"parallel": False}), "champion")
+    entries = run_bench(pair, [StrategyChoice("spide", {"parallel": False})], PROMPTS, kit, max_tokens=24, extra=[champion])["strategies"]
     assert entries["champion"]["strategy"] == "spide"
     assert entries["champion"]["draft_calls"] > entries["spide"]["draft_calls"]  # it trusts its draft
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ({"prompts": []}, "no prompts"), ({"runs": 0}, "runs"), ({"peers": ["llamacpp"]}, "llamacpp"),
-    ({"strategies": [("vanila_sd", {})]}, "vanilla_sd"), ({"strategies": [("spide", {})]}, "acceptance_table"),
+    ({"strategies": [StrategyChoice("vanila_sd")]}, "vanilla_sd"), ({"strategies": [StrategyChoice("spide")]}, "acceptance_table"),
     ({"max_tokens": 600}, "prompt p0")])
 def test_mistakes_are_named_in_a_line(arguments, words):
     defaults = {"strategies": [], "prompts": PROMPTS, "resources": StrategyResources(), "max_tokens": 4}

@@ -7,7 +7,7 @@ from components.bench import peak_memory as memory
 from components.bench.peak_memory import peak_during, peaks_over_models, resident, touch_caches
 from components.bench.runner import Generation, contenders_of
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.tiny import llama_pair
 
 needs_proc = pytest.mark.skipif(not memory.reset_peak(), reason="this system does not let a process reset its peak memory")
@@ -43,7 +43,7 @@ def test_a_peak_is_seen_though_the_memory_is_free_again():
 @needs_proc
 def test_each_contender_is_charged_for_its_own():
     pair = llama_pair(slots=1)
-    plain, = contenders_of(pair, StrategyResources(), [("vanilla_sd", {})])
+    plain, = contenders_of(pair, StrategyResources(), [StrategyChoice("vanilla_sd")])
     plain.generate([5, 6, 7], pair.sampling(max_tokens=4))
     peaks = peaks_over_models(pair, [Hungry(HUNDRED), plain], [5, 6, 7], pair.sampling(max_tokens=8))
     assert 90 < peaks["hungry"] < 150
@@ -62,7 +62,7 @@ def test_where_the_system_does_not_tell_it_is_none(monkeypatch, tmp_path):
 
 def test_touching_the_caches_changes_no_output():
     pair = llama_pair(slots=1)
-    contender, = contenders_of(pair, StrategyResources(), [("vanilla_sd", {})])
+    contender, = contenders_of(pair, StrategyResources(), [StrategyChoice("vanilla_sd")])
     before = contender.generate([5, 6, 7], pair.sampling(max_tokens=12)).tokens
     touch_caches(pair)
     assert contender.generate([5, 6, 7], pair.sampling(max_tokens=12)).tokens == before

@@ -15,8 +15,8 @@ from serving.errors import DraftwellError
 from serving.runtime.models.padding import pad_to, parameter_count
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import StrategyResources
-from tests.support.models.resources import table_resources
+from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
+from tests.support.models.kits import table_kit
 from tests.support.models.tiny import llama, llama_pair, near, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text], reference="jq jq") for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
@@ -24,11 +24,17 @@ PROMPTS = [Prompt(f"p{i}", None, [text], reference="jq jq") for i, text in enume
 
 @pytest.fixture(scope="module")
 def report() -> dict:
-    configs = [("vanilla_sd", {"num_speculative_tokens": "2"}), ("vanilla_sd", {"num_speculative_tokens": "4"}), ("prompt_lookup", {}),
-               ("vanilla_sd@1+1", {"num_speculative_tokens": "2"}), ("spide", {"tau": "0.5"}),
-               ("csd", {"tau": "1e-6", "use_memory": "false"}), ("csd", {"tau": "0.5", "use_memory": "false"})]
-    resources = StrategyResources(table_resources(vocab=24).artifacts)
-    return run_bench(llama_pair(slots=1), configs, PROMPTS, resources, max_tokens=24, peers=["transformers"], threads=1, memory=True)
+    configs = [
+        StrategyChoice("vanilla_sd", {"num_speculative_tokens": "2"}),
+        StrategyChoice("vanilla_sd", {"num_speculative_tokens": "4"}),
+        StrategyChoice("prompt_lookup"),
+        StrategyChoice("vanilla_sd@1+1", {"num_speculative_tokens": "2"}),
+        StrategyChoice("spide", {"tau": "0.5"}),
+        StrategyChoice("csd", {"tau": "1e-6", "use_memory": "false"}),
+        StrategyChoice("csd", {"tau": "0.5", "use_memory": "false"}),
+    ]
+    kit = StrategyResources(table_kit(vocab=24).artifacts)
+    return run_bench(llama_pair(slots=1), configs, PROMPTS, kit, max_tokens=24, peers=["transformers"], threads=1, memory=True)
 
 
 def test_every_ratio_of_the_bench_is_there(report):
@@ -118,7 +124,7 @@ def test_the_floor_is_argmax_share_and_rouge_together(report):
 
 def test_without_references_nobody_knows_whether_the_floor_holds():
     bare = [Prompt("p", None, ["abc"])]
-    measured = measure(table_pair(), table_resources(vocab=24), [("autoregressive", {}), ("csd", {})], bare, max_tokens=8)
+    measured = measure(table_pair(), table_kit(vocab=24), [PLAIN, StrategyChoice("csd")], bare, max_tokens=8)
     entry = BenchMetrics(table_pair(), bare, measured).figures("csd")
     assert (entry["rouge_l"], entry["rouge_l_difference"], entry["holds_floor"]) == (None, None, None)
     assert entry["target_argmax_share"] is not None
@@ -149,7 +155,7 @@ def test_plans_of_cores():
     assert core_plan("vanilla_sd@1+1") == ("vanilla_sd", True)
     with pytest.raises(DraftwellError, match=r"@1\+1"):
         core_plan("vanilla_sd@2+2")
-    assert labels_of([("vanilla_sd", {}), ("vanilla_sd@1+1", {})]) == ["vanilla_sd", "vanilla_sd@1+1"]
+    assert labels_of([StrategyChoice("vanilla_sd"), StrategyChoice("vanilla_sd@1+1")]) == ["vanilla_sd", "vanilla_sd@1+1"]
 
 
 def test_time_in_which_two_models_ran_is_counted_once():
@@ -167,8 +173,12 @@ def test_a_padded_pair_says_so_and_gives_the_same_outputs_to_peers_too():
     plain = pair_of(TransformersModel(target, slots=1), TransformersModel(draft, slots=1), {"target": target, "draft": draft})
     padded = pair_of(TransformersModel(wide, slots=1), TransformersModel(draft, slots=1), {"target": wide, "draft": draft})
     padded.padded_to = count
-    reports = [run_bench(pair, [("vanilla_sd", {})], PROMPTS, StrategyResources(), max_tokens=16, peers=["transformers"], cost_ratios=False)
-               for pair in (plain, padded)]
+    reports = [
+        run_bench(
+            pair, [StrategyChoice("vanilla_sd")], PROMPTS, StrategyResources(), max_tokens=16, peers=["transformers"], cost_ratios=False
+        )
+        for pair in (plain, padded)
+    ]
     assert [r["padded_to"] for r in reports] == [None, parameter_count(wide)]
     assert reports[0]["fingerprint"] == reports[1]["fingerprint"]
     for one, other in zip(*(r["strategies"].values() for r in reports), strict=True):
@@ -177,6 +187,6 @@ def test_a_padded_pair_says_so_and_gives_the_same_outputs_to_peers_too():
     for entry in reports[1]["peers"]["transformers"].values():
         if isinstance(entry, dict):
             assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
-    again = measure(padded, StrategyResources(), [("vanilla_sd", {})], PROMPTS, max_tokens=16)["vanilla_sd"]
-    base = measure(plain, StrategyResources(), [("vanilla_sd", {})], PROMPTS, max_tokens=16)["vanilla_sd"]
+    again = measure(padded, StrategyResources(), [StrategyChoice("vanilla_sd")], PROMPTS, max_tokens=16)["vanilla_sd"]
+    base = measure(plain, StrategyResources(), [StrategyChoice("vanilla_sd")], PROMPTS, max_tokens=16)["vanilla_sd"]
     assert [r.tokens for r in again.typical] == [r.tokens for r in base.typical], "peers left the modules attending over slots"

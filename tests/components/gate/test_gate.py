@@ -9,6 +9,7 @@ from components.gate.gate import Footprint, GateVerdict, columns, compare_with_b
 from components.prompts.prompt import Prompt
 from components.report.intervals import paired_bootstrap_ratio
 from serving.errors import DraftwellError
+from serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.models.tiny import llama_pair, table_pair
 
 THRESHOLDS = {"min_speedup_lower_bound": 1.0, "max_regression": 0.05, "lossless_identical": True, "min_acceptance_ratio": 0.98,
@@ -107,7 +108,14 @@ def test_thresholds_are_data():
 
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello"])]
-CONFIGS = [("autoregressive", {}), ("vanilla_sd", {}), ("spide", {}), ("sprinter", {}), ("csd", {}), ("prompt_lookup", {})]
+CONFIGS = [
+    PLAIN,
+    StrategyChoice("vanilla_sd"),
+    StrategyChoice("spide"),
+    StrategyChoice("sprinter"),
+    StrategyChoice("csd"),
+    StrategyChoice("prompt_lookup"),
+]
 
 
 def counts() -> dict:

@@ -16,10 +16,9 @@ from components.gate.baseline_counts import deterministic_report
 from components.prompts.prompt import Prompt, ids_of, prompts_digest
 from components.tune.evaluator import Evaluator, Measured, QualityReader
 from components.tune.resume import Ledger
-from components.tune.successive_halving import PLAIN
 from serving.artifacts.base import Provenance
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import table_pair
 
@@ -27,14 +26,14 @@ SYSTEM = {"role": "system", "content": "be brief"}
 PROMPTS = [Prompt(f"p{i}", None, [text], messages=(SYSTEM,)) for i, text in enumerate(["hello world", "abc", "so it goes"])]
 BARE = [Prompt(prompt.id, None, prompt.turns) for prompt in PROMPTS]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
-GAMMA = ("vanilla_sd", {"num_speculative_tokens": 2})
+GAMMA = StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2})
 OUTPUTS = [[5, 6]] * len(PROMPTS)
 
 USERS: dict[str, Callable[[LoadedPair], Any]] = {
     "measure": lambda pair: measure(pair, StrategyResources(), [PLAIN], PROMPTS, max_tokens=4),
-    "bench": lambda pair: run_bench(pair, [GAMMA, ("fuzzy_sd", {})], PROMPTS, StrategyResources(), max_tokens=4),
+    "bench": lambda pair: run_bench(pair, [GAMMA, StrategyChoice("fuzzy_sd")], PROMPTS, StrategyResources(), max_tokens=4),
     "config_quality": lambda pair: config_quality(pair, StrategyResources(), GAMMA, PROMPTS, max_tokens=4),
-    "contest": lambda pair: Evaluator(pair, StrategyResources(), max_tokens=4)([PLAIN], PROMPTS),
+    "contest": lambda pair: Evaluator(pair, StrategyResources(), max_tokens=4)([("autoregressive", {})], PROMPTS),
     "reader": lambda pair: QualityReader(pair)(PROMPTS, Measured([1.0] * len(PROMPTS), OUTPUTS, [1] * len(PROMPTS))),
     "memory": lambda pair: build_correction_memory(pair, PROMPTS, ORIGIN, max_tokens=4),
     "counting": lambda pair: deterministic_report(pair, [GAMMA], PROMPTS, 4),
@@ -66,5 +65,5 @@ def test_what_stands_before_a_turn_is_part_of_every_digest_and_memory() -> None:
     clock = Clock({})
     remembered = Ledger(clock, None, {})
     for prompts in (PROMPTS, BARE, PROMPTS):
-        remembered([PLAIN], prompts)
+        remembered([("autoregressive", {})], prompts)
     assert len(clock.calls) == 2, "the same turns behind another system message are other prompts"

@@ -21,7 +21,7 @@ from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, Ro
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.tiny import pair_of, table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
@@ -61,9 +61,13 @@ def test_predictions_come_near_what_is_measured(texts: Texts) -> None:
     times = measure_profile(pair, provenance(pair), repeats=6, context=32)
     resources = StrategyResources({"hardware_profile": times}, deterministic=True)
     configs: list[tuple[str, dict[str, Any]]] = [
-        ("vanilla_sd", {"num_speculative_tokens": 2}), ("vanilla_sd", {"num_speculative_tokens": 6}), ("svip", {"threshold": 0.55}),
-        ("pearl", {"num_speculative_tokens": 4}), ("prompt_lookup", {})]
-    rows = check_prediction(pair, texts, resources, times, configs, PROMPTS)
+        StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}),
+        StrategyChoice("vanilla_sd", {"num_speculative_tokens": 6}),
+        StrategyChoice("svip", {"threshold": 0.55}),
+        StrategyChoice("pearl", {"num_speculative_tokens": 4}),
+        StrategyChoice("prompt_lookup"),
+    ]
+    rows = check_prediction(pair, texts, kit, times, configs, PROMPTS)
     assert [row.strategy for row in rows] == ["autoregressive", "vanilla_sd", "vanilla_sd", "svip", "pearl", "prompt_lookup"]
     assert all(row.exact and row.count_error == 0 for row in rows)
     assert rows[0].scaled == pytest.approx(rows[0].measured)

@@ -37,7 +37,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import StrategyResources, build_strategy
+from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, resources_of, two_threads
 
@@ -155,8 +155,10 @@ def predictions() -> list[Prediction]:
     """Every measured config on all prompts, one at a time, interleaved, under a profile that was taken just before."""
     pair = pair_in("bfloat16")
     times = measure_profile(pair, provenance(pair))
-    resources = replace(resources_in("bfloat16"), artifacts={**resources_in("bfloat16").artifacts, "hardware_profile": times})
-    return check_prediction(pair, texts_in("bfloat16"), resources, times, REPLAYED_CONFIGS, demo_prompts(PROMPTS))
+    kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
+    return check_prediction(
+        pair, texts_in("bfloat16"), kit, times, [StrategyChoice(*config) for config in REPLAYED_CONFIGS], demo_prompts(PROMPTS)
+    )
 
 
 @pytest.mark.timed

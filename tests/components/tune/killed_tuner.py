@@ -47,7 +47,7 @@ def main(trace: str, folder: str, point: str, number: str) -> None:
     """Set the trap and walk into it."""
     import optuna
 
-    place, name = {"replay": (search, "replay"), "tell": (optuna.Study, "tell"), "rename": (os, "replace")}[point]
+    place, name = {"replay": (search, "replay_strategy"), "tell": (optuna.Study, "tell"), "rename": (os, "replace")}[point]
     setattr(place, name, deadly(getattr(place, name), int(number)))
     run(Path(trace), Path(folder), Clock({"vanilla_sd": 1.3}))
 

@@ -16,7 +16,7 @@ from components.replay.replay import replay_strategy
 from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import RolloutExhausted, TracedText
 from components.report.threads import using_threads
-from components.tune import tune as tune_module
+from components.tune import tune as tune_step
 from components.tune.constraints import Constraints
 from components.tune.evaluator import Config, Measured, Quality
 from components.tune.report.reading import rollout_words

@@ -32,7 +32,7 @@ def kill(trace: Path, folder: Path, point: str, number: int) -> None:
 def test_killed_while_it_searches_and_while_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace, whole, broken = (tmp_path / name for name in ("trace", "whole", "broken"))
     collect_traces(table_pair(), PROMPTS, trace, max_tokens=12, rollout=8, batch=4)
-    real, replays = search.replay, list[tuple[Any, ...]]()
+    real, replays = search.replay_strategy, list[tuple[Any, ...]]()
     monkeypatch.setattr(search, "replay_strategy", lambda *given, **more: replays.append(given) or real(*given, **more))
     unbroken = Clock(SPEEDS)
     expected, needed = run(trace, whole, unbroken), len(replays)

@@ -30,13 +30,13 @@ from serving.runtime.commands import Forward
 from serving.runtime.output import Output
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import STRATEGIES, StrategyResources
+from serving.runtime.strategies import STRATEGIES, StrategyChoice, StrategyResources
 from tests.flows.orchestration.test_hands_off import quick_dtype
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 TIMES = range(10)
 THRESHOLDS = load_gates().model_dump()
-CHOICE: tuple[str, dict[str, Any]] = ("prompt_lookup", {})
+CHOICE = StrategyChoice("prompt_lookup")
 """What the default pair is served with, or like: faster than plain decoding on most prompts."""
 PROMPTS, TOKENS = 8, 32
 ACCEPTANCE = "vanilla_sd: acceptance"
@@ -93,10 +93,17 @@ def traces(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceS
 
 def gated(space: Any, pair: LoadedPair) -> GateVerdict:
     """The measured part of the gate: candidate and champion decode with the same config, interleaved with plain decoding."""
-    space, resources = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
-    rival = ChampionComparison(contenders=(StrategyContender(pair, resources, CHOICE, "champion"),))
-    return measured(StepContext(space, pair), demo_prompts(PROMPTS), BenchJudge(*CHOICE, THRESHOLDS), resources, rival, max_tokens=TOKENS,
-                    all_strategies=False)[1]
+    space, kit = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
+    rival = ChampionComparison(contenders=(StrategyContender(pair, kit, CHOICE, "champion"),))
+    return measured(
+        StepContext(space, pair),
+        demo_prompts(PROMPTS),
+        BenchJudge(CHOICE.name, dict(CHOICE.parameters), THRESHOLDS),
+        kit,
+        rival,
+        max_tokens=TOKENS,
+        all_strategies=False,
+    )[1]
 
 
 @pytest.fixture
@@ -106,7 +113,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slower(self: StrategyContender, ids: Sequence[int], sampling: Sampling) -> Generation:
         run = generate(self, ids, sampling)
-        if self.label == CHOICE[0]:
+        if self.label == CHOICE.name:
             run.stats.wall_seconds *= 1.15
             run.stats.first_token_seconds *= 1.15
         return run
@@ -163,18 +170,18 @@ def test_a_lossy_config_called_lossless_is_caught(
     begin = IDENTITY_PROMPTS * (number // len(LOSSY))
     prompts = demo_prompts(begin + IDENTITY_PROMPTS)[begin:]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(exact, resources, (name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(exact, kit, StrategyChoice(name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     assert failed(judge_release(entry, None, None, {"lossless_identical": True})) == ["identical outputs"], entry["per_prompt"]
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "spide"])
-def test_a_lossless_config_is_none(exact: LoadedPair, spide_resources: StrategyResources, name: str) -> None:
-    entry = identity_entry(exact, spide_resources, (name, {}), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
+def test_a_lossless_config_is_none(exact: LoadedPair, spide_kit: StrategyResources, name: str) -> None:
+    entry = identity_entry(exact, spide_kit, StrategyChoice(name), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
     assert judge_release(entry, None, None, {"lossless_identical": True}).passed, entry["per_prompt"]
 
 
 def counted(exact: LoadedPair, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    return deterministic_report(exact, [("vanilla_sd", {})], prompts, TOKENS)
+    return deterministic_report(exact, [StrategyChoice("vanilla_sd")], prompts, TOKENS)
 
 
 @pytest.fixture(scope="module")
