@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from serving.artifacts.forward_costs import seconds_table
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes
 from serving.runtime.commands import Forward
 
@@ -93,7 +92,7 @@ def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overl
 
 def plain_rates(profile: HardwareProfile, count: int) -> Rates:
     """Rates of a profile without details: a draft forward over k tokens is as many times one over 1 as it is for the target."""
-    target = by_tokens(profile.t_verify, count)
+    target = seconds_table(profile.t_verify, count)
     draft = [profile.t_draft * seconds / target[1] for seconds in target]
     tables = {"target": target, "draft": draft}
     return Rates(tables, tables, {"target": 0.0, "draft": 0.0}, 0)
@@ -105,26 +104,11 @@ def detailed_rates(profile: HardwareProfile, details: RequestTimes, times: tuple
     largest = max(t_verify)
     stretch = {"target": t_verify[largest] / profile.verify_seconds(largest), "draft": t_draft / profile.t_draft}
     sizes = {"target": t_verify, "draft": {k: seconds * stretch["draft"] for k, seconds in details.t_draft.items()}}
-    forward = {role: by_tokens(known, count) for role, known in sizes.items()}
+    forward = {role: seconds_table(known, count) for role, known in sizes.items()}
     prefill = {}
     for role, known in sizes.items():
         prompts = {k: seconds * stretch[role] for k, seconds in details.prefill.get(role, {}).items()}
         short = {k: seconds for k, seconds in known.items() if k < min(prompts, default=count)}
-        prefill[role] = by_tokens(short | prompts, count)
+        prefill[role] = seconds_table(short | prompts, count)
     slopes = {role: details.per_context_token.get(role, 0.0) * stretch[role] for role in sizes}
     return Rates(forward, prefill, slopes, details.context)
-
-
-def by_tokens(sizes: Mapping[int, float], count: int) -> list[float]:
-    """Seconds by number of tokens, up to `count`: linear between measured sizes; beyond the last as before it, never less.
-
-    >>> by_tokens({1: 1.0, 3: 2.0}, 4)
-    [1.0, 1.0, 1.5, 2.0, 2.5]
-    """
-    known = sorted(sizes)
-    seconds = [sizes[k] for k in known]
-    table = np.interp(np.arange(count + 1), known, seconds)
-    if len(known) > 1 and count > known[-1]:
-        slope = max(0.0, (seconds[-1] - seconds[-2]) / (known[-1] - known[-2]))
-        table[known[-1] :] = seconds[-1] + slope * np.arange(count + 1 - known[-1])
-    return [float(one) for one in table]

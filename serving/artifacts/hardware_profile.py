@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.artifacts.base import Artifact, ArtifactError, Provenance
+from serving.artifacts.forward_costs import seconds_at
 
 
 class RoundOverheads(BaseModel):
@@ -72,13 +73,7 @@ class HardwareProfile(Artifact):
 
     def verify_seconds(self, tokens: int) -> float:
         """Seconds of a target forward over `tokens` >= 1 tokens: linear between measured sizes and beyond the last."""
-        known = list(self.t_verify)
-        if len(known) == 1:
-            return self.t_verify[1]
-        high = next((i for i, k in enumerate(known) if k >= tokens and i > 0), len(known) - 1)
-        k0, k1 = known[high - 1], known[high]
-        t0, t1 = self.t_verify[k0], self.t_verify[k1]
-        return t0 + (t1 - t0) * (tokens - k0) / (k1 - k0)
+        return seconds_at(self.t_verify, tokens)
 
     @property
     def speed_ratio(self) -> float:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from serving.artifacts.forward_costs import ascending, extended, seconds_at
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.commands import Forward, Role
 from serving.runtime.output import Model
@@ -63,8 +64,8 @@ class BatchCosts:
         """
         rows, times = (running, 1) if self.batched else (1, running)
         draft, target = self.split if self.split and overlaps and gamma else (self.draft, self.target)
-        drafting = times * gamma * at(draft, rows) if drafts else 0.0
-        verifying = times * at(target, rows * (gamma + 1))
+        drafting = times * gamma * seconds_at(draft, rows) if drafts else 0.0
+        verifying = times * seconds_at(target, rows * (gamma + 1))
         rest = running * (self.per_round + gamma * self.per_token)
         return rest + (max(drafting, verifying) if overlaps else drafting + verifying)
 
@@ -103,13 +104,13 @@ def from_profile(profile: HardwareProfile) -> BatchCosts:
     target, details = ascending(profile.t_verify), profile.details
     largest = max(target)
     if details:
-        target |= {size: max(seconds, at(target, size))
+        target |= {size: max(seconds, seconds_at(target, size))
                    for size, seconds in details.prefill.get("target", {}).items() if size > largest}
     draft = ascending(details.t_draft) if details else {size: profile.t_draft * seconds / target[1] for size, seconds in target.items()}
     split = None
     if profile.split is not None:
         t_draft, t_verify = profile.split
-        split = ({size: seconds * t_draft / at(draft, 1) for size, seconds in draft.items()},
+        split = ({size: seconds * t_draft / seconds_at(draft, 1) for size, seconds in draft.items()},
                  {size: seconds * slower(profile, t_verify, size) for size, seconds in target.items()})
     if details is None:
         return BatchCosts(draft, target, split, 0.0, profile.t_rest / 5)
@@ -119,54 +120,20 @@ def from_profile(profile: HardwareProfile) -> BatchCosts:
 def completed(timed: BatchCosts, known: BatchCosts) -> BatchCosts:
     """Timed batches, and from the profile what these don't tell: larger sizes and models that overlap, each by as much as the two
     differ where both know, and what is spent outside forwards."""
-    draft, target = continued(timed.draft, known.draft), continued(timed.target, known.target)
+    draft, target = extended(timed.draft, known.draft), extended(timed.target, known.target)
     split = None
     if known.split is not None:
         draft_split, target_split = known.split
-        split = ({size: seconds * at(draft, size) / at(known.draft, size) for size, seconds in draft_split.items()},
-                 {size: seconds * at(target, size) / at(known.target, size) for size, seconds in target_split.items()})
+        split = ({size: seconds * seconds_at(draft, size) / seconds_at(known.draft, size) for size, seconds in draft_split.items()},
+                 {size: seconds * seconds_at(target, size) / seconds_at(known.target, size) for size, seconds in target_split.items()})
     return replace(timed, draft=draft, target=target, split=split, per_round=known.per_round, per_token=known.per_token,
                    source="measured at start, and the hardware profile")
-
-
-def continued(timed: Mapping[int, float], known: Mapping[int, float]) -> dict[int, float]:
-    """Times, with those of larger sizes grown as the known ones grow.
-
-    >>> continued({1: 2.0, 4: 6.0}, {1: 1.0, 4: 2.0, 8: 3.0})
-    {1: 2.0, 4: 6.0, 8: 9.0}
-    """
-    largest = max(timed)
-    return {**timed, **{size: timed[largest] * seconds / at(known, largest) for size, seconds in known.items() if size > largest}}
 
 
 def slower(profile: HardwareProfile, t_verify: Mapping[int, float], size: int) -> float:
     """How many times as long a target forward takes on its share of the cores."""
     size = min(size, max(t_verify), max(profile.t_verify))
-    return at(ascending(t_verify), size) / at(ascending(profile.t_verify), size)
-
-
-def ascending(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Times without the noise that says that more tokens take less: each no longer than those of all larger sizes.
-
-    >>> ascending({1: 0.5, 2: 0.25, 4: 1.0})
-    {1: 0.25, 2: 0.25, 4: 1.0}
-    """
-    sizes = sorted(seconds)
-    return {size: min(seconds[other] for other in sizes[i:]) for i, size in enumerate(sizes)}
-
-
-def at(seconds: Mapping[int, float], size: int) -> float:
-    """Seconds at a size: linear between measured sizes and beyond the last.
-
-    >>> at({1: 4.0, 3: 8.0}, 2), at({1: 4.0, 3: 8.0}, 5), at({1: 4.0}, 9)
-    (6.0, 12.0, 4.0)
-    """
-    known = sorted(seconds)
-    if len(known) == 1:
-        return seconds[known[0]]
-    high = next((i for i, k in enumerate(known) if k >= size and i > 0), len(known) - 1)
-    k0, k1 = known[high - 1], known[high]
-    return seconds[k0] + (seconds[k1] - seconds[k0]) * (size - k0) / (k1 - k0)
+    return seconds_at(ascending(t_verify), size) / seconds_at(ascending(profile.t_verify), size)
 
 
 def measure(models: Mapping[Role, Model], slots: int, *, batched: bool = True, seconds: float = MEASURE_SECONDS) -> BatchCosts:

@@ -12,11 +12,12 @@ from components.calibrate.hardware_profile import measure_profile
 from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.replay.check import Prediction, check_prediction, median_error, tiled
-from components.replay.costs import by_tokens, costs_of
+from components.replay.costs import costs_of
 from components.replay.replay import replay_strategy
 from components.replay.texts import Texts, read_texts
 from components.report.provenance import provenance
 from serving.artifacts.base import Provenance
+from serving.artifacts.forward_costs import seconds_table
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
@@ -102,7 +103,7 @@ def test_tables_are_those_of_the_profile_and_never_fall_behind_its_end() -> None
         assert costs.alone.seconds(Forward("target", 0, (0,) * tokens), 7) == pytest.approx(old.verify_seconds(tokens))
         ratio = old.verify_seconds(tokens) / old.verify_seconds(1)
         assert costs.busy.seconds(Forward("draft", 0, (0,) * tokens), 7) == pytest.approx(2.0 * ratio)
-    assert by_tokens({1: 10.0, 8: 12.0, 16: 11.5}, 40)[16:] == [11.5] * 25
+    assert seconds_table({1: 10.0, 8: 12.0, 16: 11.5}, 40)[16:] == [11.5] * 25
 
 
 def test_an_overlap_costs_its_shorter_side_busy_and_the_rest_of_the_longer_one_alone() -> None:
