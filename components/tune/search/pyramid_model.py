@@ -5,7 +5,7 @@ V = β(l + 1) / (l/V_proposer + 1/V_judge). In PyramidSD the proposer of the tar
 
 The paper leaves β to measurement. Here it comes from the models' agreement on a few texts of the target, with acceptance
 taken as independent of the place in a round, a(tau) = share of positions with Div <= tau: a round then makes
-(1 − a^(l+1))/(1 − a) tokens. And V_judge is that of a forward over l + 1 tokens, not of one token as in the paper.
+(1 − a^(l+1))/(1 − a) tokens. And V_judge is that of a forward pass over l + 1 tokens, not over one token as in the paper.
 """
 
 from __future__ import annotations
