@@ -61,7 +61,8 @@ class HardwareProfile(Artifact):
                  split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None,
                  details: RequestTimes | None = None):
         if t_draft <= 0 or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
-            raise ArtifactError("a hardware profile needs positive times and a target forward pass of one token: measure it with `draftwell calibrate`")
+            raise ArtifactError("a hardware profile needs positive times and a target forward pass of one token: measure it again with "
+                                "`draftwell calibrate`")
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
         self.provenance, self.split, self.t_draft_onnx, self.details = provenance, split, t_draft_onnx, details
 

@@ -11,7 +11,6 @@ import pytest
 from components.calibrate.hardware_profile import measure_profile
 from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
-from components.replay.check import Prediction, check_prediction, median_error, tiled
 from components.replay.costs import costs_of
 from components.replay.replay import replay_strategy
 from components.replay.texts import Texts, read_texts
@@ -24,6 +23,7 @@ from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyResources
 from tests.support.models.tiny import pair_of, table_pair
+from tests.support.replay_check import Prediction, check_prediction, median_error, tiled
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes"])]
