@@ -138,14 +138,14 @@ def missing_fastest_vanilla(pair: LoadedPair, resources: StrategyResources, conf
     if "draft" not in pair.models or len(named) > 1:
         return []
     tried = [StrategyChoice("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in PILOT_GAMMAS]
-    pilot = measure(pair, kit, tried, prompts[:PILOT_PROMPTS], max_tokens=min(max_tokens, PILOT_TOKENS))
+    pilot = measure(pair, resources, tried, prompts[:PILOT_PROMPTS], max_tokens=min(max_tokens, PILOT_TOKENS))
     best = fastest(list(pilot.values()))
     assert best is not None
     assert isinstance(best.contender, StrategyContender)
     known = {gamma_of_parameters(parameters) for parameters in named}
     if best.contender.parameters["num_speculative_tokens"] in known:
         return []
-    return [StrategyContender(pair, kit, StrategyChoice("vanilla_sd", best.contender.parameters), FASTEST)]
+    return [StrategyContender(pair, resources, StrategyChoice("vanilla_sd", best.contender.parameters), FASTEST)]
 
 
 def memory_peaks(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,

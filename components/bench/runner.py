@@ -66,8 +66,8 @@ class StrategyContender:
     `split_cores` says whether each model had its own share of the cores, by plan or because the strategy overlaps them.
     """
 
-    def __init__(self, pair: LoadedPair, kit: StrategyResources, config: Config, label: str):
-        self.pair, self.kit, self.label = pair, kit, label
+    def __init__(self, pair: LoadedPair, resources: StrategyResources, config: Config, label: str):
+        self.pair, self.resources, self.label = pair, resources, label
         self.strategy, self.split = core_plan(config.name)
         self.parameters = dict(config.parameters)
         self.lossless = find_strategy(self.strategy).lossless

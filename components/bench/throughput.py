@@ -58,9 +58,9 @@ def batch_throughput(
                              "and give as many prompts")
     base = pair.sampling(max_tokens=max_tokens, temperature=temperature)
     requests: list[Request] = [(ids_of(pair, prompt), replace(base, seed=seed + i)) for i, prompt in enumerate(prompts)]
-    kit = replace(kit, deterministic=True)
+    resources = replace(resources, deterministic=True)
     names = [core_plan(config.name) for config in configs]
-    strategies = [build_strategy(name, dict(config.parameters), kit) for (name, _), config in zip(names, configs, strict=True)]
+    strategies = [build_strategy(name, dict(config.parameters), resources) for (name, _), config in zip(names, configs, strict=True)]
     warm = [(ids, replace(sampling, max_tokens=min(max_tokens, WARMUP_TOKENS))) for ids, sampling in requests[:concurrency]]
     measured: list[dict[int, list[tuple[float, list[list[int]]]]]] = [{1: [], concurrency: []} for _ in configs]
     total, done = runs * len(configs) * 2, 0

@@ -46,7 +46,7 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
     counts: dict[str, dict[str, Any]] = {}
     for number, (label, config) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
         strategy = build_strategy(
-            config.name, dict(config.parameters), StrategyResources(kit.artifacts, kit.special_tokens, deterministic=True)
+            config.name, dict(config.parameters), StrategyResources(resources.artifacts, resources.special_tokens, deterministic=True)
         )
         outputs: list[list[int]] = []
         parts: list[Stats] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.calibrate.calibrate import greedy_rows, judged_tokens
+from components.calibrate.acceptance_table import greedy_rows, judged_tokens
 from components.gate.gate import PredictiveLoss
 from components.train.examples import Examples, read_examples, split_by_prompt
 from components.train.logistic import Line, sigmoid

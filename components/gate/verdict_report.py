@@ -1,4 +1,4 @@
-"""Verdicts for the terminal, for Markdown and for CI, and the one door to all reports: benches are in `bench_report`, plots in `plots`."""
+"""Verdicts for the terminal, for Markdown and for CI, and the one entry to the reports of benches (`components.bench`)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from components.bench.plots import bench_plots
 from components.bench.report import bench_markdown, bench_table, caption, headline_table, markdown_table
 from components.gate.gate import GateVerdict
 from components.report.tables import markdown, rich_table
-from components.train.plots import acceptance_plot, verifier_plots
 from serving.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["acceptance_plot", "bench_markdown", "bench_plots", "bench_table", "caption", "error_junit", "error_markdown",
+__all__ = ["bench_markdown", "bench_plots", "bench_table", "caption", "error_junit", "error_markdown",
            "headline_table", "markdown_table", "verdict_junit", "verdict_markdown", "verdict_table", "verdicts_junit", "verdicts_markdown",
-           "verifier_plots", "write_json", "write_text"]
+           "write_json", "write_text"]
 
 VERDICT_COLUMNS = ("check", "value", "threshold", "result", "detail")
 

@@ -1,8 +1,8 @@
-"""What a replay's forwards cost: tables of seconds, made once from a hardware profile and read for every forward.
+"""What the forward passes of a replay cost: tables of seconds, made once from a hardware profile.
 
-A strategy that overlaps its models gives each cores of its own. While both run a forward takes the *busy* time; once the
-shorter side of an overlap is over, the rest of the longer one runs at the times of a model *alone* on its cores, as do
-forwards outside overlaps. Other strategies know one time, that of all cores.
+A strategy that overlaps its models gives each its own cores. While both run, a forward pass takes the *busy* time. Once the
+shorter side of an overlap has ended, the rest of the longer one takes the time of a model that runs *alone* on its cores, as do
+forward passes outside overlaps. Other strategies have one time, measured with all cores.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from serving.artifacts.forward_costs import seconds_table
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes
 from serving.runtime.commands import Forward
 
 LONGEST_DRAFT = 128
-"""No strategy feeds more tokens than a text's and so many of a draft."""
+"""A forward pass reads at most the tokens of a text and so many draft tokens."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds of forwards.
+    """Seconds of forward passes.
 
     Args:
         forward: role → seconds by number of tokens, for a slot that holds `context` tokens.
         prefill: role → the same for an empty slot.
-        per_token: role → seconds that a forward takes longer for every further token in its slot.
+        per_token: role → additional seconds for every further token in the slot.
     """
 
     forward: Mapping[str, Sequence[float]]
@@ -35,22 +34,22 @@ class Rates:
     context: int
 
     def seconds(self, command: Forward, length: int) -> float:
-        """Seconds of a forward behind `length` tokens; every further step of a chain is one over a single token."""
+        """Seconds of a forward pass on a slot of `length` tokens; every further step of a chain is a pass over one token."""
         role = command.model
         table = self.prefill if command.prefill else self.forward
         seconds = table[role][len(command.tokens)] + (command.steps - 1) * self.forward[role][1]
-        behind = command.steps - command.prefill  # forwards that read a slot
-        return seconds + behind * self.per_token[role] * (length - self.context)
+        reading = command.steps - command.prefill  # forward passes that read a slot
+        return seconds + reading * self.per_token[role] * (length - self.context)
 
 
 @dataclass(frozen=True)
 class ReplayCosts:
-    """What everything in a replay costs, in seconds.
+    """The costs of a replay, in seconds.
 
     Args:
-        alone, busy: of forwards, see above; the same for a strategy that overlaps nothing.
-        round, token, figure: outside forwards, of a target call, of a drafted token, and of a row whose confidence, entropy or
-            probability was read.
+        alone, busy: forward passes, as defined above; equal for a strategy that overlaps nothing.
+        round, token, figure: time outside forward passes of a target call, of a drafted token, and of a row whose confidence,
+            entropy or probability was read.
         overlap: False adds up the sides of an overlap.
     """
 
@@ -74,7 +73,7 @@ def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overl
     """The costs of a strategy.
 
     Args:
-        overlapping: whether the strategy overlaps draft and target, each on cores of its own.
+        overlapping: whether the strategy overlaps draft and target, each on its own cores.
         longest: tokens of the longest text.
     """
     count = longest + LONGEST_DRAFT
@@ -92,39 +91,24 @@ def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overl
 
 
 def plain_rates(profile: HardwareProfile, count: int) -> Rates:
-    """Rates of a profile without details: a draft forward over k tokens is as many times one over 1 as it is for the target."""
-    target = by_tokens(profile.t_verify, count)
+    """Rates of a profile without details: the draft's times grow with the number of tokens as the target's do."""
+    target = seconds_table(profile.t_verify, count)
     draft = [profile.t_draft * seconds / target[1] for seconds in target]
     tables = {"target": target, "draft": draft}
     return Rates(tables, tables, {"target": 0.0, "draft": 0.0}, 0)
 
 
 def detailed_rates(profile: HardwareProfile, details: RequestTimes, times: tuple[float, Mapping[int, float]], count: int) -> Rates:
-    """Rates under the given (t_draft, t_verify): what was measured with all cores only is stretched as one of these is."""
+    """Rates under the given (t_draft, t_verify); times that were measured with all cores only are scaled accordingly."""
     t_draft, t_verify = times
     largest = max(t_verify)
     stretch = {"target": t_verify[largest] / profile.verify_seconds(largest), "draft": t_draft / profile.t_draft}
     sizes = {"target": t_verify, "draft": {k: seconds * stretch["draft"] for k, seconds in details.t_draft.items()}}
-    forward = {role: by_tokens(known, count) for role, known in sizes.items()}
+    forward = {role: seconds_table(known, count) for role, known in sizes.items()}
     prefill = {}
     for role, known in sizes.items():
         prompts = {k: seconds * stretch[role] for k, seconds in details.prefill.get(role, {}).items()}
         short = {k: seconds for k, seconds in known.items() if k < min(prompts, default=count)}
-        prefill[role] = by_tokens(short | prompts, count)
+        prefill[role] = seconds_table(short | prompts, count)
     slopes = {role: details.per_context_token.get(role, 0.0) * stretch[role] for role in sizes}
     return Rates(forward, prefill, slopes, details.context)
-
-
-def by_tokens(sizes: Mapping[int, float], count: int) -> list[float]:
-    """Seconds by number of tokens, up to `count`: linear between measured sizes; beyond the last as before it, never less.
-
-    >>> by_tokens({1: 1.0, 3: 2.0}, 4)
-    [1.0, 1.0, 1.5, 2.0, 2.5]
-    """
-    known = sorted(sizes)
-    seconds = [sizes[k] for k in known]
-    table = np.interp(np.arange(count + 1), known, seconds)
-    if len(known) > 1 and count > known[-1]:
-        slope = max(0.0, (seconds[-1] - seconds[-2]) / (known[-1] - known[-2]))
-        table[known[-1] :] = seconds[-1] + slope * np.arange(count + 1 - known[-1])
-    return [float(one) for one in table]

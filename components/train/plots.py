@@ -1,4 +1,4 @@
-"""Plots of artifacts as PNG files; those of a bench are in `bench_plots`."""
+"""Plots of the trained artifacts, as PNG files."""
 
 from __future__ import annotations
 
@@ -7,23 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from components.report.drawing import FAINT, INK, SECOND, drawing
-from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
-
-
-def acceptance_plot(table: AcceptanceTable, path: Path) -> Path:
-    """Share of judged tokens that were accepted in each confidence bin (SPIDE, Figure 3)."""
-    bins = [b for b in range(20) if table.total[b]]
-    with drawing(path, f"Acceptance by confidence, {table.provenance.pair}", "confidence C of the draft",
-                 "accepted / judged") as axes:
-        shares = [table.accepted[b] / table.total[b] for b in bins]
-        largest = max(table.total) or 1
-        sizes = [20 + 180 * table.total[b] / largest for b in bins]
-        axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--", label="accepted as often as confident")
-        axes.scatter([MIDPOINTS[b] for b in bins], shares, s=sizes, color=INK, alpha=0.8, label="bins, area by judged tokens")
-        axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
-        axes.vlines(EDGES, 0, 0.015, color=FAINT)
-        axes.legend(frameon=False, loc="upper left")
-    return path
 
 
 def roc(curves: Mapping[str, tuple[Sequence[float], Sequence[float], float]], path: Path) -> Path:
@@ -45,16 +28,6 @@ def reliability(bins: Sequence[Mapping[str, float]], path: Path, title: str = "V
         axes.scatter([b["score"] for b in bins], [b["observed"] for b in bins], color=INK,
                      s=[20 + 180 * b["count"] / largest for b in bins])
         axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
-    return path
-
-
-def rejection_tail(counts: Sequence[int], path: Path) -> Path:
-    """How often each rejection pattern was seen, by rank (CSD, Figure 2's long tail)."""
-    ordered = sorted(counts, reverse=True)
-    with drawing(path, "Rejection patterns", "rank of (draft token, correction)", "times seen") as axes:
-        axes.plot(range(1, len(ordered) + 1), ordered, color=INK)
-        if ordered:
-            axes.set(xscale="log", yscale="log")
     return path
 
 

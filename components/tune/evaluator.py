@@ -121,7 +121,7 @@ class Evaluator:
         label = label_of(config)
         known = self._contenders.get(label)
         if known is None:
-            known = self._contenders[label] = StrategyContender(self.pair, self.kit, StrategyChoice(*config), label)
+            known = self._contenders[label] = StrategyContender(self.pair, self.resources, StrategyChoice(*config), label)
             known.generate(ids, self.pair.sampling(max_tokens=WARMUP_TOKENS))
             known.reset()
         elif fresh:

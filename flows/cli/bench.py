@@ -113,7 +113,7 @@ def bench(
         return
     other = workspace.load(device="cpu") if check_cpu else None
     with progress("bench") as bar:
-        report = measure(loaded, choices_of(wanted), rows, kit, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
+        report = measure(loaded, choices_of(wanted), rows, resources, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
                          peers=tuple(peer or ()), memory=True, check=other, progress=bar)
     report["settings"] |= {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
     if out is not None:
@@ -145,7 +145,7 @@ def bench_batches(
     from components.bench.throughput import batch_table, batch_throughput
 
     with progress("bench") as bar:
-        report = batch_throughput(pair, kit, choices_of(wanted), rows, concurrency=concurrency, max_tokens=max_tokens,
+        report = batch_throughput(pair, resources, choices_of(wanted), rows, concurrency=concurrency, max_tokens=max_tokens,
                                   temperature=temperature, runs=runs, seed=seed, progress=bar)
     if out is not None:
         write_json(out, report)

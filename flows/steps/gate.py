@@ -127,7 +127,7 @@ def measured(
     candidate = StrategyChoice(judging.strategy, judging.parameters)
     contest = [PLAIN] if candidate == PLAIN else [PLAIN, candidate]
     beside = [choice for name in SHOWN if (choice := StrategyChoice(name)) not in contest] if all_strategies else []
-    report = run_bench(step.pair, [PLAIN, *beside, *contest[1:]], prompts, kit, max_tokens=max_tokens, extra=rival.contenders,
+    report = run_bench(step.pair, [PLAIN, *beside, *contest[1:]], prompts, resources, max_tokens=max_tokens, extra=rival.contenders,
                    progress=step.bar)
     verdict = judging.of(report)
     if not judging.doubts(report, verdict):
@@ -317,7 +317,7 @@ def identity_check(
     if not find_strategy(strategy).lossless or strategy == "autoregressive":
         return ()
     exact = float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair
-    entry = identity_entry(exact, kit, StrategyChoice(strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(exact, resources, StrategyChoice(strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     return judge_release(entry, None, None, {"lossless_identical": True}).checks
 
 

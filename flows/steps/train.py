@@ -76,14 +76,15 @@ def with_cost(step: StepContext, trained: Artifact, report: dict[str, Any], scor
 
 def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile, put them into the workspace and say what is in them."""
-    from components.calibrate.calibrate import build_acceptance_table, build_correction_memory
+    from components.calibrate.acceptance_table import build_acceptance_table
+    from components.calibrate.correction_memory import MemorySettings, build_correction_memory
     from components.calibrate.hardware_profile import measure_profile
+    from components.calibrate.plots import acceptance_plot, rejection_tail
     from components.report.provenance import provenance
-    from components.train.plots import acceptance_plot, rejection_tail
 
     table = build_acceptance_table(traces, provenance(step.pair, trace_digest=traces.digest()))
     # The memory never reads the traces: it names the prompts that it was decoded from.
-    memory = build_correction_memory(step.pair, prompts, provenance(step.pair), max_tokens=max_tokens, batch=AT_ONCE,
+    memory = build_correction_memory(step.pair, prompts, provenance(step.pair), MemorySettings(max_tokens=max_tokens, batch=AT_ONCE),
                                      progress=step.bar)
     times = measure_profile(step.pair, provenance(step.pair))
     for artifact in (table, memory, times):

@@ -106,7 +106,7 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     traces = TraceSet(Path(said["traces"]), fingerprint=said["fingerprint"])
     if traces.digest() != said["trace_digest"]:
         raise DraftwellError(f"{traces.folder} holds another trace here than where the tuning runs: every worker must see the same files")
-    kit = StrategyResources(
+    resources = StrategyResources(
         {kind: KINDS[kind].load_class().load(job / "artifacts" / kind) for kind in said["artifacts"]},
         frozenset(said["special_tokens"]),
         said["deterministic"],

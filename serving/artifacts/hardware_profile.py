@@ -1,7 +1,7 @@
-"""Hardware profile: seconds of a draft forward and of a target forward over k tokens, as measured on one device class.
+"""Hardware profile: measured seconds of the draft's and the target's forward passes on one device class.
 
-A strategy that overlaps draft and target gives each a share of the cores, so its forwards take other times than those of
-a serial one: a profile holds both.
+A strategy that overlaps draft and target gives each a share of the cores, so its forward passes take longer than those of a
+serial strategy. A profile holds both.
 """
 
 from __future__ import annotations
@@ -13,43 +13,46 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.artifacts.base import Artifact, ArtifactError, Provenance
+from serving.artifacts.forward_costs import seconds_at
 
 
 class RoundOverheads(BaseModel):
-    """Seconds outside forwards."""
+    """Seconds outside forward passes."""
 
     model_config = ConfigDict(frozen=True)
 
     round: float = Field(ge=0, description="of a target call: sampling, judging")
-    token: float = Field(ge=0, description="of a drafted token, over and above: its row, and the target's row that judges it")
-    figure: float = Field(ge=0, description="of a draft row whose confidence, entropy or probability is read, over and above")
+    token: float = Field(ge=0, description="additionally, of a drafted token: its row, and the target's row that judges it")
+    figure: float = Field(ge=0, description="additionally, of a draft row whose confidence, entropy or probability is read")
 
 
 class RequestTimes(BaseModel):
-    """What a prediction of whole requests needs beside the times that strategies read, in seconds."""
+    """Times for predictions of complete requests, in seconds; strategies do not read them."""
 
     model_config = ConfigDict(frozen=True)
 
-    t_draft: dict[int, float] = Field(description="tokens → median draft forward behind `context` tokens")
-    prefill: dict[str, dict[int, float]] = Field(description="role → tokens → median forward into an empty slot, one row kept")
-    per_context_token: dict[str, float] = Field(description="role → what a forward takes longer for every further token in its slot")
-    context: int = Field(ge=0, description="tokens in the slot before every forward that is not a prefill")
+    t_draft: dict[int, float] = Field(description="tokens → median draft forward pass after `context` tokens")
+    prefill: dict[str, dict[int, float]] = Field(description="role → tokens → median forward pass into an empty slot, one row kept")
+    per_context_token: dict[str, float] = Field(description="role → additional seconds for every further token in the slot")
+    context: int = Field(ge=0, description="tokens in the slot before every forward pass that is not a prefill")
     split_alone: tuple[float, dict[int, float]] | None = Field(
-        None, description="as `split`, with the other model idle: what is left of an overlap once its shorter side is over")
+        None, description="as `split`, with the other model idle: the rest of an overlap after its shorter side has ended")
     rest: RoundOverheads
-    chains: bool = Field(False, description="the draft chooses the tokens of a draft of fixed length by itself (`Forward.steps`)")
+    chains: bool = Field(False, description="the draft model decodes a draft of fixed length in one command (`Forward.steps`)")
 
 
 class HardwareProfile(Artifact):
-    """Times of single forwards, in seconds.
+    """Times of single forward passes, in seconds.
 
     Args:
-        t_draft: median seconds of a one-token draft forward.
-        t_verify: k → median seconds of a k-token target forward, k ascending and starting at 1.
-        t_rest: median seconds that a round spends outside model forwards (sampling, judging).
-        split: (t_draft, t_verify) with each model on cores of its own and the other one busy; None where not measured.
+        t_draft: median seconds of a draft forward pass over one token.
+        t_verify: k → median seconds of a target forward pass over k tokens, k ascending and starting at 1.
+        t_rest: median seconds that a round spends outside forward passes (sampling, judging).
+        split: (t_draft, t_verify) with each model on its own cores and the other one busy; None where not measured.
         t_draft_onnx: as `split`'s t_draft, of the draft in ONNX Runtime; None where not measured.
-        details: for predictions of whole requests; None in profiles of earlier versions.
+        details: for predictions of complete requests; None in profiles of earlier versions.
+    Raises:
+        ArtifactError: a time is not positive, or `t_verify` lacks one token.
     """
 
     kind = "hardware_profile"
@@ -58,31 +61,29 @@ class HardwareProfile(Artifact):
                  split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None,
                  details: RequestTimes | None = None):
         if t_draft <= 0 or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
-            raise ArtifactError("a hardware profile needs positive times and a target forward of one token")
+            raise ArtifactError("a hardware profile needs positive times and a target forward pass of one token: measure it again with "
+                                "`draftwell calibrate`")
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
         self.provenance, self.split, self.t_draft_onnx, self.details = provenance, split, t_draft_onnx, details
 
     def when(self, overlapping: bool, *, onnx_draft: bool = False) -> HardwareProfile:
-        """The profile of strategies that overlap draft and target, or of those that don't; with the draft in ONNX Runtime where
-        that is the one that drafts."""
+        """The profile of strategies that overlap draft and target, or of those that do not.
+
+        Args:
+            onnx_draft: the draft runs in ONNX Runtime.
+        """
         t_draft, t_verify = self.split if overlapping and self.split is not None else (self.t_draft, self.t_verify)
         if onnx_draft and self.t_draft_onnx is not None:
             t_draft = self.t_draft_onnx
         return HardwareProfile(t_draft, t_verify, self.t_rest, self.provenance)
 
     def verify_seconds(self, tokens: int) -> float:
-        """Seconds of a target forward over `tokens` >= 1 tokens: linear between measured sizes and beyond the last."""
-        known = list(self.t_verify)
-        if len(known) == 1:
-            return self.t_verify[1]
-        high = next((i for i, k in enumerate(known) if k >= tokens and i > 0), len(known) - 1)
-        k0, k1 = known[high - 1], known[high]
-        t0, t1 = self.t_verify[k0], self.t_verify[k1]
-        return t0 + (t1 - t0) * (tokens - k0) / (k1 - k0)
+        """Seconds of a target forward pass over `tokens` >= 1 tokens, as in `seconds_at`."""
+        return seconds_at(self.t_verify, tokens)
 
     @property
     def speed_ratio(self) -> float:
-        """t_verify / t_draft of one token each: how many draft forwards fit into a target forward."""
+        """t_verify / t_draft of one token each: how many draft passes fit into one target pass."""
         return self.t_verify[1] / self.t_draft
 
     def write_files(self, folder: Path) -> None:
@@ -105,5 +106,5 @@ class HardwareProfile(Artifact):
 
 
 def sizes(times: dict[str, float]) -> dict[int, float]:
-    """JSON's string keys as numbers of tokens."""
+    """The string keys of JSON as numbers of tokens."""
     return {int(tokens): seconds for tokens, seconds in times.items()}

@@ -5,12 +5,12 @@ V = β(l + 1) / (l/V_proposer + 1/V_judge). In PyramidSD the proposer of the tar
 
 The paper leaves β to measurement. Here it comes from the models' agreement on a few texts of the target, with acceptance
 taken as independent of the place in a round, a(tau) = share of positions with Div <= tau: a round then makes
-(1 − a^(l+1))/(1 − a) tokens. And V_judge is that of a forward over l + 1 tokens, not of one token as in the paper.
+(1 − a^(l+1))/(1 − a) tokens. And V_judge is that of a forward pass over l + 1 tokens, not over one token as in the paper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ from components.calibrate.hardware_profile import filler, timed
 from components.prompts.prompt import Prompt, ids_of
 from components.tune.search.search import Trial
 from components.tune.search.space import combinations
+from serving.artifacts.forward_costs import seconds_at
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.divergence import divergence
 from serving.runtime.commands import Forward, Role
@@ -120,31 +121,35 @@ def last_rows(pair: LoadedPair, role: Role, ids: Sequence[int], count: int) -> R
         model.close(slot)
 
 
-def time_qualifier(pair: LoadedPair, profile: HardwareProfile, *, repeats: int = 5, context: int = 64) -> HardwareProfile:
-    """Seconds of the qualifier's forwards, in the form of a profile: its `verify_seconds` are the qualifier's."""
+def time_qualifier(pair: LoadedPair, *, repeats: int = 5, context: int = 64) -> dict[int, float]:
+    """Tokens → median seconds of the qualifier's forward pass over as many tokens."""
     model = pair.models["qualifier"]
     sizes = [k for k in SIZES if k == 1 or k + context <= model.max_context]
     slot = model.open()
     try:
         model.forward([Forward("qualifier", slot, filler(pair, context), prefill=True)])
-        seconds = {k: median([timed(pair, "qualifier", slot, k, context) for _ in range(repeats + 1)][1:]) for k in sizes}
+        return {k: median([timed(pair, "qualifier", slot, k, context) for _ in range(repeats + 1)][1:]) for k in sizes}
     finally:
         model.close(slot)
-    return HardwareProfile(profile.t_draft, seconds, 0.0, profile.provenance)
 
 
 def estimate(strategy: str, parameters: dict[str, Any], agreement: ModelAgreement, profile: HardwareProfile,
-             qualifier: HardwareProfile) -> Trial:
-    """What the model says of one configuration, decoded greedily; an estimate, so `exact` is False."""
+             qualifier: Mapping[int, float]) -> Trial:
+    """What the model predicts for one configuration, decoded greedily; an estimate, so `exact` is False.
+
+    Args:
+        qualifier: of `time_qualifier`.
+    """
     ready, drafted = int(parameters["num_speculative_tokens"]), int(parameters["num_draft_tokens"])
     inner = agreement.share(agreement.qualifier, parameters["tau_qualifier"]) if "tau_qualifier" in parameters else agreement.matches
     outer = agreement.share(agreement.target, parameters["tau_target"])
     speed = pyramid_throughput(beta_of(inner, drafted), beta_of(outer, ready), drafted, ready, 1 / profile.t_draft,
-                               1 / qualifier.verify_seconds(drafted + 1), 1 / profile.verify_seconds(ready + 1))
+                               1 / seconds_at(qualifier, drafted + 1), 1 / profile.verify_seconds(ready + 1))
     return Trial(strategy, parameters, 1 / speed, exact=False)
 
 
-def shortlist_pyramid(strategy: str, agreement: ModelAgreement, profile: HardwareProfile, qualifier: HardwareProfile) -> list[Trial]:
+def shortlist_pyramid(strategy: str, agreement: ModelAgreement, profile: HardwareProfile,
+                      qualifier: Mapping[int, float]) -> list[Trial]:
     """For each tau_T the lengths (and tau_Q) with the best prediction, fastest first.
 
     One for each threshold, because the model knows speed only: the loosest would always win, and quality might refuse it.
@@ -161,5 +166,5 @@ def predict_pyramids(pair: LoadedPair, names: Sequence[str], prompts: Sequence[P
     pyramids = [name for name in names if issubclass(find_strategy(name), Pyramid)]
     if not pyramids:
         return []
-    agreement, qualifier = measure_agreement(pair, prompts[:4]), time_qualifier(pair, profile)
+    agreement, qualifier = measure_agreement(pair, prompts[:4]), time_qualifier(pair)
     return [trial for name in pyramids for trial in shortlist_pyramid(name, agreement, profile, qualifier)]

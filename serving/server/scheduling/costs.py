@@ -1,15 +1,15 @@
-"""What forwards cost by their size, and which draft length is the fastest for so many requests at once.
+"""What forward passes cost by batch size, and which draft length is the fastest for a number of concurrent requests.
 
-One request leaves the machine idle while weights are read, so verifying γ tokens costs about as much as one token. Many requests
-use that room up: then every rejected draft token is work that another request needed. With B running requests, drafts of γ tokens
-and an acceptance rate α, a round costs
+With one request the processor waits while weights are read, so verifying γ tokens costs about as much as one token. Many requests
+use that capacity: then every rejected draft token is work taken from another request. With B running requests, drafts of γ
+tokens and an acceptance rate α, a round costs
 
-    draft(B) · γ + target(B · (γ + 1)) + rest        and gives        1 + α + … + α^γ        tokens a request
+    draft(B) · γ + target(B · (γ + 1)) + rest        and yields        1 + α + … + α^γ        tokens per request
 
-(Leviathan 2023, Eq. 1 and Theorem 3.8, with a target whose cost depends on the size of the batch). Where drafting and verifying
-overlap, the longer of the two counts and there is no bonus token. A draft also has to read every prompt, which plain decoding
-spares it: with R prompt tokens read for every token written, that is R tokens more in a forward of the draft for each of these.
-A qualifier between draft and target is not priced.
+(Leviathan 2023, Eq. 1 and Theorem 3.8, with a target whose cost depends on the batch size). Where drafting and verifying overlap,
+the longer of the two counts and there is no bonus token. The draft model also has to read every prompt, which plain decoding does
+not need: with R prompt tokens per written token, that adds R tokens to the draft's forward passes for each of these. The cost of
+a qualifier between draft and target is not modelled.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from serving.artifacts.forward_costs import ascending, extended, seconds_at
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.commands import Forward, Role
 from serving.runtime.output import Model
@@ -26,24 +27,24 @@ from serving.runtime.output import Model
 LONGEST = 32
 """Longest draft that is considered."""
 MARGIN = 0.05
-"""A draft must be predicted to save this share of plain decoding's time: predictions err."""
+"""A draft must be predicted to save this share of the time of plain decoding, since predictions have errors."""
 MEASURE_SECONDS = 5.0
 CONTEXT = 32
-"""Tokens in each slot before a forward that is timed."""
+"""Tokens in each slot before a timed forward pass."""
 REPEATS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class BatchCosts:
-    """Seconds of forwards by size, as a pair takes them on this machine.
+    """Seconds of a pair's forward passes by total number of tokens, on this machine.
 
     Args:
-        draft: tokens in all → seconds of a draft forward; up to the number of requests these are rows of one token each.
-        target: tokens in all → seconds of a target forward.
-        split: the same two while both models run, each on cores of its own; None where not measured.
-        per_round, per_token: seconds outside forwards, of a request's target call and of each token that it drafted.
-        batched: a forward over several requests costs as its tokens do; False: as so many forwards of one request.
-        source: where the figures come from, in a few words.
+        draft: total tokens → seconds of a draft forward pass; up to the number of requests, these are rows of one token each.
+        target: total tokens → seconds of a target forward pass.
+        split: the same two while both models run, each on its own cores; None where not measured.
+        per_round, per_token: seconds outside forward passes, of a request's target call and of each token that it drafted.
+        batched: a forward pass over several requests costs what its total tokens cost; False: each request costs a pass of its own.
+        source: short description of where the times come from.
     """
 
     draft: Mapping[int, float]
@@ -63,30 +64,30 @@ class BatchCosts:
         """
         rows, times = (running, 1) if self.batched else (1, running)
         draft, target = self.split if self.split and overlaps and gamma else (self.draft, self.target)
-        drafting = times * gamma * at(draft, rows) if drafts else 0.0
-        verifying = times * at(target, rows * (gamma + 1))
+        drafting = times * gamma * seconds_at(draft, rows) if drafts else 0.0
+        verifying = times * seconds_at(target, rows * (gamma + 1))
         rest = running * (self.per_round + gamma * self.per_token)
         return rest + (max(drafting, verifying) if overlaps else drafting + verifying)
 
     @property
     def seconds_to_read(self) -> float:
-        """Seconds of a prompt's token in a forward of the draft: what large forwards take longer than small ones."""
+        """Seconds of one prompt token in a draft forward pass: the slope between the smallest and the largest measured pass."""
         sizes = sorted(self.draft)
         return max(0.0, self.draft[sizes[-1]] - self.draft[sizes[0]]) / max(1, sizes[-1] - sizes[0])
 
     def seconds_per_token(self, running: int, gamma: int, alpha: float, *, drafts: bool = True, overlaps: bool = False,
                           prompt: float = 0.0) -> float:
-        """Seconds in which each of `running` requests gets one token more, the draft's share of reading prompts included.
+        """Seconds in which each of `running` requests gets one more token, including the draft's reading of prompts.
 
         Args:
-            prompt: prompt tokens that are read for every token that is written.
+            prompt: prompt tokens read per written token.
         """
         last = gamma - 1 if overlaps and gamma else gamma  # an overlapped round has no bonus token
         reading = running * prompt * self.seconds_to_read if drafts and gamma else 0.0
         return reading + self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps) / sum(alpha**i for i in range(last + 1))
 
     def best_gamma(self, running: int, alpha: float, *, drafts: bool = True, overlaps: bool = False, prompt: float = 0.0) -> int:
-        """The draft length with the fewest seconds a token, 0 to `LONGEST`; 0 where none saves `MARGIN` of plain decoding."""
+        """The draft length with the fewest seconds per token, 0 to `LONGEST`; 0 where none saves `MARGIN` of plain decoding."""
         seconds = [self.seconds_per_token(running, gamma, alpha, drafts=drafts, overlaps=overlaps, prompt=prompt)
                    for gamma in range(LONGEST + 1)]
         best = seconds.index(min(seconds))
@@ -94,22 +95,22 @@ class BatchCosts:
 
 
 def from_profile(profile: HardwareProfile) -> BatchCosts:
-    """Costs from the pair's hardware profile, which timed forwards of one request.
+    """Costs from the pair's hardware profile, which timed forward passes of one request.
 
-    A batch of rows is taken for one row with as many tokens. Beyond the largest verification that was timed a forward takes at
-    least what a prompt of that size took. An old profile knows draft forwards of one token only, which then grow as the target's do, and
-    one figure for what a round of five draft tokens spends outside forwards, which is then all laid on these.
+    A batch of rows counts as one row with as many tokens. Beyond the largest timed verification a forward pass takes at least as
+    long as a prompt of that size. A profile without details has only draft passes of one token, which then grow as the target's
+    do, and one value for the time that a round of five draft tokens spends outside forward passes, divided among these.
     """
     target, details = ascending(profile.t_verify), profile.details
     largest = max(target)
     if details:
-        target |= {size: max(seconds, at(target, size))
+        target |= {size: max(seconds, seconds_at(target, size))
                    for size, seconds in details.prefill.get("target", {}).items() if size > largest}
     draft = ascending(details.t_draft) if details else {size: profile.t_draft * seconds / target[1] for size, seconds in target.items()}
     split = None
     if profile.split is not None:
         t_draft, t_verify = profile.split
-        split = ({size: seconds * t_draft / at(draft, 1) for size, seconds in draft.items()},
+        split = ({size: seconds * t_draft / seconds_at(draft, 1) for size, seconds in draft.items()},
                  {size: seconds * slower(profile, t_verify, size) for size, seconds in target.items()})
     if details is None:
         return BatchCosts(draft, target, split, 0.0, profile.t_rest / 5)
@@ -117,78 +118,47 @@ def from_profile(profile: HardwareProfile) -> BatchCosts:
 
 
 def completed(timed: BatchCosts, known: BatchCosts) -> BatchCosts:
-    """Timed batches, and from the profile what these don't tell: larger sizes and models that overlap, each by as much as the two
-    differ where both know, and what is spent outside forwards."""
-    draft, target = continued(timed.draft, known.draft), continued(timed.target, known.target)
+    """Timed batches, completed from a profile: larger sizes, overlapping models and the time outside forward passes.
+
+    The profile's times are scaled by the ratio of the two where both were measured.
+    """
+    draft, target = extended(timed.draft, known.draft), extended(timed.target, known.target)
     split = None
     if known.split is not None:
         draft_split, target_split = known.split
-        split = ({size: seconds * at(draft, size) / at(known.draft, size) for size, seconds in draft_split.items()},
-                 {size: seconds * at(target, size) / at(known.target, size) for size, seconds in target_split.items()})
+        split = ({size: seconds * seconds_at(draft, size) / seconds_at(known.draft, size) for size, seconds in draft_split.items()},
+                 {size: seconds * seconds_at(target, size) / seconds_at(known.target, size) for size, seconds in target_split.items()})
     return replace(timed, draft=draft, target=target, split=split, per_round=known.per_round, per_token=known.per_token,
                    source="measured at start, and the hardware profile")
 
 
-def continued(timed: Mapping[int, float], known: Mapping[int, float]) -> dict[int, float]:
-    """Times, with those of larger sizes grown as the known ones grow.
-
-    >>> continued({1: 2.0, 4: 6.0}, {1: 1.0, 4: 2.0, 8: 3.0})
-    {1: 2.0, 4: 6.0, 8: 9.0}
-    """
-    largest = max(timed)
-    return {**timed, **{size: timed[largest] * seconds / at(known, largest) for size, seconds in known.items() if size > largest}}
-
-
 def slower(profile: HardwareProfile, t_verify: Mapping[int, float], size: int) -> float:
-    """How many times as long a target forward takes on its share of the cores."""
+    """Factor by which a target forward pass is slower on its share of the cores."""
     size = min(size, max(t_verify), max(profile.t_verify))
-    return at(ascending(t_verify), size) / at(ascending(profile.t_verify), size)
-
-
-def ascending(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Times without the noise that says that more tokens take less: each no longer than those of all larger sizes.
-
-    >>> ascending({1: 0.5, 2: 0.25, 4: 1.0})
-    {1: 0.25, 2: 0.25, 4: 1.0}
-    """
-    sizes = sorted(seconds)
-    return {size: min(seconds[other] for other in sizes[i:]) for i, size in enumerate(sizes)}
-
-
-def at(seconds: Mapping[int, float], size: int) -> float:
-    """Seconds at a size: linear between measured sizes and beyond the last.
-
-    >>> at({1: 4.0, 3: 8.0}, 2), at({1: 4.0, 3: 8.0}, 5), at({1: 4.0}, 9)
-    (6.0, 12.0, 4.0)
-    """
-    known = sorted(seconds)
-    if len(known) == 1:
-        return seconds[known[0]]
-    high = next((i for i, k in enumerate(known) if k >= size and i > 0), len(known) - 1)
-    k0, k1 = known[high - 1], known[high]
-    return seconds[k0] + (seconds[k1] - seconds[k0]) * (size - k0) / (k1 - k0)
+    return seconds_at(ascending(t_verify), size) / seconds_at(ascending(profile.t_verify), size)
 
 
 def measure(models: Mapping[Role, Model], slots: int, *, batched: bool = True, seconds: float = MEASURE_SECONDS) -> BatchCosts:
-    """Time batches of all sizes that `slots` requests can make, small ones first, for about `seconds`; what is not reached by then is
-    continued from what is. The models must be idle.
+    """Time batches of all sizes that `slots` requests can form, small ones first, for about `seconds`. The models must be idle.
+
+    Sizes that are not reached in time are absent, and extrapolated from the others.
 
     Args:
-        models: with "target", and "draft" where there is one.
+        models: "target", and "draft" where there is one.
     """
     until = time.monotonic() + seconds
     rows = slots if batched else 1
     room = min(model.max_context for model in models.values())
     context = max(1, min(CONTEXT, room // 2))
     most = rows * max(1, min(8, room - context))
-    sizes = sorted({4**i for i in range(most.bit_length()) if 4**i <= most} | {rows, most})  # what lies between is as good as linear
+    sizes = sorted({4**i for i in range(most.bit_length()) if 4**i <= most} | {rows, most})  # nearly linear in between
     draft = time_batches("draft", models["draft"], sizes, rows, context, until - seconds * 2 / 3) if "draft" in models else {1: 0.0}
     target = time_batches("target", models["target"], sizes, rows, context, until)
     return BatchCosts(draft, target, batched=batched, source="measured at start")
 
 
 def time_batches(role: Role, model: Model, sizes: Sequence[int], rows: int, context: int, until: float) -> dict[int, float]:
-    """Tokens in all → median seconds of a forward that spreads them over `rows` slots; the first size is always timed."""
+    """Total tokens → median seconds of a forward pass that spreads them over `rows` slots; the first size is always timed."""
     slots = [model.open() for _ in range(rows)]
     seconds: dict[int, float] = {}
     try:
@@ -197,9 +167,9 @@ def time_batches(role: Role, model: Model, sizes: Sequence[int], rows: int, cont
             if seconds and time.monotonic() > until:
                 break
             shares = [size // rows + (i < size % rows) for i in range(min(rows, size))]
-            kept = [share if role == "target" else 1 for share in shares]  # a draft reads prompts for their last row alone
+            kept = [share if role == "target" else 1 for share in shares]  # the draft needs only the last row of a prompt
             batch = [Forward(role, slot, filler(model, share), keep=keep) for slot, share, keep in zip(slots, shares, kept, strict=False)]
-            seconds[size] = median([timed(model, batch, context) for _ in range(REPEATS + 1)][1:])  # the first is cold
+            seconds[size] = median([timed(model, batch, context) for _ in range(REPEATS + 1)][1:])  # the first run is cold
     finally:
         for slot in slots:
             model.close(slot)
@@ -207,7 +177,7 @@ def time_batches(role: Role, model: Model, sizes: Sequence[int], rows: int, cont
 
 
 def timed(model: Model, batch: Sequence[Forward], context: int) -> float:
-    """Seconds of a forward, which is then forgotten."""
+    """Seconds of a forward pass, which is then rolled back."""
     started = time.perf_counter()
     outputs = model.forward(batch)
     outputs[-1].compact[-1, 0].item()  # waits for the device
@@ -218,5 +188,5 @@ def timed(model: Model, batch: Sequence[Forward], context: int) -> float:
 
 
 def filler(model: Model, count: int) -> tuple[int, ...]:
-    """Some valid token ids; which ones does not matter to the time."""
+    """Valid token ids; their values do not affect the time."""
     return tuple(1 + i % (model.vocab_size - 1) for i in range(count))

@@ -144,19 +144,21 @@ def test_the_median_run_counts():
 
 
 def test_contenders_do_not_share_online_state_nor_write_to_the_artifacts():
-    pair, kit = table_pair(), table_kit(vocab=24)
-    kit = StrategyResources(kit.artifacts, deterministic=False)
+    pair, resources = table_pair(), table_resources(vocab=24)
+    resources = StrategyResources(resources.artifacts, deterministic=False)
     configs = [StrategyChoice("spide", {"parallel": False, "tau": 0.5}), StrategyChoice("spide", {"parallel": False, "tau": 0.9})]
-    both = measure(pair, kit, configs, PROMPTS, max_tokens=32)
-    alone = measure(pair, kit, configs[1:], PROMPTS, max_tokens=32)
+    both = measure(pair, resources, configs, PROMPTS, max_tokens=32)
+    alone = measure(pair, resources, configs[1:], PROMPTS, max_tokens=32)
     assert list(both.values())[1].stats.draft_calls == next(iter(alone.values())).stats.draft_calls
     assert sum(resources.artifacts["acceptance_table"].total) == 0
 
 
 def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
-    pair, kit = table_pair(), table_kit(vocab=24)
-    entry = run_bench(pair, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, kit, max_tokens=24)["strategies"]["csd"]
-    outputs = measure(pair, kit, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, max_tokens=24)["csd"]
+    pair, resources = table_pair(), table_resources(vocab=24)
+    entry = run_bench(pair, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, resources, max_tokens=24)["strategies"][
+        "csd"
+    ]
+    outputs = measure(pair, resources, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, max_tokens=24)["csd"]
     matches = total = 0
     for prompt, run in zip(PROMPTS, outputs.typical, strict=True):
         context = pair.encode_prompt(prompt.prompt)
@@ -168,9 +170,9 @@ def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
     assert entry["target_argmax_share"] < 1
     assert entry["rescued_share"] > 0
     assert entry["quality_ratio"] == pytest.approx(matches / total)
-    assert config_quality(pair, kit, StrategyChoice("csd", {"use_memory": False, "tau": 1e-6}), PROMPTS, max_tokens=24) == pytest.approx(
-        matches / total
-    )
+    assert config_quality(
+        pair, resources, StrategyChoice("csd", {"use_memory": False, "tau": 1e-6}), PROMPTS, max_tokens=24
+    ) == pytest.approx(matches / total)
     assert entry["identical_outputs"] < len(PROMPTS)
 
 
@@ -233,7 +235,9 @@ def test_a_champion_is_measured_with_artifacts_of_its_own():
         {"acceptance_table": sure, "hardware_profile": HardwareProfile(1.0, {1: 2.0}, 0.0, ORIGIN)}, deterministic=True
     )
     champion = StrategyContender(pair, theirs, StrategyChoice("spide", {"parallel": False}), "champion")
-    entries = run_bench(pair, [StrategyChoice("spide", {"parallel": False})], PROMPTS, kit, max_tokens=24, extra=[champion])["strategies"]
+    entries = run_bench(pair, [StrategyChoice("spide", {"parallel": False})], PROMPTS, resources, max_tokens=24, extra=[champion])[
+        "strategies"
+    ]
     assert entries["champion"]["strategy"] == "spide"
     assert entries["champion"]["draft_calls"] > entries["spide"]["draft_calls"]  # it trusts its draft
 

@@ -6,7 +6,7 @@ from components.bench.runner import measure
 from components.prompts.prompt import Prompt
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
-from tests.support.models.kits import table_kit
+from tests.support.models.resources import table_resources
 from tests.support.models.tiny import pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab", "hello"])]
@@ -14,7 +14,12 @@ PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab", "hel
 
 def test_equal_models_pass():
     report = run_bench(
-        table_pair(), [StrategyChoice("vanilla_sd"), StrategyChoice("csd")], PROMPTS, table_kit(vocab=24), max_tokens=12, check=table_pair()
+        table_pair(),
+        [StrategyChoice("vanilla_sd"), StrategyChoice("csd")],
+        PROMPTS,
+        table_resources(vocab=24),
+        max_tokens=12,
+        check=table_pair(),
     )
     checked = report["cpu_check"]
     assert checked["passed"]

@@ -16,7 +16,7 @@ from serving.runtime.models.padding import pad_to, parameter_count
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
-from tests.support.models.kits import table_kit
+from tests.support.models.resources import table_resources
 from tests.support.models.tiny import llama, llama_pair, near, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text], reference="jq jq") for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
@@ -33,8 +33,8 @@ def report() -> dict:
         StrategyChoice("csd", {"tau": "1e-6", "use_memory": "false"}),
         StrategyChoice("csd", {"tau": "0.5", "use_memory": "false"}),
     ]
-    kit = StrategyResources(table_kit(vocab=24).artifacts)
-    return run_bench(llama_pair(slots=1), configs, PROMPTS, kit, max_tokens=24, peers=["transformers"], threads=1, memory=True)
+    resources = StrategyResources(table_resources(vocab=24).artifacts)
+    return run_bench(llama_pair(slots=1), configs, PROMPTS, resources, max_tokens=24, peers=["transformers"], threads=1, memory=True)
 
 
 def test_every_ratio_of_the_bench_is_there(report):
@@ -124,7 +124,7 @@ def test_the_floor_is_argmax_share_and_rouge_together(report):
 
 def test_without_references_nobody_knows_whether_the_floor_holds():
     bare = [Prompt("p", None, ["abc"])]
-    measured = measure(table_pair(), table_kit(vocab=24), [PLAIN, StrategyChoice("csd")], bare, max_tokens=8)
+    measured = measure(table_pair(), table_resources(vocab=24), [PLAIN, StrategyChoice("csd")], bare, max_tokens=8)
     entry = BenchMetrics(table_pair(), bare, measured).figures("csd")
     assert (entry["rouge_l"], entry["rouge_l_difference"], entry["holds_floor"]) == (None, None, None)
     assert entry["target_argmax_share"] is not None

@@ -95,7 +95,7 @@ PLAIN = Prompt("q", "chat", ["abc"], "d e")
 def judged(pair: LoadedPair, prompts: list[Prompt], outputs: list[list[int]], reference: list[list[int]]) -> dict[str, Any]:
     """What a bench says of a lossy strategy that wrote these outputs, where plain decoding wrote the reference."""
     measured = measure(
-        pair, table_kit(vocab=VOCAB), [StrategyChoice("autoregressive"), StrategyChoice("csd")], prompts, max_tokens=1, warmup=False
+        pair, table_resources(vocab=VOCAB), [StrategyChoice("autoregressive"), StrategyChoice("csd")], prompts, max_tokens=1, warmup=False
     )
     for name, texts in (("autoregressive", reference), ("csd", outputs)):
         measured[name].runs = [[replace(run, tokens=tokens) for run in runs]
@@ -167,7 +167,7 @@ def test_the_bench_says_how_far_lossy_strategies_leave_the_target() -> None:
     prompts = [Prompt(f"p{i}", "letters", [text], fields={"answer_key": "A", "choices": ["d", "e"]})
                for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
     configs = [StrategyChoice("vanilla_sd"), StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})]
-    report = run_bench(table_pair(), configs, prompts, table_kit(vocab=VOCAB), max_tokens=24)
+    report = run_bench(table_pair(), configs, prompts, table_resources(vocab=VOCAB), max_tokens=24)
     csd, exact = report["strategies"]["csd"], report["strategies"]["vanilla_sd"]
     assert csd["target_argmax_share"] < 1
     assert csd["kl"] > 0

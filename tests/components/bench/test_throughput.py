@@ -13,7 +13,7 @@ from serving.errors import DraftwellError
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import PLAIN, StrategyChoice, build_strategy
-from tests.support.models.kits import table_kit
+from tests.support.models.resources import table_resources
 from tests.support.models.tiny import VOCAB, table_pair
 
 PROMPTS = [Prompt(f"p{i}", "qa", [text])
@@ -35,7 +35,7 @@ def slow_pair(seconds: float = 0.004):
 
 
 def test_eight_at_once_are_faster_where_a_batch_costs_what_one_costs():
-    report = batch_throughput(slow_pair(), table_kit(VOCAB), [PLAIN, StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2})],
+    report = batch_throughput(slow_pair(), table_resources(VOCAB), [PLAIN, StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2})],
                               PROMPTS, max_tokens=12, runs=1)
     json.dumps(report)
     assert set(report["configs"]) == {"autoregressive", "vanilla_sd"}
@@ -64,4 +64,4 @@ def test_never_more_than_asked_for_are_in_flight():
 @pytest.mark.parametrize("concurrency", [1, 10])
 def test_what_cannot_be_shown_is_refused(concurrency):
     with pytest.raises(DraftwellError, match=f"{concurrency} requests at once"):
-        batch_throughput(table_pair(), table_kit(VOCAB), [PLAIN], PROMPTS, concurrency=concurrency)
+        batch_throughput(table_pair(), table_resources(VOCAB), [PLAIN], PROMPTS, concurrency=concurrency)

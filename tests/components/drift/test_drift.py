@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from scipy.stats import ks_2samp, permutation_test
 
-from components.calibrate.calibrate import build_acceptance_table
+from components.calibrate.acceptance_table import build_acceptance_table
 from components.collect.collect import collect_traces
 from components.drift.drift import BINS, Comparison
 from components.drift.prompts import untouched_prompts

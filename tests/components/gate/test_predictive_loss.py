@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import components.gate.predictive_loss
-from components.calibrate.calibrate import build_acceptance_table
+from components.calibrate.acceptance_table import build_acceptance_table
 from components.collect.collect import collect_traces
 from components.gate.gate import Check, judge_predictions
 from components.gate.predictive_loss import incomparable, predictions, scores_of

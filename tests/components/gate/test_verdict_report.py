@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from components.bench.plots import bench_plots
+from components.calibrate.plots import acceptance_plot, rejection_tail
 from components.gate.gate import Check, GateVerdict
 from components.gate.verdict_report import (
     bench_markdown,
@@ -18,7 +19,7 @@ from components.gate.verdict_report import (
     verdict_table,
     write_json,
 )
-from components.train.plots import acceptance_plot, rejection_tail, verifier_plots
+from components.train.plots import verifier_plots
 from serving.artifacts.acceptance_table import AcceptanceTable
 from tests.support.models.resources import ORIGIN
 

@@ -11,7 +11,7 @@ from components.bench.bench import config_quality, run_bench
 from components.bench.device_parity import check_against
 from components.bench.runner import measure
 from components.bench.throughput import batch_throughput
-from components.calibrate.calibrate import build_correction_memory
+from components.calibrate.correction_memory import MemorySettings, build_correction_memory
 from components.gate.baseline_counts import deterministic_report
 from components.prompts.prompt import Prompt, ids_of, prompts_digest
 from components.tune.evaluator import Evaluator, Measured, QualityReader
@@ -35,7 +35,7 @@ USERS: dict[str, Callable[[LoadedPair], Any]] = {
     "config_quality": lambda pair: config_quality(pair, StrategyResources(), GAMMA, PROMPTS, max_tokens=4),
     "contest": lambda pair: Evaluator(pair, StrategyResources(), max_tokens=4)([("autoregressive", {})], PROMPTS),
     "reader": lambda pair: QualityReader(pair)(PROMPTS, Measured([1.0] * len(PROMPTS), OUTPUTS, [1] * len(PROMPTS))),
-    "memory": lambda pair: build_correction_memory(pair, PROMPTS, ORIGIN, max_tokens=4),
+    "memory": lambda pair: build_correction_memory(pair, PROMPTS, ORIGIN, MemorySettings(max_tokens=4)),
     "counting": lambda pair: deterministic_report(pair, [GAMMA], PROMPTS, 4),
     "batching": lambda pair: batch_throughput(pair, StrategyResources(), [PLAIN], PROMPTS, concurrency=2, max_tokens=4),
     "crosscheck": lambda pair: check_against(

@@ -11,18 +11,19 @@ import pytest
 from components.calibrate.hardware_profile import measure_profile
 from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
-from components.replay.check import Prediction, check_prediction, median_error, tiled
-from components.replay.costs import by_tokens, costs_of
+from components.replay.costs import costs_of
 from components.replay.replay import replay_strategy
 from components.replay.texts import Texts, read_texts
 from components.report.provenance import provenance
 from serving.artifacts.base import Provenance
+from serving.artifacts.forward_costs import seconds_table
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.tiny import pair_of, table_pair
+from tests.support.replay_check import Prediction, check_prediction, median_error, tiled
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes"])]
@@ -67,7 +68,7 @@ def test_predictions_come_near_what_is_measured(texts: Texts) -> None:
         StrategyChoice("pearl", {"num_speculative_tokens": 4}),
         StrategyChoice("prompt_lookup"),
     ]
-    rows = check_prediction(pair, texts, kit, times, configs, PROMPTS)
+    rows = check_prediction(pair, texts, resources, times, configs, PROMPTS)
     assert [row.strategy for row in rows] == ["autoregressive", "vanilla_sd", "vanilla_sd", "svip", "pearl", "prompt_lookup"]
     assert all(row.exact and row.count_error == 0 for row in rows)
     assert rows[0].scaled == pytest.approx(rows[0].measured)
@@ -106,7 +107,7 @@ def test_tables_are_those_of_the_profile_and_never_fall_behind_its_end() -> None
         assert costs.alone.seconds(Forward("target", 0, (0,) * tokens), 7) == pytest.approx(old.verify_seconds(tokens))
         ratio = old.verify_seconds(tokens) / old.verify_seconds(1)
         assert costs.busy.seconds(Forward("draft", 0, (0,) * tokens), 7) == pytest.approx(2.0 * ratio)
-    assert by_tokens({1: 10.0, 8: 12.0, 16: 11.5}, 40)[16:] == [11.5] * 25
+    assert seconds_table({1: 10.0, 8: 12.0, 16: 11.5}, 40)[16:] == [11.5] * 25
 
 
 def test_an_overlap_costs_its_shorter_side_busy_and_the_rest_of_the_longer_one_alone() -> None:

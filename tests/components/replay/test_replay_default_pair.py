@@ -25,7 +25,6 @@ import pytest
 from components.calibrate.hardware_profile import measure_profile
 from components.collect.collect import collect_traces
 from components.prompts.prompt import demo_prompts
-from components.replay.check import Prediction, check_prediction, median_error, tiled
 from components.replay.head_scores import score_rollouts
 from components.replay.replay import replay_strategy
 from components.replay.sampled import read_sampled, replay_expected
@@ -40,6 +39,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, resources_of, two_threads
+from tests.support.replay_check import Prediction, check_prediction, median_error, tiled
 
 pytestmark = pytest.mark.slow
 
@@ -155,9 +155,9 @@ def predictions() -> list[Prediction]:
     """Every measured config on all prompts, one at a time, interleaved, under a profile that was taken just before."""
     pair = pair_in("bfloat16")
     times = measure_profile(pair, provenance(pair))
-    kit = replace(kit_in("bfloat16"), artifacts={**kit_in("bfloat16").artifacts, "hardware_profile": times})
+    resources = replace(resources_in("bfloat16"), artifacts={**resources_in("bfloat16").artifacts, "hardware_profile": times})
     return check_prediction(
-        pair, texts_in("bfloat16"), kit, times, [StrategyChoice(*config) for config in REPLAYED_CONFIGS], demo_prompts(PROMPTS)
+        pair, texts_in("bfloat16"), resources, times, [StrategyChoice(*config) for config in REPLAYED_CONFIGS], demo_prompts(PROMPTS)
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.calibrate.calibrate import build_acceptance_table, correction_memory_from_trace
+from components.calibrate.acceptance_table import build_acceptance_table
+from components.calibrate.correction_memory import MemorySettings, build_correction_memory
 from components.calibrate.hardware_profile import measure_profile
 from components.collect.collect import collect_traces
 from components.prompts.prompt import demo_prompts
@@ -28,7 +29,7 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     table = build_acceptance_table(trace, origin)
     times = measure_profile(pair, origin, repeats=1, context=16)
     resources = StrategyResources({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
-               "correction_memory": correction_memory_from_trace(trace, origin)}, pair.special_tokens)
+               "correction_memory": build_correction_memory(pair, prompts[:4], origin, MemorySettings(max_tokens=16))}, pair.special_tokens)
     tuned = tune_strategy(pair, trace, prompts[:3], resources, times, evaluate=Evaluator(pair, resources, max_tokens=8),
                  quality=lambda prompts, measured: Quality(1.0), trials=9, max_tokens=8, explore=1, measure_top=20,
                  constraints=Constraints(lossless_only=False))

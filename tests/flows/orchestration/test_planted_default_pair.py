@@ -93,13 +93,13 @@ def traces(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceS
 
 def gated(space: Any, pair: LoadedPair) -> GateVerdict:
     """The measured part of the gate: candidate and champion decode with the same config, interleaved with plain decoding."""
-    space, kit = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
-    rival = ChampionComparison(contenders=(StrategyContender(pair, kit, CHOICE, "champion"),))
+    space, resources = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
+    rival = ChampionComparison(contenders=(StrategyContender(pair, resources, CHOICE, "champion"),))
     return measured(
         StepContext(space, pair),
         demo_prompts(PROMPTS),
         BenchJudge(CHOICE.name, dict(CHOICE.parameters), THRESHOLDS),
-        kit,
+        resources,
         rival,
         max_tokens=TOKENS,
         all_strategies=False,
@@ -170,13 +170,13 @@ def test_a_lossy_config_called_lossless_is_caught(
     begin = IDENTITY_PROMPTS * (number // len(LOSSY))
     prompts = demo_prompts(begin + IDENTITY_PROMPTS)[begin:]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(exact, kit, StrategyChoice(name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(exact, resources, StrategyChoice(name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     assert failed(judge_release(entry, None, None, {"lossless_identical": True})) == ["identical outputs"], entry["per_prompt"]
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "spide"])
-def test_a_lossless_config_is_none(exact: LoadedPair, spide_kit: StrategyResources, name: str) -> None:
-    entry = identity_entry(exact, spide_kit, StrategyChoice(name), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
+def test_a_lossless_config_is_none(exact: LoadedPair, spide_resources: StrategyResources, name: str) -> None:
+    entry = identity_entry(exact, spide_resources, StrategyChoice(name), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
     assert judge_release(entry, None, None, {"lossless_identical": True}).passed, entry["per_prompt"]
 
 

@@ -97,11 +97,11 @@ def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_fil
 
 def test_calibration_decodes_several_prompts_at_once(collect: Callable[..., Any], run: Any, pair_file: Path, prompts_file: Path,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    from components.calibrate import calibrate as calibration
+    from components.calibrate import correction_memory
 
-    real, at_once = calibration.decode_all, []
-    monkeypatch.setattr(calibration, "decode_all", lambda engine, requests, strategies, count, finished: at_once.append(count) or real(
-        engine, requests, strategies, count, finished))
+    real, at_once = correction_memory.decode_all, []
+    monkeypatch.setattr(correction_memory, "decode_all", lambda engine, requests, strategies, count, finished: (
+        at_once.append(count) or real(engine, requests, strategies, count, finished)))
     assert collect().exit_code == 0
     done = run("calibrate", "--pair", pair_file, "--no-publish", "--prompts", prompts_file, "--limit", 3)
     assert done.exit_code == 0, (done.output, done.exception)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from components.calibrate.plots import rejection_tail
 from components.report.stamps import stamp
-from components.train.plots import rejection_tail
 from components.tune.report.html import CAPTIONS, tuning_html, write_tuning_report
 from components.tune.report.tables import SHOWN_TRIALS, choice_figures, tuning_tables
 from tests.support.loop.tuning_evidence import LOSSLESS, LOSSY, OLD, PLAIN, trial

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.artifacts.forward_costs import seconds_at
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.server.scheduling.costs import LONGEST, BatchCosts, at, completed, from_profile, measure
+from serving.server.scheduling.costs import LONGEST, BatchCosts, completed, from_profile, measure
 from tests.support.models.resources import ORIGIN, table_pair
 
 WEIGHTS = 0.040
@@ -94,35 +95,36 @@ def profile(details: bool = True) -> HardwareProfile:
 
 def test_a_profile_gives_costs_and_what_it_lacks_is_continued():
     costs = from_profile(profile())
-    assert (at(costs.draft, 8), at(costs.target, 32)) == (0.02, 0.2)
-    assert at(costs.target, 256) == 10.0, "a verification takes no less than a prompt of that size, whatever small ones suggest"
+    assert (seconds_at(costs.draft, 8), seconds_at(costs.target, 32)) == (0.02, 0.2)
+    assert seconds_at(costs.target, 256) == 10.0, "a verification takes no less than a prompt of that size, whatever small ones suggest"
     assert (costs.per_round, costs.per_token) == pytest.approx((0.001, 0.0007))
     assert costs.split is not None
-    assert (at(costs.split[0], 8), at(costs.split[1], 1)) == pytest.approx((0.04, 0.15))
+    assert (seconds_at(costs.split[0], 8), seconds_at(costs.split[1], 1)) == pytest.approx((0.04, 0.15))
     old = from_profile(profile(details=False))
-    assert (at(old.draft, 1), at(old.draft, 32), old.per_round, old.per_token) == pytest.approx((0.01, 0.02, 0.0, 0.0006))
-    assert at(old.target, 256) > 0.2
+    assert (seconds_at(old.draft, 1), seconds_at(old.draft, 32), old.per_round, old.per_token) == pytest.approx((0.01, 0.02, 0.0, 0.0006))
+    assert seconds_at(old.target, 256) > 0.2
 
 
 def test_noise_does_not_make_drafts_look_better_than_free() -> None:
     """Timed on a busy machine, one token took longer than two: that is no reason to draft."""
     noisy = HardwareProfile(0.027, {1: 0.115, 2: 0.092, 4: 0.148}, 0.0, ORIGIN)
-    assert at(from_profile(noisy).target, 1) == 0.092
+    assert seconds_at(from_profile(noisy).target, 1) == 0.092
 
 
 def test_timed_batches_count_and_the_profile_tells_the_rest():
     """A profile knows one request's forwards: here eight rows take twice as long as eight tokens of one."""
     timed = BatchCosts({1: 0.02, 8: 0.04}, {1: 0.2, 8: 0.4}, source="measured at start")
     costs = completed(timed, from_profile(profile()))
-    assert (at(costs.draft, 8), at(costs.target, 1), at(costs.target, 8)) == (0.04, 0.2, 0.4)
-    assert at(costs.target, 32) == pytest.approx(0.4 * 0.2 / 0.1), "grows as the profile does"
+    assert (seconds_at(costs.draft, 8), seconds_at(costs.target, 1), seconds_at(costs.target, 8)) == (0.04, 0.2, 0.4)
+    assert seconds_at(costs.target, 32) == pytest.approx(0.4 * 0.2 / 0.1), "grows as the profile does"
     assert (costs.per_round, costs.per_token) == pytest.approx((0.001, 0.0007))
     assert costs.split is not None
-    assert (at(costs.split[0], 1), at(costs.split[1], 1)) == pytest.approx((0.02 * 2, 0.2 * 1.5)), "as much slower as in the profile"
+    split = (seconds_at(costs.split[0], 1), seconds_at(costs.split[1], 1))
+    assert split == pytest.approx((0.02 * 2, 0.2 * 1.5)), "as much slower as in the profile"
     old = completed(timed, from_profile(profile(details=False)))
     assert (old.per_round, old.per_token) == pytest.approx((0.0, 0.0006))
     alone = completed(BatchCosts({1: 0.0}, {1: 0.2, 8: 0.4}), from_profile(profile()))
-    assert at(alone.draft, 32) == 0.0, "without a draft nothing grows"
+    assert seconds_at(alone.draft, 32) == 0.0, "without a draft nothing grows"
 
 
 def test_a_draft_reads_every_prompt_which_plain_decoding_does_not():

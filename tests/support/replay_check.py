@@ -73,8 +73,10 @@ def check_prediction(pair: LoadedPair, texts: Texts, resources: StrategyResource
         raise DraftwellError("the prompts are not those of the trace: measure what was replayed")
     budget = max_tokens or texts.max_tokens
     plans = [PLAIN, *(config for config in configs if config != PLAIN)]
-    replays = [replay_strategy(texts, plan.name, dict(plan.parameters), kit, profile, max_tokens=budget, extend=True) for plan in plans]
-    measured = measure(pair, kit, plans, prompts, max_tokens=budget, runs=runs, progress=progress)
+    replays = [
+        replay_strategy(texts, plan.name, dict(plan.parameters), resources, profile, max_tokens=budget, extend=True) for plan in plans
+    ]
+    measured = measure(pair, resources, plans, prompts, max_tokens=budget, runs=runs, progress=progress)
     paces = [sum(one.seconds) / sum(one.tokens) for one in measured.values()]
     factor = paces[0] / replays[0].predicted_seconds_per_token
     return [

@@ -1,0 +1,64 @@
+"""The cost model of forward passes: seconds by number of tokens, known at a few measured sizes.
+
+Everything that predicts time reads it here: the hardware profile, replay, the tuner's PyramidSD model and the server's load
+control. Plain numbers, no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def seconds_at(seconds: Mapping[int, float], tokens: int) -> float:
+    """Seconds of a forward pass over `tokens` tokens: linear between measured sizes and beyond the last.
+
+    Args:
+        seconds: tokens → seconds, not empty; a single size holds for all.
+
+    >>> seconds_at({1: 4.0, 3: 8.0}, 2), seconds_at({1: 4.0, 3: 8.0}, 5), seconds_at({1: 4.0}, 9)
+    (6.0, 12.0, 4.0)
+    """
+    known = sorted(seconds)
+    if len(known) == 1:
+        return seconds[known[0]]
+    high = next((i for i, size in enumerate(known) if size >= tokens and i > 0), len(known) - 1)
+    left, right = known[high - 1], known[high]
+    return seconds[left] + (seconds[right] - seconds[left]) * (tokens - left) / (right - left)
+
+
+def seconds_table(seconds: Mapping[int, float], count: int) -> list[float]:
+    """Seconds of 0 to `count` tokens, for many look-ups: as `seconds_at`, but never falling beyond the last measured size.
+
+    >>> seconds_table({1: 1.0, 3: 2.0}, 4)
+    [1.0, 1.0, 1.5, 2.0, 2.5]
+    """
+    known = sorted(seconds)
+    table: list[float] = np.interp(np.arange(count + 1), known, [seconds[size] for size in known]).tolist()
+    last = known[-1]
+    if len(known) > 1 and count > last:
+        slope = max(0.0, (seconds[last] - seconds[known[-2]]) / (last - known[-2]))
+        table[last:] = [seconds[last] + slope * further for further in range(count + 1 - last)]
+    return table
+
+
+def ascending(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Seconds without the noise by which more tokens seem to take less time: each at most those of every larger size.
+
+    >>> ascending({1: 0.5, 2: 0.25, 4: 1.0})
+    {1: 0.25, 2: 0.25, 4: 1.0}
+    """
+    sizes = sorted(seconds)
+    return {size: min(seconds[other] for other in sizes[i:]) for i, size in enumerate(sizes)}
+
+
+def extended(seconds: Mapping[int, float], reference: Mapping[int, float]) -> dict[int, float]:
+    """Seconds together with those of larger sizes, which grow in proportion to a reference.
+
+    >>> extended({1: 2.0, 4: 6.0}, {1: 1.0, 4: 2.0, 8: 3.0})
+    {1: 2.0, 4: 6.0, 8: 9.0}
+    """
+    largest = max(seconds)
+    base = seconds_at(reference, largest)
+    return {**seconds, **{size: seconds[largest] * taken / base for size, taken in reference.items() if size > largest}}
