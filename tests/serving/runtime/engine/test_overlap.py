@@ -150,13 +150,13 @@ import time
 import psutil
 import torch
 
-from serving.runtime.engine.workers import apart
+from serving.runtime.engine.workers import on_own_thread
 
 torch.set_num_threads(2)
 compute = lambda: torch.ones(1 << 20).exp_()
 threads = psutil.Process().num_threads
 before = threads()
-assert apart(compute).shape == (1 << 20,)
+assert on_own_thread(compute).shape == (1 << 20,)
 until = time.monotonic() + 20
 while threads() > before and time.monotonic() < until:  # a thread's team ends a moment after it
     time.sleep(0.05)
