@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
+pytest.register_assert_rewrite("tests.support")
 # A server, run or experiment of the developer's own would let the tests write there.
 FOREIGN = ("PREFECT_API_URL", "PREFECT_API_KEY", "MLFLOW_REGISTRY_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")
 
@@ -57,8 +58,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long trials of whole loops (idle machine, up to an hour)")
 
 
+TIMEOUTS = {"soak": 7200, "timed": 3600, "slow": 1800}
+"""Marker → seconds after which a test has hung; quick tests have the `timeout` of pyproject.toml."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what wants an idle machine, with its reason."""
+    """Skip what needs an idle machine, with its reason, and give the long tests more time than the quick ones."""
+    for item in items:
+        limits = [seconds for mark, seconds in TIMEOUTS.items() if item.get_closest_marker(mark)]
+        if limits and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(max(limits)))
     for mark, what in (("timed", "a figure of this machine"), ("soak", "a long trial")):
         if not config.getoption(f"--{mark}"):
             for item in items:

@@ -1,5 +1,6 @@
 """The house itself: tasks, contracts, shipped prompts, and nothing in the repository that belongs to one machine."""
 
+import ast
 import json
 import os
 import re
@@ -127,6 +128,35 @@ def test_no_tracked_text_names_a_path_of_one_machine() -> None:
         if b"\0" not in content[:8192] and MACHINE_PATH.search(content.decode("utf-8", errors="replace")):
             found.append(str(path.relative_to(REPO)))
     assert not found
+
+
+SHARED_TESTS = {
+    "tests/components/drift/test_feedback_contract.py",
+    "tests/serving/bundle/test_bundle_home.py",
+    "tests/serving/bundle/test_no_unpickling.py",
+    "tests/serving/server/feedback/test_persistence.py",
+    "tests/serving/server/model/test_snapshots.py",
+    "tests/serving/server/test_process.py",
+}
+"""Test modules that still import helpers of the server's test modules."""
+
+
+def imports_of_tests(path: Path) -> set[str]:
+    """The other test modules that a test module imports; a child process may import the module that starts it."""
+    own = ".".join(path.relative_to(REPO).with_suffix("").parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if re.fullmatch(r"tests(\.\w+)*\.test_\w+", name) and name != own}
+
+
+def test_no_test_module_imports_another() -> None:
+    """What tests share is in tests/support: a change of one test module then never breaks another."""
+    importing = {str(path.relative_to(REPO)) for path in sorted((REPO / "tests").rglob("*.py")) if imports_of_tests(path)}
+    assert importing == SHARED_TESTS
 
 
 def test_no_tracked_file_is_too_large() -> None:

@@ -29,8 +29,10 @@ def entries_of(report: Mapping[str, Any]) -> list[tuple[str, Entry]]:
 def label_with_parameters(label: str, entry: Entry) -> str:
     """A label with the parameters that were set, which it leaves out where a strategy was measured once.
 
-    >>> shown("sprinter", {"parameters": {"tau": "0.9"}}), shown("spide(tau=0.5)", {"parameters": {"tau": "0.5"}}), shown("x", {})
-    ('sprinter(tau=0.9)', 'spide(tau=0.5)', 'x')
+    >>> label_with_parameters("sprinter", {"parameters": {"tau": "0.9"}})
+    'sprinter(tau=0.9)'
+    >>> label_with_parameters("spide(tau=0.5)", {"parameters": {"tau": "0.5"}}), label_with_parameters("x", {})
+    ('spide(tau=0.5)', 'x')
     """
     settings = ", ".join(f"{key}={value}" for key, value in sorted(entry.get("parameters", {}).items()))
     return f"{label}({settings})" if settings and "(" not in label else label

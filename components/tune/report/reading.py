@@ -95,7 +95,7 @@ def key(entry: Entry) -> str:
 def describe_config(entry: Entry) -> str:
     """A config for people.
 
-    >>> words({"strategy": "spide", "parameters": {"tau": 0.5}}), words({"strategy": "svip", "parameters": {}})
+    >>> describe_config({"strategy": "spide", "parameters": {"tau": 0.5}}), describe_config({"strategy": "svip", "parameters": {}})
     ('spide(tau=0.5)', 'svip')
     """
     settings = ", ".join(f"{name}={value}" for name, value in entry["parameters"].items())

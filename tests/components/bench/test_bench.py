@@ -15,9 +15,9 @@ from serving.errors import DraftwellError
 from serving.runtime.pair import over_slots
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy
-from tests.serving.runtime.models.test_unbatched_model import module_of
 from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.models.tiny import llama_pair, pair_of, table_pair
+from tests.support.models.unbatched_families import module_of
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two"])]
 FIGURES = {"tokens_per_second", "speedup", "target_calls", "cost_ratio", "acceptance_rate", "draft_efficiency", "mat",

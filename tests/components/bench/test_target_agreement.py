@@ -21,7 +21,7 @@ from components.gate.verdict_report import bench_markdown
 from components.prompts.prompt import Prompt
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice
-from tests.components.gate.test_verdict_report import ENTRY, REPORT
+from tests.support.loop.bench_report import ENTRY, REPORT
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import VOCAB, table_pair
 

@@ -23,7 +23,7 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
 from serving.errors import DraftwellError
 from serving.runtime.types import Rows
-from tests.components.train.test_verifier import ORIGIN, trace
+from tests.support.loop.verifier_trace import ORIGIN, trace
 from tests.support.models.tiny import llama_pair, pair_of
 
 

@@ -19,8 +19,8 @@ from components.tune.tune import tune_strategy
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
-from tests.components.tune.test_tune import PROFILE, RESOURCES
 from tests.support.loop.scripted_clock import Clock
+from tests.support.loop.tuning_resources import PROFILE, RESOURCES
 from tests.support.models.tiny import llama_pair
 
 NO_HEAD = [name for name in REPLAYED if name != "specdec_pp"]

@@ -38,7 +38,6 @@ from components.tune.search.space import (
 from components.tune.tune import FEWEST_PROMPTS, tune_strategy
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
-from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import ContextTooLong, DraftwellError
 from serving.recording.trace import TraceSet
@@ -46,15 +45,12 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
 from tests.support.loop.scripted_clock import Clock, gamma
+from tests.support.loop.tuning_resources import ORIGIN, PROFILE, RESOURCES
 from tests.support.models.counters import counters
 from tests.support.models.resources import random_head
 from tests.support.models.tiny import VOCAB, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "ok?", "1984", "q", "hm"])]
-ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
-PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN)
-RESOURCES = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "hardware_profile": PROFILE,
-           "correction_memory": CorrectionMemory.empty(ORIGIN)}, deterministic=True)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 from flows.cli.bench import parse_wanted
 from serving.artifacts.pair_files import draftwell_home
 from serving.errors import DraftwellError
-from tests.flows.cli.test_generate_bench import artifacts
+from tests.support.loop.publishing import artifacts
 
 PADDED = 120_000.0
 

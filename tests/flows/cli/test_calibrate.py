@@ -14,7 +14,7 @@ from components.prompts.prompt import prompts_digest, read_prompts
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.recording.trace import TraceSet
-from tests.flows.cli.test_train import BAD, changed, contents, refused, with_values
+from tests.support.loop.bad_traces import BAD, changed, contents, refused, with_values
 
 Spoil = Callable[[Path, Path], Path]
 

@@ -14,6 +14,7 @@ import pytest
 from registry.pairs import fetch, find_pair
 from registry.store import Store
 from tests.support.loop.publishing import release, table
+from tests.support.loop.refusals import refused
 from tests.support.loop.tiny_files import snapshot
 
 COMMANDS = ("pairs", "strategies", "generate", "bench", "serve", "collect", "train", "calibrate", "tune", "gate", "promote", "deploy", "ui",
@@ -95,16 +96,6 @@ def registered(place: Path, empty_database: Path) -> Path:
     return place
 
 
-def refused(done: Any, *words: str) -> str:
-    """Check a refusal: exit code 2, one line that has the words, no traceback; progress may have been told before it."""
-    assert done.exit_code == 2, (done.output, done.exception)
-    assert done.stdout == ""
-    *progress, line = done.stderr.strip().splitlines()
-    assert line.startswith("Error: ")
-    assert not [told for told in progress if told.startswith(("Error", "Traceback", " "))]
-    for word in words:
-        assert word in line
-    return str(line)
 
 
 def refused_at_once(done: Any, *words: str) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.loop.publishing import artifacts
+
 FIGURES = {"tokens_per_second", "speedup", "target_calls", "cost_ratio", "acceptance_rate", "draft_efficiency", "mat", "accepted_per_call",
            "mean_acceptance_length", "ttft_ms", "tpot_ms", "identical_outputs", "near_ties", "overhead_fraction"}
 
@@ -65,15 +67,6 @@ def report(pair_file: Path, prompts_file: Path, tmp_path_factory: pytest.TempPat
     return dict(json.loads(out.read_text()))
 
 
-def artifacts(pair_file: Path) -> Path:
-    """What spide asks for, beside the pair."""
-    from registry.pairs import fetch, find_pair
-    from serving.artifacts.pair_files import fingerprint
-    from tests.support.loop.publishing import table
-
-    folder = pair_file.parent / "artifacts"
-    table(fingerprint(fetch(find_pair(str(pair_file))), "float32")).save(folder / "acceptance_table")
-    return folder
 
 
 def test_bench_report(report: dict[str, Any]) -> None:

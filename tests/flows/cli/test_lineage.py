@@ -14,9 +14,9 @@ from registry.store import Store
 from serving.artifacts.base import Provenance, digest_of
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.recording.trace import TraceSet
-from tests.serving.recording.test_trace import make, row
 from tests.support.loop.publishing import config, publish, table, verifier
 from tests.support.loop.tiny_files import snapshot
+from tests.support.loop.trace_sets import make, row
 
 MARK = "f" * 64
 

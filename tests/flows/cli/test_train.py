@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -11,21 +10,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from components.report.stamps import stamped
 from serving.artifacts.base import digest_of
-from serving.recording.trace import HEADER, TraceSet
+from serving.recording.trace import TraceSet
+from tests.support.loop.bad_traces import (
+    BAD,
+    changed,
+    contents,
+    foreign,
+    refused,
+    truncated,
+    with_values,
+)
 
 WORDS = ("the man", "an onion", "on the hand", "then the end", "in an hour", "none other", "ten men", "one on one", "an inn", "her hat")
 KIND = "acceptance_head"
 
 
-def contents(*folders: Path) -> dict[str, str]:
-    """Every file below some folders with the digest of what it holds."""
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-            for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def prompts(file: Path, beginning: str) -> Path:
@@ -62,14 +65,6 @@ def space(own_stores: Path) -> Path:
     return own_stores / "draftwell" / "pairs" / "tiny" / "float32"
 
 
-def refused(done: Any, *words: str) -> None:
-    assert done.exit_code == 2, (done.output, done.exception)
-    assert done.stdout == ""
-    lines = [line for line in done.stderr.strip().splitlines() if line.startswith("Error")]
-    assert len(lines) == 1
-    assert done.stderr.strip().endswith(lines[0])
-    for word in words:
-        assert word in lines[0]
 
 
 def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
@@ -134,69 +129,20 @@ def test_what_is_known_is_published_with_it(run: Any, pair_file: Path, traces: d
     assert {"auc", "baseline_auc", "gain", "prevalence", "transfer_own_auc", "transfer_other_auc", "score_us"} <= metrics.keys()
 
 
-def changed(folder: Path, into: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
-    """A copy of a trace with other rows and the same header."""
-    shutil.copytree(folder, into)
-    (into / TraceSet.SIDECAR).unlink(missing_ok=True)
-    for shard in TraceSet(into).shards:
-        table = pq.read_table(shard)
-        pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), shard)
-    return into
 
 
-def with_values(table: pa.Table, name: str, values: Any) -> pa.Table:
-    place = table.column_names.index(name)
-    return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
 
 
-def with_nan_state(table: pa.Table) -> pa.Table:
-    states = [np.array(state, np.float16) for state in table.column("hidden_before").to_pylist()]
-    states[7][3] = np.nan
-    return with_values(table, "hidden_before", states)
 
 
-def of_another_pair(table: pa.Table) -> pa.Table:
-    header = json.loads(table.schema.metadata[HEADER]) | {"pair": "stranger", "fingerprint": "e" * 64}
-    return table.replace_schema_metadata({HEADER: json.dumps(header).encode()})
 
 
-def truncated(folder: Path, into: Path) -> Path:
-    shutil.copytree(folder, into)
-    shard = TraceSet(into).shards[-1]
-    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size * 2 // 3])
-    return into
 
 
-def holed(folder: Path, into: Path) -> Path:
-    """Pages that cannot be read under a footer that can."""
-    shutil.copytree(folder, into)
-    (into / TraceSet.SIDECAR).unlink(missing_ok=True)
-    shard = TraceSet(into).shards[0]
-    data = bytearray(shard.read_bytes())
-    data[4 : len(data) * 3 // 4] = bytes(len(data) * 3 // 4 - 4)
-    shard.write_bytes(bytes(data))
-    return into
 
 
-def foreign(folder: Path, into: Path) -> Path:
-    shutil.copytree(folder, into)
-    for shard in TraceSet(into).shards:
-        pq.write_table(of_another_pair(pq.read_table(shard)), shard)
-    return into
 
 
-BAD: dict[str, tuple[Callable[[Path, Path], Path], tuple[str, ...]]] = {
-    "empty": (lambda folder, into: changed(folder, into, lambda rows: rows.slice(0, 0)), ("no rows", "draftwell collect")),
-    "no shards": (lambda folder, into: into, ("no traces", "draftwell collect")),
-    "one class": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "ratio", [0.5] * len(rows))),
-                  ("are acceptable", "collect more prompts")),
-    "another pair": (foreign, ("stranger", "e" * 12, "collect one with this pair")),
-    "truncated": (truncated, ("shard-0000", "truncated", "draftwell collect")),
-    "holes": (holed, ("shard-0000", "truncated or no Parquet", "draftwell collect")),
-    "NaN state": (lambda folder, into: changed(folder, into, with_nan_state), ("NaN", "hidden_before", "collect it again")),
-    "NaN figure": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "entropy", [float("nan")] * len(rows))),
-                   ("NaN", "entropy", "collect it again")),
-}
 
 
 @pytest.fixture

@@ -60,10 +60,10 @@ from registry.releases import promote, record_gate, rollback
 from serving.artifacts.pair_files import fingerprint
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet
-from tests.flows.cli.test_cli import refused
-from tests.flows.steps.test_gate import ANY_SPEED
 from tests.support.loop.publishing import config, table, verdict
 from tests.support.loop.publishing import release as make_release
+from tests.support.loop.refusals import refused
+from tests.support.loop.thresholds import ANY_SPEED
 from tests.support.paths import REPO
 
 FILE = REPO / "prefect.yaml"

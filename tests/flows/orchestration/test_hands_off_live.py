@@ -30,8 +30,9 @@ from flows.steps import monitor as monitor_step
 from flows.steps.monitor import DriftSettings, load_limits
 from registry.store import Store
 from serving.recording.trace import TraceSet
-from tests.flows.orchestration.test_hands_off import REPO, place, prefect_at_work, runs, serve, settings_of, step, wait
 from tests.support.loop import languages
+from tests.support.loop.unattended import place, prefect_at_work, runs, serve, settings_of, step, wait
+from tests.support.paths import REPO
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 

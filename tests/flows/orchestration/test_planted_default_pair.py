@@ -31,7 +31,7 @@ from serving.runtime.output import Output
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, StrategyChoice, StrategyResources
-from tests.flows.orchestration.test_hands_off import quick_dtype
+from tests.support.loop.unattended import quick_dtype
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 TIMES = range(10)

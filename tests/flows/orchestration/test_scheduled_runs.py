@@ -30,7 +30,7 @@ from flows.orchestration.concurrency import LEASE
 from flows.orchestration.deployments import KEPT_TURNS
 from flows.settings import PipelineSettings
 from serving.recording.trace import TraceSet
-from tests.flows.cli import test_secrets
+from tests.support.loop import secrets
 from tests.support.loop.tiny_files import PROMPTS
 from tests.support.paths import REPO
 
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self").is_dir
 
 PATIENCE = 300.0
 """Seconds that anything may take on a busy machine."""
-SECRETS = {**{name: value for name, value in test_secrets.SECRETS.items() if name != "PREFECT_API_KEY"},  # the cloud's, instead of the next
+SECRETS = {**{name: value for name, value in secrets.SECRETS.items() if name != "PREFECT_API_KEY"},  # the cloud's, instead of the next
            "PREFECT_API_AUTH_STRING": "keeper:password-of-the-server"}
 """What server and worker have in their environment; the last is asked for with every request."""
 MANY = 96
@@ -355,7 +355,7 @@ def test_secrets_are_in_no_log_and_no_state(place: Place, first: Any) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{place.url}/api/admin/version", timeout=5)
     assert {"server.log", "worker.log", "prefect", "draftwell"} <= {path.name for path in place.folder.iterdir()}
-    assert test_secrets.leaks(place.folder, SECRETS) == []
+    assert secrets.leaks(place.folder, SECRETS) == []
 
 
 def test_a_turn_that_is_held_while_the_server_dies_comes_back(tmp_path: Path, pair_file: Path) -> None:

@@ -20,9 +20,7 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.strategies import STRATEGIES
-
-ANY_SPEED = {"max_regression": 0.99, "min_speedup_lower_bound": 0.0, "max_p95_tpot_ratio": 1000.0}
-"""Two random models of a few thousand weights: their speed says nothing, and must not decide these tests."""
+from tests.support.loop.thresholds import ANY_SPEED
 
 
 @pytest.fixture(scope="module")

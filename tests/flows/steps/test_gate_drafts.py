@@ -25,8 +25,8 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.pair_files import weights_digest
 from serving.errors import DraftwellError
-from tests.flows.steps.test_gate import ANY_SPEED
 from tests.support.loop.publishing import verdict
+from tests.support.loop.thresholds import ANY_SPEED
 from tests.support.loop.tiny_files import PROMPTS
 from tests.support.server.served_pair import tiny_pair
 

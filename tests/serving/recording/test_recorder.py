@@ -17,8 +17,8 @@ from serving.runtime.output import Output
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import warp
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from tests.serving.runtime.models.cuda.test_static_llama import words
-from tests.serving.runtime.test_chain import MODULES, counters
+from tests.support.models.counters import counters
+from tests.support.models.llama_shapes import MODULES, random_tokens
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 
 VOCAB, PROMPT = 8, [1, 2]
@@ -186,7 +186,11 @@ def test_drafts_that_a_model_chains_by_itself(name: str) -> None:
 
     def decode(recorded: bool) -> tuple[list[int], list[dict[str, Any]]]:
         engine = Engine({role: StaticLlama(module, slots=1) for role, module in MODULES.items()})  # type: ignore[misc]
-        job = engine.submit(words(5), Sampling(max_tokens=24), build_strategy(name, {"num_speculative_tokens": 4}, table_resources(8)))
+        job = engine.submit(
+            random_tokens(5),
+            Sampling(max_tokens=24),
+            build_strategy(name, {"num_speculative_tokens": 4}, table_resources(8)),
+        )
         recorder = PositionRecorder(job.session, lossless=True) if recorded else None
         engine.run([job])
         return job.output, recorder.finish() if recorder else []

@@ -11,25 +11,9 @@ from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows, Streams, residual, warp
-from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
-from tests.serving.runtime.models.cuda.test_static_llama import words
-from tests.serving.runtime.models.test_lean_llama import llama
-
-TIMES = ("timeline", "seconds")
-
-
-def noisy(noise: float):
-    """The target's weights with noise, so that drafts are accepted in part."""
-    module = llama()
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += noise * parameter.std() * torch.randn_like(parameter)
-    return module
-
-
-MODULES = {"target": llama(), "draft": noisy(0.3)}
+from tests.support.models.counters import counters
+from tests.support.models.llama_shapes import MODULES, random_tokens
 
 
 class Counted(StaticLlama):
@@ -48,13 +32,9 @@ def run(kind, prompts, strategy="vanilla_sd", **sampling):
     return models, [(job.output, counters(job.session.stats)) for job in jobs]
 
 
-def counters(stats: Stats) -> dict:
-    return {name: value for name, value in vars(stats).items() if not name.endswith(TIMES)}
-
-
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_chains_give_the_text_and_the_counters_of_single_steps(prompts):
-    texts = [words(5 + i, seed=i) for i in range(prompts)]
+    texts = [random_tokens(5 + i, seed=i) for i in range(prompts)]
     models, got = run(Counted, texts)
     _, want = run(LeanLlama, texts)
     assert got == want
@@ -63,10 +43,10 @@ def test_chains_give_the_text_and_the_counters_of_single_steps(prompts):
 
 
 def test_a_stop_token_inside_a_chain_ends_the_draft():
-    _, [(text, _)] = run(LeanLlama, [words(5)])
+    _, [(text, _)] = run(LeanLlama, [random_tokens(5)])
     for stop in set(text):
-        got = run(StaticLlama, [words(5)], stop_token_ids=frozenset({stop}))[1]
-        want = run(LeanLlama, [words(5)], stop_token_ids=frozenset({stop}))[1]
+        got = run(StaticLlama, [random_tokens(5)], stop_token_ids=frozenset({stop}))[1]
+        want = run(LeanLlama, [random_tokens(5)], stop_token_ids=frozenset({stop}))[1]
         assert [output for output, _ in got] == [output for output, _ in want]
         for name in ("drafted", "judged", "accepted", "target_calls", "rounds"):
             assert got[0][1][name] == want[0][1][name]
@@ -75,16 +55,16 @@ def test_a_stop_token_inside_a_chain_ends_the_draft():
 @pytest.mark.parametrize("sampling", [{"temperature": 0.7}, {"banned_token_ids": frozenset({3})}, {"frequency_penalty": 1.0},
                                       {"logit_bias": {3: 2.0}}])
 def test_requests_that_alter_or_sample_are_drafted_token_by_token(sampling):
-    models, got = run(Counted, [words(5)], **sampling)
+    models, got = run(Counted, [random_tokens(5)], **sampling)
     assert {c.steps for c in models["draft"].commands} == {1}
-    assert got == run(LeanLlama, [words(5)], **sampling)[1]
+    assert got == run(LeanLlama, [random_tokens(5)], **sampling)[1]
 
 
 def test_drafts_and_targets_of_both_kinds_work_together():
     for kinds in ((LeanLlama, StaticLlama), (StaticLlama, LeanLlama)):
         engine = Engine({role: kind(MODULES[role]) for role, kind in zip(MODULES, kinds, strict=True)})
-        job = engine.generate(words(5), Sampling(max_tokens=24), build_strategy("vanilla_sd"))
-        assert job.output == run(LeanLlama, [words(5)])[1][0][0]
+        job = engine.generate(random_tokens(5), Sampling(max_tokens=24), build_strategy("vanilla_sd"))
+        assert job.output == run(LeanLlama, [random_tokens(5)])[1][0][0]
 
 
 class Reads(torch.utils._python_dispatch.TorchDispatchMode):
@@ -103,7 +83,7 @@ class Reads(torch.utils._python_dispatch.TorchDispatchMode):
 
 def test_a_greedy_round_of_fixed_length_is_read_twice(monkeypatch):
     """Once for the draft, once for the verification, and once after the prompt."""
-    prompt, lists = words(5), []
+    prompt, lists = random_tokens(5), []
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: lists.append(1) or tolist(tensor))
     with Reads() as reads:

@@ -93,3 +93,15 @@ def verdict(of: ReleaseVersion, value: float = 1.1, beside: int | None = None) -
     check = GateCheck(name="min_speedup_lower_bound", value=value, threshold=1.0, passed=value >= 1)
     return GateRecord(pair=of.pair, device=of.device, release_version=of.version, pins=of.pins, passed=check.passed,
                       checks=(check,), baseline_version=beside, created="2026-11-21T10:00:00Z")
+
+
+
+def artifacts(pair_file: Path) -> Path:
+    """What spide asks for, beside the pair."""
+    from registry.pairs import fetch, find_pair
+    from serving.artifacts.pair_files import fingerprint
+    from tests.support.loop.publishing import table
+
+    folder = pair_file.parent / "artifacts"
+    table(fingerprint(fetch(find_pair(str(pair_file))), "float32")).save(folder / "acceptance_table")
+    return folder

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from serving.runtime.acceptance.exact import Exact
 from serving.runtime.stats import Stats
 from serving.runtime.types import Draft, Verdict
 
@@ -54,3 +55,18 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Rounds:
 def counters(stats: Stats) -> dict[str, Any]:
     """All that was counted; no seconds."""
     return {name: getattr(stats, name) for name in COUNTERS}
+
+
+
+def judged_positions(monkeypatch) -> list[int]:
+    """Positions of the text that the exact rule judges, in order."""
+    seen: list[int] = []
+    original = Exact.judge
+
+    def spy(self, draft, target, rng, *, bonus=True):
+        verdict = original(self, draft, target, rng, bonus=bonus)
+        seen.extend(draft.tokens[: verdict.judged])
+        return verdict
+
+    monkeypatch.setattr(Exact, "judge", spy)
+    return seen

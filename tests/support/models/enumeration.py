@@ -105,3 +105,8 @@ def next_probs(model, prompt: list[int], text: tuple[int, ...], sampling: Sampli
     for token in sampling.banned_token_ids:
         logits[token] = -math.inf
     return warp(logits, sampling)
+
+
+
+def distance(law: dict, truth: dict) -> float:
+    return max(abs(law.get(k, 0.0) - truth.get(k, 0.0)) for k in set(law) | set(truth))

@@ -44,3 +44,16 @@ def random_head(width: int, seed: int = 4) -> AcceptanceHead:
     generator = torch.Generator().manual_seed(seed)
     block = (torch.randn(width, width, generator=generator), torch.randn(width, generator=generator))
     return AcceptanceHead(torch.zeros(width), torch.ones(width), [block], torch.randn(width, generator=generator), 0.5, ORIGIN)
+
+
+
+def counting_pair(vocab: int = 10, wrong_behind: int | None = None) -> dict:
+    """A target that counts 0, 1, 2 … and a draft that does too, but errs behind one token."""
+    table = torch.full((vocab, vocab), -20.0)
+    for i in range(vocab):
+        table[i, (i + 1) % vocab] = 20.0
+    draft = table.clone()
+    if wrong_behind is not None:
+        draft[wrong_behind] = -20.0
+        draft[wrong_behind, 0] = 20.0
+    return {"target": TableModel(table), "draft": TableModel(draft)}

@@ -19,10 +19,8 @@ from serving.runtime.sampling import LogitRows
 from serving.runtime.session import UNLIMITED
 from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy, describe
 from serving.runtime.types import Draft, Verdict
-from tests.serving.runtime.strategies.test_lossless import distance
-from tests.serving.runtime.strategies.test_spide import counting_pair
-from tests.support.models.enumeration import joint_law, true_law
-from tests.support.models.resources import NEEDED, ORIGIN, random_head, table_pair, table_resources
+from tests.support.models.enumeration import distance, joint_law, true_law
+from tests.support.models.resources import NEEDED, ORIGIN, counting_pair, random_head, table_pair, table_resources
 
 LONG = [("svip", {"max_draft": 3}), ("draft_verify", {"threshold": 0.6, "max_draft": 3}), ("adaedl", {"threshold": 0.64, "max_draft": 3}),
         ("specdec_pp", {"threshold": 0.6}), ("hf_dynamic", {"threshold": 0.6}), ("hf_dynamic", {"threshold": 0.6, "heuristic": True})]

@@ -10,9 +10,9 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.session import UNLIMITED, Session
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
-from tests.serving.runtime.strategies.test_lossless import VARIANTS, distance
-from tests.support.models.enumeration import joint_law, true_law
+from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources
+from tests.support.models.variants import VARIANTS
 
 DRAFTING = [name for name in STRATEGIES if name != "autoregressive"]
 LIMITS = [(0,), (1,), (2, 0), (0, 3, 1), (UNLIMITED, 0, 0, 1)]

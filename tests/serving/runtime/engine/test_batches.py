@@ -10,31 +10,19 @@ import pytest
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
-from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from tests.serving.runtime.strategies.test_lossless import VARIANTS
+from tests.support.models.eight_requests import outputs, requests
 from tests.support.models.resources import NEEDED, table_pair, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
+from tests.support.models.variants import VARIANTS
 
 LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
 LOSSY = [(name, NEEDED.get(name, {})) for name, strategy in STRATEGIES.items() if not strategy.lossless]
 HIDDEN = 32
 
 
-def requests(vocab: int, temperature: float) -> list[tuple[list[int], Sampling]]:
-    """Eight that end at different times; some are penalised or biased, some may stop early."""
-    extra: list[dict[str, Any]] = [{}, {"frequency_penalty": 0.8}, {"stop_token_ids": frozenset({3})}, {"logit_bias": {4: 1.0}}]
-    return [([1 + i % (vocab - 1), 2, i % vocab][: 1 + i % 3],
-             Sampling(max_tokens=10 + 2 * i, temperature=temperature, seed=i, **extra[i % 4])) for i in range(8)]
 
 
-def outputs(engine: Engine, build: Any, wanted: list[tuple[list[int], Sampling]], together: bool) -> list[list[int]]:
-    if together:
-        jobs = [engine.submit(prompt, sampling, build()) for prompt, sampling in wanted]
-        engine.run(jobs)
-    else:
-        jobs = [engine.generate(prompt, sampling, build()) for prompt, sampling in wanted]
-    return [job.output for job in jobs]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

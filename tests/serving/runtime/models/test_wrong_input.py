@@ -18,9 +18,9 @@ from serving.runtime.output import Output
 from serving.runtime.pair import load_module, over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
-from tests.serving.runtime.strategies.test_lossless import VARIANTS
 from tests.support.models.resources import table_pair, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
+from tests.support.models.variants import VARIANTS
 
 SICK = 7
 """The first token of the prompt that goes wrong."""

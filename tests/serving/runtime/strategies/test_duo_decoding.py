@@ -13,10 +13,9 @@ from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import build_strategy
-from tests.serving.runtime.strategies.test_lossless import distance
-from tests.serving.runtime.strategies.test_spide import counting_pair, judged_positions
-from tests.support.models.enumeration import Oracle, joint_law, true_law
-from tests.support.models.resources import ORIGIN, table_pair, table_resources
+from tests.support.models.counters import judged_positions
+from tests.support.models.enumeration import Oracle, distance, joint_law, true_law
+from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
 
 
 def duo(gamma: int | None = 6, **settings):

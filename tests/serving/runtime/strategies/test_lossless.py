@@ -9,32 +9,11 @@ from serving.runtime import sampling as sampling_module
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
-from tests.support.models.enumeration import joint_law, true_law
+from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.mutants import Twice
 from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.variants import VARIANTS
 
-VARIANTS = [
-    ("autoregressive", {}),
-    ("vanilla_sd", {"num_speculative_tokens": 1}),
-    ("vanilla_sd", {"num_speculative_tokens": 3}),
-    ("svip", {}),
-    ("draft_verify", {"threshold": 0.5}),
-    ("adaedl", {"threshold": 0.55, "max_draft": 3}),
-    ("specdec_pp", {}),
-    ("specdec_pp", {"min_draft": 1, "max_draft": 3}),
-    ("hf_dynamic", {}),
-    ("hf_dynamic", {"heuristic": True}),
-    ("prompt_lookup", {}),
-    ("spide", {"tau": 0.4, "max_draft": 3}),
-    ("spide", {"tau": 0.4, "max_draft": 3, "parallel": False}),
-    ("spide", {"tau": 0.4, "max_draft": 3, "overlap_tau": 0.5}),
-    ("spide", {"dynamic": False, "num_speculative_tokens": 2, "max_draft": 3}),
-    ("pearl", {"num_speculative_tokens": 1}),
-    ("pearl", {"num_speculative_tokens": 2}),
-    ("pearl", {}),
-    *[("duo_decoding", {"num_speculative_tokens": gamma}) for gamma in (1, 2, 3, 4, 6)],
-    ("duo_decoding", {"max_sequences": 1}),
-]
 WARPERS = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2},
            {"temperature": 0.7, "top_p": 0.8}]
 PENALTIES = [{"temperature": 0.0, "frequency_penalty": 1.5}, {"temperature": 1.0, "frequency_penalty": 0.9, "presence_penalty": 0.6},
@@ -42,8 +21,6 @@ PENALTIES = [{"temperature": 0.0, "frequency_penalty": 1.5}, {"temperature": 1.0
              {"temperature": 1.0, "frequency_penalty": 1.5, "banned_token_ids": frozenset({1})}]
 
 
-def distance(law: dict, truth: dict) -> float:
-    return max(abs(law.get(k, 0.0) - truth.get(k, 0.0)) for k in set(law) | set(truth))
 
 
 @pytest.mark.parametrize("warpers", WARPERS + PENALTIES, ids=str)

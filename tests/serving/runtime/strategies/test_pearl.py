@@ -7,11 +7,10 @@ import pytest
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from tests.serving.runtime.strategies.test_lossless import distance
-from tests.serving.runtime.strategies.test_spide import counting_pair, judged_positions
-from tests.support.models.enumeration import joint_law, true_law
+from tests.support.models.counters import judged_positions
+from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.mutants import Twice
-from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.resources import counting_pair, table_pair, table_resources
 
 
 def pearl(gamma: int | None = 3, ratio: float = 3.0):

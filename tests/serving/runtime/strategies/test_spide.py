@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
 from serving.errors import DraftwellError
-from serving.runtime.acceptance.exact import Exact
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.engine.engine import Engine
-from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
-from tests.support.models.resources import ORIGIN, table_pair, table_resources
-
-
-def counting_pair(vocab: int = 10, wrong_behind: int | None = None) -> dict:
-    """A target that counts 0, 1, 2 … and a draft that does too, but errs behind one token."""
-    table = torch.full((vocab, vocab), -20.0)
-    for i in range(vocab):
-        table[i, (i + 1) % vocab] = 20.0
-    draft = table.clone()
-    if wrong_behind is not None:
-        draft[wrong_behind] = -20.0
-        draft[wrong_behind, 0] = 20.0
-    return {"target": TableModel(table), "draft": TableModel(draft)}
+from tests.support.models.counters import judged_positions
+from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
 
 
 def certain_table() -> AcceptanceTable:
@@ -33,18 +19,6 @@ def certain_table() -> AcceptanceTable:
     return AcceptanceTable([10**6] * 20, [10**6] * 20, ORIGIN)
 
 
-def judged_positions(monkeypatch) -> list[int]:
-    """Positions of the text that the exact rule judges, in order."""
-    seen: list[int] = []
-    original = Exact.judge
-
-    def spy(self, draft, target, rng, *, bonus=True):
-        verdict = original(self, draft, target, rng, bonus=bonus)
-        seen.extend(draft.tokens[: verdict.judged])
-        return verdict
-
-    monkeypatch.setattr(Exact, "judge", spy)
-    return seen
 
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0])

@@ -24,9 +24,9 @@ from serving.runtime.session import Lane
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from serving.runtime.types import Draft, Verdict
-from tests.serving.runtime.strategies.test_lossless import VARIANTS, distance
-from tests.support.models.enumeration import joint_law, true_law
+from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources
+from tests.support.models.variants import VARIANTS
 
 LOSSY = [(name, NEEDED.get(name, {})) for name, strategy in STRATEGIES.items() if not strategy.lossless]
 EVERY = [*VARIANTS, *LOSSY]

@@ -18,13 +18,11 @@ from serving.runtime.models.cuda.static_llama import LONGEST_STEP, Bucket, Stati
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
-from tests.serving.runtime.models.test_lean_llama import SHAPES, TEXTS, check_ragged, llama, ragged
+from tests.support.models.llama_shapes import SHAPES, TEXTS, check_ragged, llama, ragged, random_tokens
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured there only")]
 
 
-def words(n: int, seed: int = 0) -> tuple[int, ...]:
-    return tuple(torch.randint(0, 61, (n,), generator=torch.Generator().manual_seed(seed)).tolist())
 
 
 def feed(model, slot: int, *tokens: int, keep: int = 0, steps: int = 1):
@@ -47,10 +45,10 @@ def test_every_width_equals_the_ragged_adapters(adapter):
             outputs = []
             for model, slot in zip(models, slots, strict=True):
                 model.rollback(slot, 0)
-                feed(model, slot, *words(context), keep=1)
+                feed(model, slot, *random_tokens(context), keep=1)
                 feed(model, slot, 7, 7, 7)
                 model.rollback(slot, context)
-                outputs.append(feed(model, slot, *words(width, seed=1)))
+                outputs.append(feed(model, slot, *random_tokens(width, seed=1)))
             torch.testing.assert_close(outputs[1].logits, outputs[0].logits, atol=2e-5, rtol=0)
             torch.testing.assert_close(outputs[1].hidden, outputs[0].hidden, atol=2e-5, rtol=0)
 
@@ -58,7 +56,7 @@ def test_every_width_equals_the_ragged_adapters(adapter):
 @pytest.mark.parametrize("length", [63, 64, 65, 96, 97, 127, 128])
 @pytest.mark.parametrize("keep", [1, 40, None])
 def test_prompts_longer_than_the_largest_bucket_are_read_in_parts(length, keep):
-    module, prompt = llama(), words(length)
+    module, prompt = llama(), random_tokens(length)
     lean, static = LeanLlama(module, slots=2), StaticLlama(module, slots=2, chunk=64)
     outputs = []
     for model in (lean, static):
@@ -90,7 +88,7 @@ def test_padding_writes_to_the_scratch_slot_only(rows, tokens):
     for number, slot in enumerate(slots):
         model.slots.lengths[slot] = 90 + number
     before = [layer.clone() for layer in [*model.slots.keys, *model.slots.values]]
-    model.forward([Forward("target", slot, words(max(1, tokens - number))) for number, slot in enumerate(slots)])
+    model.forward([Forward("target", slot, random_tokens(max(1, tokens - number))) for number, slot in enumerate(slots)])
     for old, new in zip(before, [*model.slots.keys, *model.slots.values], strict=True):
         changed = {(int(s), int(p)) for s, p in (old != new).any(-1).any(1).nonzero()}
         written = {(slot, 90 + n + i) for n, slot in enumerate(slots) for i in range(max(1, tokens - n))}
@@ -123,7 +121,7 @@ def test_random_sequences_equal_the_ragged_path(steps):
             lean.fork(mine, branch[0], lengths[mine]), static.fork(other, branch[1], lengths[mine])
             slots[max(3, *slots) + 1] = branch
         elif action == "feed":
-            rows = [(pair, words(1 + (n + 7 * i) % 40, seed=number)) for i, pair in enumerate(slots.values())]
+            rows = [(pair, random_tokens(1 + (n + 7 * i) % 40, seed=number)) for i, pair in enumerate(slots.values())]
             rows = [(pair, tokens) for pair, tokens in rows if lengths[pair[0]] + len(tokens) <= 128]
             if not rows:
                 continue
@@ -164,7 +162,7 @@ def test_nothing_of_a_request_that_went_wrong_reaches_the_next_one():
     model = StaticLlama(llama(), slots=2)
     first, second = model.open(), model.open()
     want = feed(model, first, 3, 1, 4).logits
-    feed(model, second, *words(20))
+    feed(model, second, *random_tokens(20))
     for layer in [*model.slots.keys, *model.slots.values]:
         layer[second] = float("nan")
     model.close(second)
@@ -187,7 +185,7 @@ def test_a_chain_is_greedy_drafting_token_by_token(head):
     """Beside rows of other lengths; slots end where single steps leave them."""
     model = StaticLlama(llama(), slots=4, head_tokens=None if head is None else torch.tensor(head))
     slots = [model.open() for _ in range(4)]
-    starts = [(3, 1, 4), (1,), words(40), (9, 2)]
+    starts = [(3, 1, 4), (1,), random_tokens(40), (9, 2)]
     single = []
     for slot, tokens, steps in zip(slots, starts, (5, 5, 3, 1), strict=True):
         outputs = [feed(model, slot, *tokens, keep=1)]
@@ -209,7 +207,11 @@ def test_a_forward_reads_nothing_from_the_device(head):
     """Tensors on torch's `meta` device have shapes but no numbers: reading one fails, and so does mixing it with a CPU's."""
     model = StaticLlama(llama().to("meta"), slots=3, head_tokens=None if head is None else torch.tensor(head))
     slots = [model.open() for _ in range(3)]
-    rows = [Forward("target", slots[0], words(40), 3), Forward("target", slots[1], (1, 2, 3)), Forward("target", slots[2], (4,), steps=4)]
+    rows = [
+        Forward("target", slots[0], random_tokens(40), 3),
+        Forward("target", slots[1], (1, 2, 3)),
+        Forward("target", slots[2], (4,), steps=4),
+    ]
     outputs = model.forward(rows)
     assert [tuple(o.logits.shape) for o in outputs] == [(3, 61), (1, 61), (4, 61)]
     assert {o.logits.device.type for o in outputs} == {"meta"}
@@ -273,7 +275,7 @@ class TestOnADevice:
         a, b = model.open(), model.open()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            outputs = model.forward([Forward("target", a, words(40)), Forward("target", b, (1, 2), steps=4)])
+            outputs = model.forward([Forward("target", a, random_tokens(40)), Forward("target", b, (1, 2), steps=4)])
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert bool(torch.isfinite(outputs[1].logits).all())
