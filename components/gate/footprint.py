@@ -10,7 +10,12 @@ from pathlib import Path
 from components.gate.gate import Footprint
 from serving.artifacts.pair_files import PairFiles
 
-CHILD = "import sys, pathlib; from serving.server.model.served_model import from_bundle; from_bundle(pathlib.Path(sys.argv[1]), slots=1)"
+CHILD = """
+import pathlib, sys
+from serving.server.model.loading import from_bundle
+from serving.server.settings import ServerSettings
+from_bundle(ServerSettings(bundle=pathlib.Path(sys.argv[1]), slots=1))
+"""
 """What `draftwell-serve` does before it listens: check every digest, load the models, decode a few tokens. With several slots it also times
 batches (5 s at most), which says nothing of the bundle."""
 

@@ -33,7 +33,8 @@ def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
     for command in (pairs, strategies, generate):
         app.command()(command)
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)  # the server's parser knows the others
+    # all other options of `serve` go to the server's own parser
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 
 def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -88,7 +89,7 @@ def parameter_line(name: str, parameter: dict[str, Any]) -> str:
 
 
 def generate(
-    prompt: Annotated[str, typer.Option("--prompt", help="The user's turn.")],
+    prompt: Annotated[str, typer.Option("--prompt", help="The user's message.")],
     pair: Pair = "default",
     strategy: Annotated[str, typer.Option("--strategy", help="See `draftwell strategies`.")] = "vanilla_sd",
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of the strategy; may be repeated.")] = None,
@@ -103,7 +104,7 @@ def generate(
     artifacts: Artifacts = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
-    """Generate one answer and say how it came about.
+    """Generate one answer and report acceptance, speed and model calls.
 
     Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a prime number?"
     """
@@ -145,9 +146,9 @@ def generate(
 def serve(
     context: typer.Context,
     pair: Pair = "default",
-    bundle: Annotated[Path | None, typer.Option("--bundle", help="Bundle folder; dist/<pair>/current if left out.")] = None,
+    bundle: Annotated[Path | None, typer.Option("--bundle", help="Bundle folder. Default: dist/<pair>/current.")] = None,
 ) -> None:
-    """Serve a deployed bundle over OpenAI's API. All further options are those of draftwell-serve (see `draftwell-serve --help`): --host,
+    """Serve a deployed bundle over the OpenAI API. All other options are those of draftwell-serve (see `draftwell-serve --help`): --host,
     --port, --slots, --threads, --queue, --allow-parameters, --state, --state-dir, --api-key-file, --feedback-dir and others.
 
     Example: draftwell serve --pair default --port 8000 --allow-parameters
@@ -156,7 +157,7 @@ def serve(
 
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
-        raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair}`")
+        raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair}`", code="no_bundle")
     from serving.server.main import app as server
 
     server(["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False)

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, error shapes, and the life of what answers."""
+"""The HTTP application: its routes, middleware and lifespan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from serving.server.deployment.deployments import Deployments, PinDeployment
@@ -20,28 +20,28 @@ from serving.server.http.security import Security, install_security, is_trusted
 from serving.server.metrics.metrics import CountAnswers, Metrics, metrics_router
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import QUEUE_CAPACITY
+from serving.server.settings import DRAIN_SECONDS, QUEUE
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "the request is wrong: {\"error\": {\"message\", \"type\", \"param\", \"code\"}}"},
+    "4XX": {"description": "the request is invalid: {\"error\": {\"message\", \"type\", \"param\", \"code\"}}"},
     "5XX": {"description": "the server failed, in the same shape"},
 }
 
 
-def create_app(served: ServedModel, *, drain_seconds: float | None = 30.0, capacity: int = QUEUE_CAPACITY,
+def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECONDS, capacity: int = QUEUE,
                observers: Sequence[Observer] = (), security: Security | None = None, request_timeout: float | None = None,
                allow_parameters: bool = False) -> FastAPI:
-    """The application that serves one model. What answers starts and ends with the application's lifespan.
+    """The application that serves one model. Its schedulers start and end with the application's lifespan.
 
-    `app.state.deployments` is what serves; `Deployments.switch` makes it another.
+    `app.state.deployments` is what serves; `Deployments.switch` replaces it.
 
     Args:
-        drain_seconds: how long requests in flight may still run when the server goes down; None: as long as they need.
-        capacity: requests that may wait for a slot; more are answered 429.
-        observers: told of every request (observer.py).
+        drain_seconds: how long running requests may take to finish when the server goes down; None: no limit.
+        capacity: requests that may wait for a slot; further ones are answered 429.
+        observers: notified of every request (observer.py).
         security: keys, origins and sizes; None: no key, no other site's pages.
-        request_timeout: seconds after which a request is given up; None: as long as it takes.
-        allow_parameters: let requests change the thresholds of strategies.
+        request_timeout: seconds after which a request is cancelled; None: no limit.
+        allow_parameters: let requests change the parameters of strategies.
     """
     metrics = Metrics(served.name)
     deployments = Deployments(served, capacity=capacity, observers=[metrics, *observers])
@@ -59,51 +59,66 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = 30.0, capac
     app.add_middleware(PinDeployment, deployments=deployments)
     install_error_handlers(app)
     install_security(app, security or Security())
-    app.add_middleware(CountAnswers, metrics=metrics)  # outside of all others: what those refuse is counted too
+    app.add_middleware(CountAnswers, metrics=metrics)  # the outermost: what the others refuse is counted too
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
+    app.state.deployments = deployments
     app.include_router(metrics_router(metrics))
     app.include_router(page_router())
     app.include_router(offers_router(lambda: deployments.current.served, allow_parameters=allow_parameters))
+    app.include_router(model_router(deployments))
+    app.include_router(probe_router(deployments))
+    return app
+
+
+def model_router(deployments: Deployments) -> APIRouter:
+    """`/v1/models`, `/v1/chat/completions` and `/v1/completions`."""
+    router = APIRouter()
 
     def card() -> dict[str, Any]:
         now = deployments.current.served
         return {"id": now.name, "object": "model", "created": now.created, "owned_by": "draftwell"}
 
-    @app.get("/v1/models")
+    @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """The one model that this server has."""
         return {"object": "list", "data": [card()]}
 
-    @app.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
         """A model by name."""
         if name != deployments.current.served.name:
             raise APIError(404, f"the model '{name}' does not exist", param="model", code="model_not_found")
         return card()
 
-    @app.post("/v1/chat/completions", response_model=None)
+    @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         return await deployments.current.service.chat(body, request)
 
-    @app.post("/v1/completions", response_model=None)
+    @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a prompt."""
         return await deployments.current.service.complete(body, request)
 
-    @app.get("/health")
+    return router
+
+
+def probe_router(deployments: Deployments) -> APIRouter:
+    """`/health` and `/ready`."""
+    router = APIRouter()
+
+    @router.get("/health")
     async def health(request: Request) -> JSONResponse:
-        """Whether the process is alive (503: restart it), what it serves and how busy it is."""
+        """Whether the process works (503: restart it), what it serves and how busy it is."""
         state = deployments.health()
         if state["last_switch_error"] and not is_trusted(request):
-            state["last_switch_error"] = "a switch was refused: ask with a key, or read the log"
+            state["last_switch_error"] = "a switch was refused: send an API key to see why, or read the log"
         return JSONResponse(state, 200 if state["status"] != "failed" else 503)
 
-    @app.get("/ready")
+    @router.get("/ready")
     async def ready() -> JSONResponse:
-        """Whether new requests are taken; 503 while the server starts or goes down."""
+        """Whether new requests are accepted; 503 while the server starts or shuts down."""
         return JSONResponse({"ready": deployments.ready}, 200 if deployments.ready else 503)
 
-    app.state.deployments = deployments
-    return app
+    return router

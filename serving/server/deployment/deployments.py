@@ -26,8 +26,9 @@ from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer
-from serving.server.scheduling.scheduler import QUEUE_CAPACITY, Scheduler
+from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import DeadlineExceeded, Delta, End, Event, Failure, Ticket
+from serving.server.settings import QUEUE
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class Deployments:
         capacity, observers: of every scheduler.
     """
 
-    def __init__(self, served: ServedModel, *, capacity: int = QUEUE_CAPACITY, observers: Sequence[Observer] = ()):
+    def __init__(self, served: ServedModel, *, capacity: int = QUEUE, observers: Sequence[Observer] = ()):
         self._capacity, self._observers = capacity, tuple(observers)
         self._lock = threading.Lock()  # a request is pinned either before a switch, and waited for, or after it
         self._switching = threading.Lock()  # one switch at a time

@@ -30,10 +30,10 @@ from serving.runtime.engine.engine import Job
 from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
 from serving.server.deployment.deployments import CHECKER
-from serving.server.feedback.settings import FeedbackSettings
 from serving.server.feedback.spool import Record, RecordOrigin, Spool
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.ticket import End, Event, Ticket
+from serving.server.settings import FeedbackSettings
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +67,13 @@ class Feedback(Observer):
 
     def __init__(self, settings: FeedbackSettings, spool: Spool | None = None):
         self.settings = settings
-        self.spool = spool or Spool(settings.folder, most_bytes=settings.most_bytes, bytes_a_minute=settings.bytes_a_minute,
+        self.spool = spool or Spool(settings.folder, max_bytes=settings.max_bytes, bytes_per_minute=settings.bytes_per_minute,
                                     private=settings.text)
         self._sources: WeakKeyDictionary[Any, Source] = WeakKeyDictionary()  # target → its pair
         self._open: dict[int, tuple[Ticket, Source, PositionRecorder]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._random = random.Random(settings.seed)
-        self._allowance, self._refilled = float(max(1.0, settings.a_minute)), time.monotonic()
+        self._allowance, self._refilled = float(max(1.0, settings.per_minute)), time.monotonic()
         self._lock = threading.Lock()
 
     def follow(self, pair: LoadedPair, artifacts: Mapping[str, Artifact] | None = None) -> None:
@@ -164,8 +164,8 @@ class Feedback(Observer):
 
     def _allows(self) -> bool:
         """A bucket that holds a minute's requests."""
-        now, size = time.monotonic(), max(1.0, self.settings.a_minute)
-        self._allowance = min(size, self._allowance + (now - self._refilled) * self.settings.a_minute / 60)
+        now, size = time.monotonic(), max(1.0, self.settings.per_minute)
+        self._allowance = min(size, self._allowance + (now - self._refilled) * self.settings.per_minute / 60)
         self._refilled = now
         if self._allowance < 1:
             return False

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from serving.server.feedback.feedback import Feedback
-from serving.server.feedback.settings import FeedbackSettings
 from serving.server.model.served_model import ServedModel
-from serving.server.model.snapshots import EVERY_SECONDS, Snapshots
+from serving.server.model.snapshots import Snapshots
 from serving.server.model.strategy_pool import StrategyPool
 from serving.server.scheduling.observer import Observer
+from serving.server.settings import STATE_SECONDS, FeedbackSettings
 
 
 class Persistence:
@@ -23,7 +23,7 @@ class Persistence:
         DraftwellError: a folder cannot be written to.
     """
 
-    def __init__(self, state_dir: Path | None = None, state_seconds: float = EVERY_SECONDS, feedback: FeedbackSettings | None = None):
+    def __init__(self, state_dir: Path | None = None, state_seconds: float = STATE_SECONDS, feedback: FeedbackSettings | None = None):
         self.snapshots = Snapshots(state_dir, state_seconds) if state_dir else None
         self.feedback = Feedback(feedback) if feedback else None
 

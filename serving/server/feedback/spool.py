@@ -3,7 +3,7 @@
 Two kinds of files, each complete from the moment it can be seen: `shard-<milliseconds>-<pid>.parquet` in the trace schema, and, where
 texts are kept, `requests-<milliseconds>-<pid>.jsonl` with request bodies, which `draftwell collect --prompts` reads. Names sort by time.
 Invariants: `offer` never blocks; what does not fit (queue, bytes a minute) is dropped and counted; the folder's own files never take
-more than `most_bytes`, the oldest go first; a kill leaves at most a hidden temporary file, which the next start removes.
+more than `max_bytes`, the oldest go first; a kill leaves at most a hidden temporary file, which the next start removes.
 """
 
 from __future__ import annotations
@@ -93,21 +93,21 @@ class Spool:
     """Writes records to a folder.
 
     Args:
-        most_bytes: of all files that servers have written to the folder.
-        bytes_a_minute: of what is written; beyond it records are dropped.
+        max_bytes: of all files that servers have written to the folder.
+        bytes_per_minute: of what is written; beyond it records are dropped.
         flush_seconds: how long a record waits for others, at most.
         private: what is written, and a folder that is made, are for this user alone.
     Raises:
         DraftwellError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, *, most_bytes: int = 256 << 20, bytes_a_minute: int = 16 << 20, flush_seconds: float = FLUSH_SECONDS,
+    def __init__(self, folder: Path, *, max_bytes: int = 256 << 20, bytes_per_minute: int = 16 << 20, flush_seconds: float = FLUSH_SECONDS,
                  queued: int = QUEUE, private: bool = False):
-        self.folder, self.most_bytes, self.bytes_a_minute, self.flush_seconds = folder, most_bytes, bytes_a_minute, flush_seconds
+        self.folder, self.max_bytes, self.bytes_per_minute, self.flush_seconds = folder, max_bytes, bytes_per_minute, flush_seconds
         self.private = private
         self.counts: Counter[str] = Counter()
         self._queue: queue.Queue[Record | None] = queue.Queue(queued)
-        self._allowance, self._refilled = float(bytes_a_minute), time.monotonic()
+        self._allowance, self._refilled = float(bytes_per_minute), time.monotonic()
         self._last = 0
         self._complained: set[str] = set()
         self._closing = threading.Event()
@@ -157,7 +157,7 @@ class Spool:
             if size_of_all(files) > self._room():
                 kept = self._those_that_fit(batch)
                 self.counts["dropped_too_fast"] += len(batch) - len(kept)
-                self._complain(f"more than {self.bytes_a_minute} bytes a minute: some feedback is dropped; lower --feedback-rate")
+                self._complain(f"more than {self.bytes_per_minute} bytes a minute: some feedback is dropped; lower --feedback-rate")
                 if not kept:
                     return
                 batch, files = kept, contents(kept)
@@ -224,7 +224,7 @@ class Spool:
     def _room(self) -> float:
         """Bytes that may be written now: what is in a bucket that holds a minute's."""
         now = time.monotonic()
-        self._allowance = min(float(self.bytes_a_minute), self._allowance + (now - self._refilled) * self.bytes_a_minute / 60)
+        self._allowance = min(float(self.bytes_per_minute), self._allowance + (now - self._refilled) * self.bytes_per_minute / 60)
         self._refilled = now
         return self._allowance
 
@@ -234,14 +234,14 @@ class Spool:
         sizes = {path: size_of(path) for _, path in files}
         total = sum(sizes.values())
         for _, path in files:
-            if total <= self.most_bytes:
+            if total <= self.max_bytes:
                 return
             path.unlink(missing_ok=True)
             total -= sizes[path]
             self.counts["removed_files"] += 1
             if "room" not in self._complained:
                 self._complained.add("room")
-                log.info("the spool is full (%d bytes): the oldest feedback goes", self.most_bytes)
+                log.info("the spool is full (%d bytes): the oldest feedback goes", self.max_bytes)
 
     def _complain(self, what: str) -> None:
         if what not in self._complained:  # once: a log line each minute would fill the disk

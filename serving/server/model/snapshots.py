@@ -26,11 +26,11 @@ from serving.bundle.bundle import Manifest
 from serving.errors import DraftwellError
 from serving.files import write_atomically
 from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
+from serving.server.settings import STATE_SECONDS
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
-EVERY_SECONDS = 30.0
 LARGEST = 16 << 20
 """Bytes of a file that may be a snapshot: a full memory takes under 2 MB."""
 NAMES = re.compile(r"(everybody|tenant-[0-9a-f]{32})\.json")
@@ -122,7 +122,7 @@ class Snapshots:
         DraftwellError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, every: float = EVERY_SECONDS):
+    def __init__(self, folder: Path, every: float = STATE_SECONDS):
         self.folder, self.every = folder, every
         self._kept: tuple[StrategyPool, SnapshotOrigin] | None = None
         self._written: dict[str, str] = {}  # file name → sha256 of what it holds

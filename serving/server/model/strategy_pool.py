@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Artifact
@@ -25,8 +25,8 @@ from serving.artifacts.decoding_config import DecodingConfig
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import STRATEGIES, Strategy, StrategyResources, build_strategy, find_strategy
+from serving.server.settings import StateSharing
 
-Mode = Literal["shared", "tenant", "off"]
 PLAIN = "autoregressive"
 """The strategy without speculation, which every server offers."""
 MOST_TENANTS = 32
@@ -121,7 +121,7 @@ class StrategyPool:
     """
 
     def __init__(self, pair: LoadedPair, artifacts: Mapping[str, Artifact], config: DecodingConfig,
-                 special_tokens: frozenset[int] | None = None, mode: Mode = "shared", *,
+                 special_tokens: frozenset[int] | None = None, mode: StateSharing = "shared", *,
                  offered: Collection[str] | None = None, most_tenants: int = MOST_TENANTS):
         self.mode, self.tuned, self.most_tenants = mode, config.strategy, most_tenants
         self._offered = offered

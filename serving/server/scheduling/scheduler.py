@@ -20,11 +20,9 @@ from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRat
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer, Observers
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, SchedulerClosed, Ticket, TicketGroup
+from serving.server.settings import QUEUE
 
 log = logging.getLogger(__name__)
-
-QUEUE_CAPACITY = 256
-"""Requests that wait, where nobody says otherwise."""
 
 
 class Scheduler:
@@ -39,7 +37,7 @@ class Scheduler:
         load: shortens drafts while many run; None leaves every strategy alone.
     """
 
-    def __init__(self, engine: Engine, strategy: Strategy, slots: int, *, threads: int | None = None, capacity: int = QUEUE_CAPACITY,
+    def __init__(self, engine: Engine, strategy: Strategy, slots: int, *, threads: int | None = None, capacity: int = QUEUE,
                  observers: Sequence[Observer] = (), load: LoadControl | None = None):
         self.engine, self.strategy, self.slots, self.load = engine, strategy, slots, load
         self._threads = threads

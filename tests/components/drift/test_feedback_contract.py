@@ -22,9 +22,9 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.server.feedback.feedback import blind
 from serving.server.feedback.spool import Record, RecordOrigin, Spool
-from tests.serving.server.feedback.test_feedback import PROMPTS, TOKENS, Server
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, compared, rows
 from tests.support.models.resources import ORIGIN, table_resources
+from tests.support.server.feedback_server import PROMPTS, TOKENS, FeedbackServer
 from tests.support.server.served_pair import tiny_pair
 
 LOSSLESS = [name for name, cls in STRATEGIES.items() if cls.lossless and "draft" in cls.roles and name != "adaedl"]
@@ -59,7 +59,7 @@ def test_a_served_text_has_the_figures_of_a_collected_one(tmp_path: Path, collec
     """Every position, drafted or not, whatever drafted it: a server's spool and `draftwell collect` are the same to monitoring."""
     assert strategy in LOSSLESS
     pair, traces = collected
-    server = Server(pair, tmp_path, text=True, strategy=strategy)
+    server = FeedbackServer(pair, tmp_path, text=True, strategy=strategy)
     server.ask(PROMPTS, stop_token_ids=pair.stop_tokens)
     server.close()
     then = by_text(traces.read())
@@ -78,7 +78,7 @@ def test_a_lossy_strategys_served_text_has_the_figures_of_one_that_is_collected_
         tmp_path: Path, collected: tuple[Any, TraceSet], strategy: str, parameters: dict[str, Any]) -> None:
     """Text by both models, and beside each token what the target would have put there itself."""
     pair, traces = collected
-    server = Server(pair, tmp_path / "served", text=True)
+    server = FeedbackServer(pair, tmp_path / "served", text=True)
     half_sure = Verifier(torch.randn(32, generator=torch.Generator().manual_seed(3)), 0.0, ("before",), 0.5, 1.2, ORIGIN)
     server.scheduler.strategy = build_strategy(strategy, parameters, table_resources(8, verifier=half_sure))
     server.ask(PROMPTS, stop_token_ids=pair.stop_tokens)
@@ -113,7 +113,7 @@ def test_what_monitoring_needs_is_there_with_texts_and_without(tmp_path: Path, c
     pair, _ = collected
     seen = []
     for text in (True, False):
-        server = Server(pair, tmp_path / str(text), text=text)
+        server = FeedbackServer(pair, tmp_path / str(text), text=text)
         server.ask(PROMPTS)
         server.close()
         found = read_spool(tmp_path / str(text), FINGERPRINT, window=200, hidden=True)
@@ -132,7 +132,7 @@ def test_what_monitoring_needs_is_there_with_texts_and_without(tmp_path: Path, c
 def test_a_lossy_strategys_texts_are_not_compared_with_mixed_ones(tmp_path: Path, collected: tuple[Any, TraceSet]) -> None:
     """Those a coin has written. With texts of their own kind they are."""
     pair, _ = collected
-    server = Server(pair, tmp_path, text=True, strategy="lossy_sd")
+    server = FeedbackServer(pair, tmp_path, text=True, strategy="lossy_sd")
     server.ask(PROMPTS)
     server.close()
     assert len(traffic_of(tmp_path, ("mixed",))) == 0
@@ -179,7 +179,7 @@ def test_drift_shows_without_texts(tmp_path: Path) -> None:
 
 def test_without_texts_there_is_nothing_to_calibrate_on_and_that_is_said(tmp_path: Path, collected: tuple[Any, TraceSet]) -> None:
     pair, _ = collected
-    server = Server(pair, tmp_path)
+    server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS)
     server.close()
     found = read_spool(tmp_path, FINGERPRINT, window=200)
@@ -191,7 +191,7 @@ def test_without_texts_there_is_nothing_to_calibrate_on_and_that_is_said(tmp_pat
 def test_with_texts_the_prompts_come_back(tmp_path: Path, collected: tuple[Any, TraceSet], bodies: bool) -> None:
     """From request bodies, or where the server does not know them from the tokens of single messages."""
     pair, _ = collected
-    server = Server(pair, tmp_path, text=True)
+    server = FeedbackServer(pair, tmp_path, text=True)
     server.ask(PROMPTS, bodies=bodies)
     server.close()
     assert bool(list(tmp_path.glob("requests-*"))) == bodies

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.server import main as server
-
-PARAMETERS = set(inspect.signature(server.run).parameters)
+from serving.server.settings import ServerSettings
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, dict[str, Any]]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
     """What the server was started with, instead of starting it."""
-    found: list[tuple[Path, dict[str, Any]]] = []
-    monkeypatch.setattr(server, "run", lambda bundle, **options: found.append((bundle, options)))
+    found: list[ServerSettings] = []
+    monkeypatch.setattr(server, "run", found.append)
     return found
 
 
@@ -30,35 +28,34 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_every_option_of_the_server_reaches_it(run: Any, bundle: Path, asked: list[tuple[Path, dict[str, Any]]], tmp_path: Path) -> None:
+def test_every_option_of_the_server_reaches_it(run: Any, bundle: Path, asked: list[ServerSettings], tmp_path: Path) -> None:
     options = {"host": "0.0.0.0", "port": 9000, "slots": 3, "queue": 5, "dtype": "float32", "threads": 2, "max_context": 128,
                "api_key_file": tmp_path / "keys", "request_timeout": 4.5, "drain_seconds": 2.0, "strategies": "vanilla_sd,spide",
-               "state": "tenant", "state_dir": tmp_path / "state", "state_seconds": 1.5}
+               "state": "tenant", "state_dir": tmp_path / "state", "state_seconds": 1.5, "feedback_dir": tmp_path / "spool",
+               "feedback_rate": 0.5, "feedback_per_minute": 7, "feedback_megabytes": 9}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     done = run("serve", *words, "--pair", "default", "--deterministic", "--allow-parameters", "--cors-origin", "https://a.example",
-               "--cors-origin", "https://b.example", "--feedback-dir", tmp_path / "spool", "--feedback-rate", "0.5", "--feedback-text",
-               "--feedback-per-minute=7", "--feedback-megabytes", "9")
+               "--cors-origin", "https://b.example", "--feedback-text")
     assert done.exit_code == 0, done.output
-    [(folder, given)] = asked
-    assert folder == bundle
-    feedback = given.pop("feedback")
-    assert (feedback.folder, feedback.rate, feedback.text, feedback.a_minute, feedback.most_bytes) == (tmp_path / "spool", 0.5, True, 7,
-                                                                                                       9 << 20)
-    assert given == options | {"deterministic": True, "allow_parameters": True, "cors_origins": ["https://a.example", "https://b.example"]}
-    assert {*given, "bundle", "feedback"} == PARAMETERS, "none was forgotten here"
+    [given] = asked
+    options |= {"bundle": bundle, "deterministic": True, "allow_parameters": True, "feedback_text": True,
+                "cors_origin": ("https://a.example", "https://b.example")}
+    assert given.model_dump() == options
+    assert given.feedback is not None
+    assert (given.feedback.folder, given.feedback.rate, given.feedback.text) == (tmp_path / "spool", 0.5, True)
+    assert (given.feedback.per_minute, given.feedback.max_bytes) == (7, 9 << 20)
+    assert options.keys() == ServerSettings.model_fields.keys(), "none was forgotten here"
 
 
-def test_without_options_the_servers_own_defaults_stand(run: Any, bundle: Path, asked: list[tuple[Path, dict[str, Any]]]) -> None:
+def test_without_options_the_servers_own_defaults_apply(run: Any, bundle: Path, asked: list[ServerSettings]) -> None:
     (bundle.parent / "2-cpu").mkdir()
     assert run("serve", "--bundle", bundle.parent / "2-cpu").exit_code == 0
-    [(folder, given)] = asked
-    assert folder == bundle.parent / "2-cpu"
-    assert (given["host"], given["port"], given["slots"], given["queue"], given["feedback"]) == ("127.0.0.1", 8000, 8, 256, None)
+    assert asked == [ServerSettings(bundle=bundle.parent / "2-cpu")]
 
 
 @pytest.mark.parametrize(("words", "named"), [(("--port", "99999"), "--port"), (("--nope",), "--nope"), (("--slots", "0"), "--slots"),
                                               (("--feedback-rate", "0.5"), "--feedback-dir"), (("again",), "again")])
-def test_what_the_server_does_not_take_is_refused_by_name(run: Any, bundle: Path, asked: list[tuple[Path, dict[str, Any]]],
+def test_what_the_server_does_not_take_is_refused_by_name(run: Any, bundle: Path, asked: list[ServerSettings],
                                                           words: tuple[str, ...], named: str) -> None:
     done = run("serve", *words)
     assert (done.exit_code, done.stdout, asked) == (2, "", [])

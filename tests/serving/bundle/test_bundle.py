@@ -20,6 +20,7 @@ from serving.artifacts.pair_files import SIDECAR, PairFiles, combine_digests, fi
 from serving.bundle.bundle import SCHEMA, Bundle, FileRecord, Manifest, ModelRecord, open_bundle
 from serving.errors import DraftwellError
 from serving.files import sha256_file
+from tests.support.errors import raises_code
 
 
 def model_folder(folder: Path, seed: int) -> Path:
@@ -158,13 +159,13 @@ def test_a_bundle_for_cuda_is_refused_where_there_is_none(bundle: Path, monkeypa
     """Before any artifact is read: none of this bundle's would be good for a server."""
     import torch
 
-    from serving.server.model.served_model import from_bundle
+    from tests.support.server.bundles import load_bundle
 
     seal(bundle, device="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Bundle, "artifacts", lambda self: pytest.fail("artifacts were loaded"))
-    with pytest.raises(DraftwellError, match="the bundle was made for cuda, and no CUDA device is here: deploy with DEVICE=cpu"):
-        from_bundle(bundle)
+    with raises_code("no_cuda_device", "cuda", "DEVICE=cpu"):
+        load_bundle(bundle)
 
 
 def test_a_folder_that_holds_another_kind_is_refused(bundle: Path) -> None:

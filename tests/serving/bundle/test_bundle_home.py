@@ -15,8 +15,8 @@ from serving.errors import DraftwellError
 from serving.runtime.commands import Role
 from serving.runtime.models.onnx.onnx_export import GRAPH, exportable
 from serving.server.main import run
-from serving.server.model.served_model import from_bundle
-from tests.serving.server.test_main import make_bundle
+from serving.server.settings import ServerSettings
+from tests.support.server.bundles import load_bundle, make_bundle
 from tests.support.server.served_pair import tiny_tokenizer
 
 
@@ -57,7 +57,7 @@ def test_it_opens_again_behind_a_start_in_its_folder(bundle: Path, tmp_path: Pat
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path / "home"))
     before = names(bundle)
     for _ in range(2):
-        served = from_bundle(bundle, slots=1, max_context=64, threads=1)
+        served = load_bundle(bundle, slots=1, max_context=64, threads=1)
         assert "draft_onnx" in served.pair.models
     assert len(list((tmp_path / "home").rglob(GRAPH))) == 1, "something was written, and read again"
     assert names(bundle) == before
@@ -67,7 +67,7 @@ def test_a_home_inside_the_bundle_is_refused_before_anything_is_written(bundle: 
     before = names(bundle)
     for _ in range(2):
         with pytest.raises(DraftwellError, match=r"^DRAFTWELL_HOME would be \S+/\.draftwell, inside the bundle \S+1-cpu, .*[^\n]$"):
-            from_bundle(bundle, slots=1, max_context=64, threads=1)
+            load_bundle(bundle, slots=1, max_context=64, threads=1)
     assert names(bundle) == before
     open_bundle(bundle)
 
@@ -77,19 +77,18 @@ def test_a_home_inside_the_bundle_is_refused_before_anything_is_written(bundle: 
 def test_the_server_makes_no_folder_inside_the_bundle(bundle: Path, tmp_path: Path, name: str, through: str,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is told the link `current`, and where the folder of the other option could be made."""
-    from serving.server.feedback.settings import FeedbackSettings
-
     def not_refused(*arguments: Any, **options: Any) -> None:
         raise AssertionError("the bundle is being loaded")
 
-    monkeypatch.setattr("serving.server.model.served_model.from_bundle", not_refused)
+    monkeypatch.setattr("serving.server.lifecycle.from_bundle", not_refused)
     before = names(bundle)
     (tmp_path / "current").symlink_to("1-cpu")
     folders = {"DRAFTWELL_HOME": tmp_path / "home", "--state-dir": tmp_path / "state", "--feedback-dir": tmp_path / "spool",
                name: Path("kept")}
     monkeypatch.setenv("DRAFTWELL_HOME", str(folders["DRAFTWELL_HOME"]))
-    options: dict[str, Any] = {"state_dir": folders["--state-dir"], "feedback": FeedbackSettings(folders["--feedback-dir"], 1.0)}
+    settings = ServerSettings(bundle=bundle if through == "folder" else tmp_path / "current", port=0, threads=1,
+                              state_dir=folders["--state-dir"], feedback_dir=folders["--feedback-dir"], feedback_rate=1.0)
     with pytest.raises(DraftwellError, match=rf"^{name} would be \S*kept, inside the bundle \S+1-cpu, "):
-        run(bundle if through == "folder" else tmp_path / "current", port=0, threads=1, **options)
+        run(settings)
     assert names(bundle) == before
     assert {path.name for path in tmp_path.iterdir()} == {"1-cpu", "current"}

@@ -20,12 +20,9 @@ from serving.device import device_class
 from serving.errors import DraftwellError
 from serving.runtime.commands import Role
 from serving.runtime.pair import load_module, load_pair
-from serving.server.model.served_model import from_bundle
-from tests.serving.server.test_main import make_bundle, models
 from tests.support.loop.publishing import every_kind
+from tests.support.server.bundles import load_bundle, make_bundle
 from tests.support.server.served_pair import serving
-
-__all__ = ["models"]  # a fixture
 
 
 class Unpickled(BaseException):
@@ -79,7 +76,7 @@ def in_a_child(function: str, folder: Path) -> None:
 def answer_one_request(bundle: Path) -> None:
     """Serve a bundle."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
-    with serving(from_bundle(bundle, slots=1, max_context=64)) as (url, _):
+    with serving(load_bundle(bundle, slots=1, max_context=64)) as (url, _):
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert answer.json()["speculation"]["strategy"] == "spide"
@@ -91,8 +88,8 @@ def read_every_kind(folder: Path) -> None:
         assert kind.load_class().load(folder / name).kind == name
 
 
-def test_a_server_opens_its_bundle_and_answers(tmp_path: Path, models: dict[Role, Path]) -> None:
-    bundle = make_bundle(tmp_path / "bundle", models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+def test_a_server_opens_its_bundle_and_answers(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
     in_a_child("answer_one_request", bundle)
 
 
@@ -117,7 +114,7 @@ def refuse_in_one_line(place: Path) -> None:
     for read, words in ((lambda: load_module(place / role, torch.float32, "cpu"), "holds no model that can be read"),
                         (lambda: load_pair(files, dtype="float32"), "holds no model that can be read"),
                         (lambda: weights_digest(place / role), "holds no safetensors weights"),
-                        (lambda: from_bundle(place / "bundle"), "deploy again")):
+                        (lambda: load_bundle(place / "bundle"), "deploy again")):
         with pytest.raises(DraftwellError, match=words) as caught:
             read()
         assert "\n" not in str(caught.value)
@@ -125,11 +122,11 @@ def refuse_in_one_line(place: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_a_model_that_is_a_pickle_is_refused_in_one_line(tmp_path: Path, models: dict[Role, Path], role: Role) -> None:
+def test_a_model_that_is_a_pickle_is_refused_in_one_line(tmp_path: Path, tiny_models: dict[Role, Path], role: Role) -> None:
     for name in ("target", "draft"):
-        shutil.copytree(models[name], tmp_path / name)
+        shutil.copytree(tiny_models[name], tmp_path / name)
     pickled(tmp_path / role)
-    pickled(make_bundle(tmp_path / "bundle", models, "vanilla_sd") / "models" / role)
+    pickled(make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd") / "models" / role)
     in_a_child("refuse_in_one_line", tmp_path)
 
 

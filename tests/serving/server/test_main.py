@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
 import socket
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,63 +19,26 @@ import pytest
 import uvicorn
 
 from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.base import Artifact, Provenance
-from serving.artifacts.decoding_config import DecodingConfig
-from serving.artifacts.hardware_profile import HardwareProfile
-from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
-from serving.bundle.bundle import FileRecord, Manifest, ModelRecord
 from serving.device import device_class
 from serving.errors import DraftwellError
-from serving.files import sha256_file
 from serving.runtime.commands import Role
 from serving.runtime.strategies import build_strategy
 from serving.server.app import create_app
 from serving.server.deployment.deployments import Deployments
-from serving.server.main import names_of, server
-from serving.server.model.served_model import ServedModel, costs_of, from_bundle
+from serving.server.lifecycle import DrainingServer
+from serving.server.model.loading import costs_of
+from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.costs import BatchCosts
+from serving.server.settings import ServerSettings
+from tests.support.errors import raises_code
+from tests.support.server.bundles import load_bundle, make_bundle
 from tests.support.server.served_pair import served_pair, serving, tiny_pair
-
-ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[Role, Path]:
-    """The tiny pair as folders."""
-    root, pair = tmp_path_factory.mktemp("models"), tiny_pair(1)
-    for role, module in pair.modules.items():
-        module.set_attn_implementation("eager")
-        module.save_pretrained(root / role)
-        pair.tokenizer.save_pretrained(root / role)
-    return {role: root / role for role in pair.modules}
+from tests.support.server.server_process import ENTRY, server_process, wait_until
 
 
-def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, parameters: dict[str, Any] | None = None,
-                machine: str | None = None, leave_out: str = "") -> Path:
-    """A bundle with weights; its profile and its config were made on `machine`."""
-    records = {}
-    for role, source in models.items():
-        shutil.copytree(source, folder / "models" / role, ignore=shutil.ignore_patterns(".*"))
-        records[role] = ModelRecord(source="bundled", weights_sha256=weights_digest(source), folder=f"models/{role}")
-    mark = fingerprint(PairFiles("tiny", models["target"], models["draft"]), "float32")
-    provenance = Provenance(pair="tiny", fingerprint=mark, device_class=machine)
-    made: list[Artifact] = [AcceptanceTable([50] * 20, [25] * 20, provenance), HardwareProfile(1.0, {1: 4.0}, 0.1, provenance)]
-    if strategy:
-        made.append(DecodingConfig(strategy, parameters or {}, {}, provenance))
-    made = [artifact for artifact in made if artifact.kind != leave_out]
-    for artifact in made:
-        artifact.save(folder / "artifacts" / artifact.kind)
-    files = {p.relative_to(folder).as_posix(): FileRecord(sha256=sha256_file(p), size=p.stat().st_size)
-             for p in sorted(folder.rglob("*")) if p.is_file()}
-    manifest = Manifest(pair="tiny", device="cpu", dtype="float32", fingerprint=mark, release_version=1, release_digest="r", gated=True,
-                        models=records, versions={artifact.kind: 1 for artifact in made}, runs={}, files=files)
-    (folder / "manifest.json").write_text(manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json())
-    return folder
-
-
-def test_the_strategy_is_the_one_that_was_tuned(tmp_path: Path, models: dict[Role, Path]) -> None:
-    bundle = make_bundle(tmp_path / "bundle", models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
-    served = from_bundle(bundle, slots=2, max_context=64)
+def test_the_strategy_is_the_one_that_was_tuned(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+    served = load_bundle(bundle, slots=2, max_context=64)
     assert (served.name, served.strategy.name, served.strategy.config.tau) == ("tiny", "spide", 0.6)
     assert (served.pair.dtype, served.slots, served.max_context) == ("float32", 2, 64)
     table = served.strategy.artifact(AcceptanceTable)
@@ -86,9 +47,9 @@ def test_the_strategy_is_the_one_that_was_tuned(tmp_path: Path, models: dict[Rol
     assert sum(table.total) > 50 * 20, "and learns from what is served"
 
 
-def test_a_server_offers_the_strategies_that_it_was_told_to(tmp_path: Path, models: dict[Role, Path]) -> None:
-    bundle = make_bundle(tmp_path / "bundle", models, "spide", machine=device_class("cpu"))
-    served = from_bundle(bundle, slots=1, max_context=64, offered=names_of(" vanilla_sd, prompt_lookup,"))
+def test_a_server_offers_the_strategies_that_it_was_told_to(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", machine=device_class("cpu"))
+    served = load_bundle(bundle, slots=1, max_context=64, strategies=" vanilla_sd, prompt_lookup,")
     with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
         offer = [strategy["name"] for strategy in http.get("/v1/speculation").json()["strategies"]]
         assert sorted(offer) == ["autoregressive", "prompt_lookup", "spide", "vanilla_sd"]
@@ -104,13 +65,14 @@ import gc, signal, sys, threading, time
 from pathlib import Path
 
 from serving.errors import DraftwellError
-from serving.server.model import served_model
 from serving.server.main import run
+from serving.server.model import loading
+from serving.server.settings import ServerSettings
 
 seen = []
 
 
-def from_bundle(folder, **options):
+def from_bundle(settings, serving_now=None):
     seen.append(threading.current_thread())
     assert not gc.isenabled()
     print("loading", flush=True)
@@ -118,10 +80,10 @@ def from_bundle(folder, **options):
     raise DraftwellError("enough")
 
 
-served_model.from_bundle = from_bundle
+loading.from_bundle = from_bundle
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
-    run(Path(sys.argv[1]), port=0)
+    run(ServerSettings(bundle=Path(sys.argv[1]), port=0))
 except DraftwellError:
     print(seen[0] is not threading.main_thread(), seen[0].is_alive(), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
     print(gc.isenabled())
@@ -149,60 +111,56 @@ SWITCHING = """
 import gc, sys, time
 from pathlib import Path
 
-from serving.server.model import served_model
 from serving.server.main import run
+from serving.server.model import loading
+from serving.server.settings import ServerSettings
 
-load = served_model.from_bundle
+load = loading.from_bundle
 
 
-def from_bundle(folder, beside=None, **options):
-    if beside is not None:
+def from_bundle(settings, serving_now=None):
+    if serving_now is not None:
         assert gc.isenabled()  # it serves
         print("loading", flush=True)
         time.sleep(600)
-    return load(folder, beside=beside, **options)
+    return load(settings, serving_now)
 
 
-served_model.from_bundle = from_bundle
-run(Path(sys.argv[1]), port=0, slots=1, max_context=64)
+loading.from_bundle = from_bundle
+run(ServerSettings(bundle=Path(sys.argv[1]), port=0, slots=1, max_context=64))
 """
 
 
-def test_a_server_ends_though_it_loads_another_bundle(tmp_path: Path, models: dict[Role, Path]) -> None:
-    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
-    with subprocess.Popen([sys.executable, "-c", SWITCHING, str(bundle)], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            found = re.search(r"http://[^/\s]+", process.stdout.readline())
-            assert found
-            assert httpx.get(f"{found.group()}/ready", timeout=60).status_code == 200
-            process.send_signal(signal.SIGHUP)
-            assert process.stdout.readline() == "loading\n"
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+def test_a_server_ends_though_it_loads_another_bundle(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
+    with server_process([sys.executable, "-c", SWITCHING, str(bundle)]) as (process, url):
+        assert httpx.get(f"{url}/ready", timeout=60).status_code == 200
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize(("value", "message"), [(" ,", "--strategies names none"), ("vanila_sd", "did you mean vanilla_sd")])
-def test_strategies_that_are_none_are_refused(value: str, message: str) -> None:
-    with pytest.raises(DraftwellError, match=message):
-        names_of(value)
+@pytest.mark.parametrize(("value", "name"), [(" ,", "--strategies"), ("vanila_sd", "vanilla_sd")])
+def test_strategies_that_are_none_are_refused(value: str, name: str) -> None:
+    with pytest.raises(DraftwellError, match=name):
+        _ = ServerSettings(bundle=Path("x"), strategies=value).offered
 
 
-def test_deterministic_serving_leaves_the_state_alone(tmp_path: Path, models: dict[Role, Path]) -> None:
-    served = from_bundle(make_bundle(tmp_path / "bundle", models, "spide"), deterministic=True)
+def test_deterministic_serving_leaves_the_state_alone(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    served = load_bundle(make_bundle(tmp_path / "bundle", tiny_models, "spide"), deterministic=True)
     served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
     assert served.strategy.artifact(AcceptanceTable).total == [50] * 20
 
 
-def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tmp_path: Path, models: dict[Role, Path],
+def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tmp_path: Path, tiny_models: dict[Role, Path],
                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair that runs row by row goes on doing so behind a switch."""
-    monkeypatch.setattr("serving.server.model.served_model.batches", lambda pair: False)
-    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd", machine=device_class("cpu"))
-    first = from_bundle(bundle, slots=2, max_context=64)
-    second = from_bundle(bundle, slots=2, max_context=64, beside=first)
+    monkeypatch.setattr("serving.server.model.loading.batches", lambda pair: False)
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd", machine=device_class("cpu"))
+    first = load_bundle(bundle, slots=2, max_context=64)
+    second = load_bundle(bundle, slots=2, max_context=64, serving_now=first)
     assert second.pair is first.pair
     assert first.costs is not None
     assert second.costs is not None
@@ -214,9 +172,9 @@ def test_a_bundle_beside_another_prices_batches_as_the_shared_models_run_them(tm
 def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, timed = tiny_pair(2), BatchCosts({1: 1.0}, {1: 2.0, 8: 4.0})
     known, later = BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0, 16: 3.0}, per_token=0.5), BatchCosts({1: 1.0}, {1: 1.0, 8: 2.0}, per_token=0.25)
-    monkeypatch.setattr("serving.server.model.served_model.measure", lambda models, slots, *, batched: timed)
+    monkeypatch.setattr("serving.server.model.loading.measure", lambda models, slots, *, batched: timed)
 
-    def beside(pair: Any, costs: BatchCosts) -> ServedModel:
+    def serving(pair: Any, costs: BatchCosts) -> ServedModel:
         return ServedModel("tiny", pair, build_strategy("vanilla_sd"), 2, costs=costs)
 
     assert costs_of(pair, 2, None, None) is timed
@@ -224,14 +182,14 @@ def test_batches_are_timed_where_the_machine_is_idle_and_the_profile_tells_the_r
     assert first is not None
     assert (first.target, first.per_token) == ({1: 2.0, 8: 4.0, 16: 6.0}, 0.5)
     assert costs_of(pair, 1, None, None) is None, "one request at a time: nothing is limited, so nothing is timed"
-    assert costs_of(pair, 2, None, beside(pair, first)) is first
-    shared = costs_of(pair, 2, later, beside(pair, first))
+    assert costs_of(pair, 2, None, serving(pair, first)) is first
+    shared = costs_of(pair, 2, later, serving(pair, first))
     assert shared is not None
     assert (shared.target, shared.per_token) == (first.target, 0.25), "another profile of the same models counts at once"
-    elsewhere = costs_of(pair, 2, known, beside(tiny_pair(2), first))
+    elsewhere = costs_of(pair, 2, known, serving(tiny_pair(2), first))
     assert elsewhere is not None
     assert (elsewhere.target, elsewhere.source) == (known.target, known.source), "what is timed beside a server that decodes is worth less"
-    assert costs_of(pair, 2, None, beside(tiny_pair(2), first)) is timed
+    assert costs_of(pair, 2, None, serving(tiny_pair(2), first)) is timed
 
 
 def other_template(target: Path) -> None:
@@ -245,62 +203,60 @@ def another_end(target: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [other_template, another_end])
-def test_models_are_shared_only_where_what_lies_beside_the_weights_is_the_same(tmp_path: Path, models: dict[Role, Path],
+def test_models_are_shared_only_where_what_lies_beside_the_weights_is_the_same(tmp_path: Path, tiny_models: dict[Role, Path],
                                                                                change: Callable[[Path], None]) -> None:
     """Chat template and stop tokens are no part of the fingerprint."""
-    first = from_bundle(make_bundle(tmp_path / "first", models, "vanilla_sd"), slots=2, max_context=64)
-    changed = {role: tmp_path / "changed" / role for role in models}
+    first = load_bundle(make_bundle(tmp_path / "first", tiny_models, "vanilla_sd"), slots=2, max_context=64)
+    changed = {role: tmp_path / "changed" / role for role in tiny_models}
     for role, folder in changed.items():
-        shutil.copytree(models[role], folder)
+        shutil.copytree(tiny_models[role], folder)
     change(changed["target"])
-    second = from_bundle(make_bundle(tmp_path / "second", changed, "vanilla_sd"), slots=2, max_context=64, beside=first)
+    second = load_bundle(make_bundle(tmp_path / "second", changed, "vanilla_sd"), slots=2, max_context=64, serving_now=first)
     assert second.pair.fingerprint == first.pair.fingerprint, "the weights are the same"
-    alone = from_bundle(tmp_path / "second", slots=2, max_context=64)
+    alone = load_bundle(tmp_path / "second", slots=2, max_context=64)
     asked = [{"role": "user", "content": "hi"}]
     assert (second.encode_chat(asked), second.stop_tokens) == (alone.encode_chat(asked), alone.stop_tokens)
     assert (first.encode_chat(asked), first.stop_tokens) != (alone.encode_chat(asked), alone.stop_tokens)
 
 
-def test_a_server_goes_on_with_its_device_when_the_link_leads_to_a_bundle_for_another(tmp_path: Path, models: dict[Role, Path]) -> None:
+def test_a_server_keeps_its_device_when_the_link_points_to_a_bundle_for_another(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
     """On a host with both, a deployment for the CPU moves the link that the server on CUDA follows."""
-    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
-    first = from_bundle(bundle, slots=2, max_context=64)
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
+    first = load_bundle(bundle, slots=2, max_context=64)
     first.pair.device = "cuda"  # as far as the switch can see
     deployments = Deployments(first)  # not started: nothing is to be asked
-    assert not deployments.switch(lambda old: from_bundle(bundle, slots=2, max_context=64, beside=old))
+    assert not deployments.switch(lambda old: load_bundle(bundle, slots=2, max_context=64, serving_now=old))
     assert "made for cpu, and this server computes on cuda" in deployments.health()["last_switch_error"]
     assert deployments.current.served is first
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def refused(bundle: Path, message: str, **options: Any) -> None:
-    with pytest.raises(DraftwellError, match=message) as caught:
-        from_bundle(bundle, **options)
+def refused(bundle: Path, code: str, *names: str, **options: Any) -> None:
+    with raises_code(code, *names) as caught:
+        load_bundle(bundle, **options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_bundle_without_a_choice_is_not_served_some_other_way(tmp_path: Path, models: dict[Role, Path]) -> None:
-    refused(make_bundle(tmp_path / "bundle", models, None), "holds no decoding config")
+def test_a_bundle_without_a_choice_is_not_served_some_other_way(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    refused(make_bundle(tmp_path / "bundle", tiny_models, None), "no_decoding_config", str(tmp_path / "bundle"))
 
 
-def test_a_missing_artifact_is_found_before_the_first_request(tmp_path: Path, models: dict[Role, Path]) -> None:
-    refused(make_bundle(tmp_path / "bundle", models, "spide", leave_out="acceptance_table"), "needs the artifact acceptance_table")
+def test_a_missing_artifact_is_found_before_the_first_request(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", leave_out="acceptance_table")
+    with pytest.raises(DraftwellError, match=r"^.*spide.*acceptance_table.*draftwell calibrate.*[^\n]$"):
+        load_bundle(bundle)
 
 
-def test_another_dtype_is_refused(tmp_path: Path, models: dict[Role, Path]) -> None:
-    refused(make_bundle(tmp_path / "bundle", models, "vanilla_sd"), "tuned in float32, not bfloat16", dtype="bfloat16")
+def test_another_dtype_is_refused(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
+    refused(bundle, "wrong_dtype", "float32", "bfloat16", "--dtype", dtype="bfloat16")
 
 
-def test_a_profile_of_another_machine_is_refused_where_it_matters(tmp_path: Path, models: dict[Role, Path],
+def test_a_profile_of_another_machine_is_refused_where_it_matters(tmp_path: Path, tiny_models: dict[Role, Path],
                                                                   caplog: pytest.LogCaptureFixture) -> None:
-    refused(make_bundle(tmp_path / "spide", models, "spide", machine="abacus"), "profile was measured on abacus, this machine is cpu-")
-    assert from_bundle(make_bundle(tmp_path / "plain", models, "vanilla_sd", machine="abacus")).strategy.name == "vanilla_sd"
+    bundle = make_bundle(tmp_path / "spide", tiny_models, "spide", machine="abacus")
+    refused(bundle, "profile_of_another_machine", "abacus", "cpu-", "draftwell calibrate")
+    plain = make_bundle(tmp_path / "plain", tiny_models, "vanilla_sd", machine="abacus")
+    assert load_bundle(plain, slots=1).strategy.name == "vanilla_sd"
     assert "tuned on abacus" in caplog.text
 
 
@@ -322,7 +278,7 @@ def test_help_has_an_example_and_loads_nothing_heavy() -> None:
     assert "Example: draftwell-serve --bundle" in result.stdout
     loaded = subprocess.run([sys.executable, "-c", "import sys, serving.server.main; print(*sys.modules)"], capture_output=True,
                             text=True, timeout=60, check=True).stdout.split()
-    assert not {"torch", "transformers", "fastapi", "uvicorn", "pydantic", "numpy"} & set(loaded)
+    assert not {"torch", "transformers", "fastapi", "uvicorn", "numpy"} & set(loaded)
 
 
 @pytest.mark.parametrize(("options", "word"), [
@@ -355,10 +311,10 @@ def test_what_outlasts_the_drain_is_answered_503_and_a_stream_ends_with_an_error
         step()
 
     scheduler.engine.step = slowly  # type: ignore[method-assign]
-    it = server(uvicorn.Config(web, port=0, log_level="error", timeout_graceful_shutdown=5), deployments, 0.3)
+    it = DrainingServer(uvicorn.Config(web, port=0, log_level="error", timeout_graceful_shutdown=5), deployments, 0.3)
     serving = threading.Thread(target=it.run, daemon=True)
     serving.start()
-    until(lambda: it.started)
+    wait_until(lambda: it.started, "the server starts")
     url = f"http://127.0.0.1:{it.servers[0].sockets[0].getsockname()[1]}/v1/completions"
     answers: list[httpx.Response] = []
     lines: list[str] = []
@@ -372,8 +328,8 @@ def test_what_outlasts_the_drain_is_answered_503_and_a_stream_ends_with_an_error
     for thread in asking:
         before = deployments.users
         thread.start()
-        until(lambda before=before: deployments.users > before)
-    until(lambda: (scheduler.running, scheduler.waiting, len(lines) > 1) == (2, 2, True))
+        wait_until(lambda before=before: deployments.users > before, "the request arrives")
+    wait_until(lambda: (scheduler.running, scheduler.waiting, len(lines) > 1) == (2, 2, True), "two requests run and two wait")
     asked_at = time.monotonic()
     it.handle_exit(signal.SIGTERM, None)
     for thread in (*asking, serving):
@@ -384,24 +340,17 @@ def test_what_outlasts_the_drain_is_answered_503_and_a_stream_ends_with_an_error
     assert not scheduler.alive, "nothing decodes while state and feedback are written"
 
 
-def test_the_command_answers_from_a_bundle_and_ends_on_sigterm(tmp_path: Path, models: dict[Role, Path]) -> None:
-    bundle = make_bundle(tmp_path / "bundle", models, "vanilla_sd")
-    with subprocess.Popen([*ENTRY, "--bundle", str(bundle), "--port", "0", "--threads", "1"], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            found = re.search(r"http://\S+", line)
-            assert found, line + process.stderr.read()  # type: ignore[union-attr]
-            body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
-            request = urllib.request.Request(f"{found.group()}/chat/completions", json.dumps(body).encode(),
-                                             {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as response:
-                answer = json.load(response)
-            assert answer["usage"]["completion_tokens"] <= 3
-            assert answer["speculation"]["strategy"] == "vanilla_sd"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=60)
+def test_the_command_answers_from_a_bundle_and_ends_on_sigterm(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd")
+    command = [*ENTRY, "--bundle", str(bundle), "--port", "0", "--slots", "1", "--threads", "1"]
+    with server_process(command, stderr=subprocess.PIPE) as (process, url):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        assert answer["usage"]["completion_tokens"] <= 3
+        assert answer["speculation"]["strategy"] == "vanilla_sd"
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
     assert process.returncode == 0

@@ -17,7 +17,7 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyResources, build_strategy
 from serving.server.app import create_app
-from serving.server.main import KEEP_ALIVE_SECONDS
+from serving.server.lifecycle import KEEP_ALIVE_SECONDS
 from serving.server.model.served_model import ServedModel
 
 MERGES = [("t", "h"), ("th", "e"), ("a", "n"), ("i", "n"), ("o", "n"), ("e", "r"), ("Ġ", "the")]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.support.server.server_process import ENTRY, server_process
+
 if TYPE_CHECKING:
     from flows.workspace import Workspace
-
-ENTRY = [sys.executable, "-c", "from serving.server.main import main; main()"]
 
 
 @dataclass(frozen=True)
@@ -78,13 +75,7 @@ def served_bundle(bundle: Path, *options: str) -> Iterator[Served]:
     """A running `draftwell-serve` on a free port with all cores; it must end with exit code 0 when it is asked to."""
     command = [*ENTRY, "--bundle", str(bundle), "--port", "0", "--threads", str(len(os.sched_getaffinity(0))), *options]
     log = bundle.parent / "server.log"
-    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
-        try:
-            assert process.stdout is not None
-            found = re.search(r"http://[^/\s]+", process.stdout.readline())
-            assert found, log.read_text()[-3000:]
-            yield Served(found.group(), process.pid)
-            process.terminate()
-            assert process.wait(60) == 0, log.read_text()[-3000:]
-        finally:
-            process.kill()
+    with log.open("w") as errors, server_process(command, stderr=errors) as (process, url):
+        yield Served(url, process.pid)
+        process.terminate()
+        assert process.wait(60) == 0, log.read_text()[-3000:]

@@ -24,76 +24,24 @@ from serving.recording.prompt_ratings import RatedPrompt
 from serving.recording.recorder import PositionRecorder
 from serving.recording.shadow import MOST_UNREAD
 from serving.recording.trace import KINDS, LOSSY, TraceSet
-from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
 from serving.server.deployment.deployments import CHECKER
 from serving.server.feedback import feedback as module
-from serving.server.feedback.feedback import Feedback
-from serving.server.feedback.settings import FeedbackSettings, settings_of
-from serving.server.feedback.spool import Record, RecordOrigin, Spool
+from serving.server.feedback.spool import Record, Spool
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
-from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Delta, End, Event, Ticket
+from serving.server.settings import FeedbackSettings, ServerSettings
+from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
+from tests.support.server.feedback_server import PROMPTS, TOKENS, FeedbackServer, record
 from tests.support.server.served_pair import tiny_pair
-
-PROMPTS = ("the man in the inn", "an onion is in there", "on the other hand", "the end then", "in an hour", "none other")
-TOKENS = 24
+from tests.support.server.server_process import wait_until
 
 
 @pytest.fixture(scope="module")
 def pair() -> Any:
     return tiny_pair(4)
-
-
-def settings(folder: Path, **changes: Any) -> FeedbackSettings:
-    return FeedbackSettings(folder, **{"rate": 1.0, "a_minute": 1e6, "seed": 1, **changes})
-
-
-class Server:
-    """A scheduler turned by hand, with feedback; what it records is written when it closes."""
-
-    def __init__(self, pair: Any, folder: Path, *, strategy: str = "vanilla_sd", spool: Any = None, follow: bool = True,
-                 load: LoadControl | None = None, **changes: Any):
-        self.pair = pair
-        self.feedback = Feedback(settings(folder, **changes), spool)
-        if follow:
-            self.feedback.follow(pair)
-        self.scheduler = Scheduler(pair.engine(), build_strategy(strategy, {}, table_resources(8)), 4, threads=1, observers=[self.feedback],
-                                   load=load)
-
-    def ask(self, prompts: Sequence[str], *, bodies: bool = True, cancel: bool = False, client: str = "", strategy: Any = None,
-            **asked: Any) -> list[list[Event]]:
-        """Serve some prompts to their end; returns the events of each."""
-        everything, tickets = [], []
-        for prompt in prompts:
-            events: list[Event] = []
-            ids = self.pair.encode_prompt(prompt)
-            sampling = self.pair.sampling(**{"max_tokens": TOKENS, "stop_token_ids": frozenset(), **asked})
-            body = {"messages": [{"role": "user", "content": prompt}], "user": "someone"} if bodies else None
-            ticket = Ticket(ids, sampling, TextStream(self.pair.decode), events.append, body=body, client=client,
-                            strategy=strategy)
-            self.scheduler.submit(ticket)
-            everything.append(events)
-            tickets.append(ticket)
-        for turn in range(300):
-            self.scheduler.turn()
-            if cancel and turn == 1:
-                for ticket in tickets:
-                    ticket.cancel()
-            if not self.scheduler.running and not self.scheduler.waiting:
-                return everything
-        raise AssertionError("the scheduler does not come to rest")
-
-    def close(self) -> None:
-        self.feedback.start()
-        self.feedback.close()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return self.feedback.counts
 
 
 def rows(folder: Path) -> pa.Table:
@@ -112,7 +60,7 @@ def files(folder: Path) -> list[str]:
 # what is recorded
 
 def test_requests_become_texts_of_a_trace(tmp_path: Path, pair: Any) -> None:
-    server = Server(pair, tmp_path, text=True)
+    server = FeedbackServer(pair, tmp_path, text=True)
     answers = [server.ask([prompt])[0] for prompt in PROMPTS]
     server.close()
     table = rows(tmp_path)
@@ -137,7 +85,7 @@ def test_a_champion_without_a_draft_is_recorded_like_one_with_it(tmp_path: Path,
     """The draft only reads along: answers and their statistics know nothing of it."""
     found = {}
     for name in ("vanilla_sd", strategy):
-        server = Server(pair, tmp_path / name, text=True, strategy=name)
+        server = FeedbackServer(pair, tmp_path / name, text=True, strategy=name)
         answers = [server.ask([prompt], max_tokens=40)[0] for prompt in PROMPTS]
         server.close()
         found[name] = rows(tmp_path / name)
@@ -157,7 +105,7 @@ def test_a_champion_without_a_draft_is_recorded_like_one_with_it(tmp_path: Path,
 
 
 def test_a_text_that_a_stop_string_ends_is_recorded_as_far_as_the_draft_read(tmp_path: Path, pair: Any) -> None:
-    server = Server(pair, tmp_path, strategy="autoregressive")
+    server = FeedbackServer(pair, tmp_path, strategy="autoregressive")
     ids = pair.encode_prompt(PROMPTS[0])
     events: list[Event] = []
     sampling = pair.sampling(max_tokens=80, stop_token_ids=frozenset())
@@ -174,7 +122,7 @@ def test_a_text_that_a_stop_string_ends_is_recorded_as_far_as_the_draft_read(tmp
 
 
 def test_a_lossy_strategys_texts_are_of_a_kind_of_their_own(tmp_path: Path, pair: Any) -> None:
-    server = Server(pair, tmp_path, text=True, strategy="lossy_sd")
+    server = FeedbackServer(pair, tmp_path, text=True, strategy="lossy_sd")
     server.ask(PROMPTS)
     server.close()
     table = rows(tmp_path)
@@ -186,7 +134,7 @@ def test_a_lossy_strategys_texts_are_of_a_kind_of_their_own(tmp_path: Path, pair
 
 def test_without_texts_nothing_is_kept_that_a_text_could_be_made_of(tmp_path: Path, pair: Any) -> None:
     """Neither tokens nor corrections nor states; the bodies stay away, and no name says what the prompt was."""
-    server = Server(pair, tmp_path)
+    server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS)
     server.close()
     table = rows(tmp_path)
@@ -194,7 +142,7 @@ def test_without_texts_nothing_is_kept_that_a_text_could_be_made_of(tmp_path: Pa
     assert filled == {"prompt_id", "turn", "kind", "temperature", "position", "correction_p", "draft_q", "draft_p", "draft_raw_q",
                       "draft_raw_p", "ratio", "rank", "confidence", "entropy"}
     assert all(name.startswith("shard-") for name in files(tmp_path))
-    again = Server(pair, tmp_path / "again")
+    again = FeedbackServer(pair, tmp_path / "again")
     again.ask(PROMPTS)
     again.close()
     assert not set(rows(tmp_path / "again").column("prompt_id").to_pylist()) & set(table.column("prompt_id").to_pylist())
@@ -203,7 +151,7 @@ def test_without_texts_nothing_is_kept_that_a_text_could_be_made_of(tmp_path: Pa
 def test_bodies_are_what_was_asked_and_answered_and_nothing_else(tmp_path: Path, pair: Any) -> None:
     from components.prompts.sources import load_prompts
 
-    server = Server(pair, tmp_path, text=True)
+    server = FeedbackServer(pair, tmp_path, text=True)
     answers = [server.ask([prompt])[0] for prompt in PROMPTS]
     server.close()
     (file,) = tmp_path.glob("requests-*.jsonl")
@@ -216,17 +164,17 @@ def test_bodies_are_what_was_asked_and_answered_and_nothing_else(tmp_path: Path,
 
 
 def test_texts_are_for_the_servers_own_user_alone(tmp_path: Path, pair: Any) -> None:
-    Server(pair, tmp_path / "new", text=True)
+    FeedbackServer(pair, tmp_path / "new", text=True)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     (tmp_path / "shared").mkdir(mode=0o755)
-    Server(pair, tmp_path / "shared", text=True)
+    FeedbackServer(pair, tmp_path / "shared", text=True)
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
 
 
 def test_a_verifiers_states_are_part_of_a_text(tmp_path: Path, pair: Any) -> None:
     for text in (True, False):
         folder = tmp_path / str(text)
-        server = Server(pair, folder, text=text, follow=False)
+        server = FeedbackServer(pair, folder, text=text, follow=False)
         server.feedback.follow(pair, table_resources(8).artifacts)
         server.ask(PROMPTS[:2])
         server.close()
@@ -235,7 +183,7 @@ def test_a_verifiers_states_are_part_of_a_text(tmp_path: Path, pair: Any) -> Non
 
 
 def test_requests_of_other_settings_are_shards_of_their_own(tmp_path: Path, pair: Any) -> None:
-    server = Server(pair, tmp_path)
+    server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS[:2])
     server.ask(PROMPTS[2:4], temperature=0.7, top_p=0.9)
     server.close()
@@ -247,35 +195,35 @@ def test_requests_of_other_settings_are_shards_of_their_own(tmp_path: Path, pair
 
 @pytest.mark.parametrize("asked", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1.0}}])
 def test_requests_that_alter_the_distributions_say_nothing(tmp_path: Path, pair: Any, asked: dict[str, Any]) -> None:
-    server = Server(pair, tmp_path)
+    server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS[:2], **asked)
     assert server.counts == {"skipped_altered": 2}
 
 
 def test_what_is_not_comparable_or_not_finished_is_left_out(tmp_path: Path, pair: Any) -> None:
-    unknown = Server(pair, tmp_path / "unknown", follow=False)
+    unknown = FeedbackServer(pair, tmp_path / "unknown", follow=False)
     unknown.ask(PROMPTS[:2])
     assert unknown.counts == {"skipped_no_draft": 2}
-    rated = Server(pair, tmp_path / "rated")
+    rated = FeedbackServer(pair, tmp_path / "rated")
     rated.ask(PROMPTS[:2], strategy=RatedPrompt())
     assert rated.counts == {"skipped_altered": 2}, "prompts that are only rated are no traffic"
-    long = Server(pair, tmp_path / "long", strategy="autoregressive")
+    long = FeedbackServer(pair, tmp_path / "long", strategy="autoregressive")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair.models["draft"], "max_context", 30)
         long.ask(PROMPTS[:2])
     assert long.counts == {"skipped_too_long": 2}, "the draft has no room to read along"
-    gone = Server(pair, tmp_path / "gone")
+    gone = FeedbackServer(pair, tmp_path / "gone")
     gone.ask(PROMPTS[:2], cancel=True)
     assert gone.counts == {"skipped_unfinished": 2}
     assert gone.feedback._open == {}
-    checks = Server(pair, tmp_path / "checks")
+    checks = FeedbackServer(pair, tmp_path / "checks")
     checks.ask(PROMPTS[:2], client=CHECKER)
     assert checks.counts == {}, "the server's own checks are no traffic"
 
 
 def test_the_same_prompt_is_recorded_once(tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REMEMBERED", 3)
-    server = Server(pair, tmp_path)
+    server = FeedbackServer(pair, tmp_path)
     for _ in range(3):
         server.ask(PROMPTS[:2])
     assert (server.counts["recorded"], server.counts["skipped_repeated"]) == (2, 4)
@@ -287,7 +235,7 @@ def test_the_same_prompt_is_recorded_once(tmp_path: Path, pair: Any, monkeypatch
 def test_a_busy_server_that_does_not_draft_records_all_the_same(tmp_path: Path, pair: Any) -> None:
     """The draft reads along from time to time, so that not only quiet hours are recorded; the price is one draft in many rounds."""
     costs = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 2.0, 8: 8.0, 64: 64.0})
-    server = Server(pair, tmp_path, text=True, load=LoadControl(costs))
+    server = FeedbackServer(pair, tmp_path, text=True, load=LoadControl(costs))
     longest = 2 * PROBE_EVERY + 8
     answers = server.ask(PROMPTS[:4], max_tokens=longest)
     server.close()
@@ -308,32 +256,34 @@ def test_a_share_of_the_requests(tmp_path: Path, pair: Any, monkeypatch: pytest.
     """Those that are not drawn cost nothing: no recorder, and no row that nobody asked for."""
     made = []
     monkeypatch.setattr(module, "PositionRecorder", lambda *a, **k: made.append(a) or PositionRecorder(*a, **k))
-    none = Server(pair, tmp_path / "none", rate=0.0)
+    none = FeedbackServer(pair, tmp_path / "none", rate=0.0)
     none.ask(PROMPTS)
     assert (made, none.counts) == ([], {})
-    half = Server(pair, tmp_path / "half", rate=0.5)
+    half = FeedbackServer(pair, tmp_path / "half", rate=0.5)
     half.ask([f"{i} {prompt}" for i in range(10) for prompt in PROMPTS], max_tokens=4)
     assert 18 <= len(made) <= 42
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
 def test_a_rate_that_is_no_share_is_refused(tmp_path: Path, rate: float) -> None:
-    with pytest.raises(DraftwellError, match="--feedback-rate"):
-        settings(tmp_path, rate=rate)
+    with raises_code("invalid_option", "--feedback-rate"):
+        ServerSettings.from_options(bundle=tmp_path, feedback_dir=tmp_path, feedback_rate=rate)
 
 
 def test_the_flags_are_either_complete_or_refused(tmp_path: Path) -> None:
-    assert settings_of(None, 0.0) is None
-    assert settings_of(tmp_path, 0.1, megabytes=2) == FeedbackSettings(tmp_path, 0.1, most_bytes=2 << 20)
-    for wrong, named in (((tmp_path, 0.0), "--feedback-rate"), ((None, 0.1), "--feedback-dir")):
-        with pytest.raises(DraftwellError, match=named):
-            settings_of(*wrong)
+    assert ServerSettings(bundle=tmp_path).feedback is None
+    given = ServerSettings(bundle=tmp_path, feedback_dir=tmp_path, feedback_rate=0.1, feedback_megabytes=2)
+    assert given.feedback == FeedbackSettings(folder=tmp_path, rate=0.1, max_bytes=2 << 20)
+    with raises_code("feedback_rate_missing", "--feedback-rate"):
+        ServerSettings(bundle=tmp_path, feedback_dir=tmp_path)
+    with raises_code("feedback_folder_missing", "--feedback-dir"):
+        ServerSettings(bundle=tmp_path, feedback_rate=0.1)
 
 
 def test_requests_a_minute_are_bounded(tmp_path: Path, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    server = Server(pair, tmp_path, a_minute=3)
+    server = FeedbackServer(pair, tmp_path, per_minute=3)
     for i in range(10):
         now[0] += 1
         server.ask([f"{i} then"], max_tokens=4)
@@ -358,7 +308,7 @@ class Stuck(Spool):
 
 def test_a_disk_that_hangs_never_stops_decoding(tmp_path: Path, pair: Any) -> None:
     spool = Stuck(tmp_path, queued=2)
-    server = Server(pair, tmp_path, spool=spool)
+    server = FeedbackServer(pair, tmp_path, spool=spool)
     spool.start()
     server.ask(PROMPTS[:1])
     assert spool.entered.wait(5)
@@ -371,18 +321,10 @@ def test_a_disk_that_hangs_never_stops_decoding(tmp_path: Path, pair: Any) -> No
     assert server.counts["written"] + server.counts["dropped_queue_full"] == 6
 
 
-ORIGIN = RecordOrigin("tiny", "none", "float32")
-
-
-def record(n: int = 0, positions: int = 20, **changes: Any) -> Record:
-    figures = [{"position": i, "draft_q": 1.0, "draft_p": 1.0, "confidence": 0.5 + i / 100} for i in range(positions)]
-    return Record(**{"id": f"r{n}", "origin": ORIGIN, "sampling": Sampling(), "kind": "target", "positions": figures, **changes})
-
-
 def test_a_spool_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
     sizes = []
     (tmp_path / "notes.txt").write_text("mine" * 10_000)
-    spool = Spool(tmp_path, most_bytes=40_000)
+    spool = Spool(tmp_path, max_bytes=40_000)
     for i in range(30):
         spool.write([record(i, body={"prompt": f"p{i}" * 200})])
         sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir() if path.name != "notes.txt"))
@@ -395,7 +337,7 @@ def test_a_spool_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
 
 
 def test_bytes_a_minute_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    spool = Spool(tmp_path, bytes_a_minute=60_000)
+    spool = Spool(tmp_path, bytes_per_minute=60_000)
     for i in range(20):
         spool.write([record(i)])
     assert 0 < spool.counts["bytes"] <= 61_000
@@ -413,7 +355,7 @@ def test_of_a_group_that_is_too_large_what_fits_is_written(tmp_path: Path, caplo
     """Also where the group is more than a full bucket, and so would never have fitted."""
     long = [record(i, body={"prompt": f"{i} {'x' * 20_000}"}) for i in range(32)]
     whole = size_written(tmp_path / "whole", long)
-    spool = Spool(tmp_path / "half", bytes_a_minute=whole // 2)
+    spool = Spool(tmp_path / "half", bytes_per_minute=whole // 2)
     spool.write(long)
     assert 0 < spool.counts["bytes"] <= whole // 2 + whole // 100, "the bucket fills a little while it is written"
     assert spool.counts["written"] >= 8
@@ -427,7 +369,7 @@ def test_of_a_group_that_is_too_large_what_fits_is_written(tmp_path: Path, caplo
 def test_one_record_that_is_too_large_does_not_take_the_others_along(tmp_path: Path) -> None:
     small = [record(i, body={"prompt": "a"}) for i in range(31)]
     huge = record(99, body={"prompt": "a" * 1_000_000})
-    spool = Spool(tmp_path, bytes_a_minute=500_000)
+    spool = Spool(tmp_path, bytes_per_minute=500_000)
     spool.write([*small[:20], huge, *small[20:]])
     assert (spool.counts["written"], spool.counts["dropped_too_fast"], spool.counts["failed"]) == (31, 1, 0)
     assert sorted(set(rows(tmp_path).column("prompt_id").to_pylist())) == sorted(one.id for one in small)
@@ -466,9 +408,7 @@ def test_records_wait_for_each_other_but_not_long(tmp_path: Path) -> None:
     spool.start()
     for i in range(5):
         assert spool.offer(record(i))
-    until = time.monotonic() + 10
-    while not spool.counts["written"] and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: spool.counts["written"], "the records are written")
     assert spool.counts["written"] == 5
     assert len(files(tmp_path)) == 1
     spool.offer(record(9))
@@ -498,18 +438,17 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 
 
 WRITER = """
-import sys
+import os, sys
 from pathlib import Path
-from serving import files
 from serving.server.feedback.spool import Spool
-from tests.serving.server.feedback.test_feedback import record
+from tests.support.server.feedback_server import record
 
 spool = Spool(Path(sys.argv[1]))
 spool.write([record(1, body={"prompt": "a"})])
 def pause(*arguments):
     print("writing", flush=True)
     sys.stdin.read()
-files.os.replace = pause
+os.replace = pause
 spool.write([record(2, body={"prompt": "b"})])
 """
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -25,21 +20,20 @@ from serving.device import device_class
 from serving.recording.trace import TraceSet
 from serving.runtime.commands import Role
 from serving.server.feedback.persistence import Persistence
-from serving.server.feedback.settings import FeedbackSettings
 from serving.server.http.security import Security
-from serving.server.model.served_model import ServedModel, from_bundle
+from serving.server.model.served_model import ServedModel
 from serving.server.model.snapshots import Snapshot, SnapshotOrigin, read_snapshot
 from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
-from tests.serving.server.test_main import ENTRY, make_bundle, models
+from serving.server.settings import FeedbackSettings
 from tests.support.models.resources import ORIGIN, table_resources
+from tests.support.server.bundles import load_bundle, make_bundle
 from tests.support.server.served_pair import serving, tiny_pair
-
-__all__ = ["models"]  # a fixture
+from tests.support.server.server_process import ENTRY, server_process, wait_until
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, models: dict[Role, Path]) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("bundle") / "1-cpu", models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[Role, Path]) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "1-cpu", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
 
 
 def total(served: ServedModel) -> int:
@@ -53,26 +47,26 @@ def serve_some(served: ServedModel) -> None:
 def test_a_bundle_that_is_loaded_again_goes_on_with_what_was_learnt(tmp_path: Path, bundle: Path) -> None:
     """At a restart, and when the same bundle is loaded beside itself: what serves is the state that was resumed, not a fresh one."""
     keeping = Persistence(tmp_path)
-    first = keeping.prepare(from_bundle(bundle, max_context=64))
+    first = keeping.prepare(load_bundle(bundle, slots=1, max_context=64))
     keeping.follow(first)
     seeded = total(first)
     serve_some(first)
-    again = keeping.prepare(from_bundle(bundle, max_context=64, beside=first))
+    again = keeping.prepare(load_bundle(bundle, first, slots=1, max_context=64))
     assert total(again) == total(first) > seeded
     keeping.follow(again)
     serve_some(again)
     keeping.close()
-    assert total(Persistence(tmp_path).prepare(from_bundle(bundle, max_context=64))) == total(again) > total(first)
+    assert total(Persistence(tmp_path).prepare(load_bundle(bundle, slots=1, max_context=64))) == total(again) > total(first)
 
 
-def test_a_bundle_that_is_refused_leaves_the_old_ones_state(tmp_path: Path, bundle: Path, models: dict[Role, Path]) -> None:
+def test_a_bundle_that_is_refused_leaves_the_old_ones_state(tmp_path: Path, bundle: Path, tiny_models: dict[Role, Path]) -> None:
     """A bundle that was loaded, and then does not answer, never served: `follow` was not called for it."""
     keeping = Persistence(tmp_path)
-    first = keeping.prepare(from_bundle(bundle, max_context=64))
+    first = keeping.prepare(load_bundle(bundle, slots=1, max_context=64))
     keeping.follow(first)
     serve_some(first)
-    other = make_bundle(tmp_path / "other", models, "spide", {"tau": 0.5}, machine=device_class("cpu"))
-    refused = keeping.prepare(from_bundle(other, max_context=64))
+    other = make_bundle(tmp_path / "other", tiny_models, "spide", {"tau": 0.5}, machine=device_class("cpu"))
+    refused = keeping.prepare(load_bundle(other, slots=1, max_context=64))
     assert total(refused) == 50 * 20, "it begins with its own bundle"
     serve_some(first)
     keeping.close()
@@ -87,7 +81,7 @@ def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_th
     resources, pair = table_resources(8), tiny_pair(2)
     pool = StrategyPool(pair, resources.artifacts, DecodingConfig("spide", {"parallel": False}, {}, ORIGIN), mode="tenant")
     served = ServedModel("tiny", pair, pool.get(), 2, strategies=pool)
-    keeping = Persistence(tmp_path / "state", feedback=FeedbackSettings(tmp_path / "spool", 1.0, text=True, a_minute=1e6))
+    keeping = Persistence(tmp_path / "state", feedback=FeedbackSettings(folder=tmp_path / "spool", rate=1.0, text=True, per_minute=1e6))
     assert keeping.snapshots is not None
     keeping.snapshots.keep(pool, SnapshotOrigin("tiny", 1, "d", "f"))
     keeping.prepare(served)
@@ -115,32 +109,31 @@ def test_over_http_each_key_has_a_state_of_its_own_and_bodies_are_recorded_as_th
     assert not [word for word in (b"first-key", b"other-key", b'"me"') if word in kept]
 
 
-def ask(address: str, prompt: str) -> dict[str, Any]:
+def ask(address: str, prompt: str) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], "max_tokens": 16, "temperature": 0}
-    request = urllib.request.Request(f"{address}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return dict(json.load(answer))
+    answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
 
 
 # The command, with a switch of bundles that stands still at the moment named first, and says so on a line of its own.
 PAUSED = """
 import sys
 from serving.server import main
-from serving.server.model import served_model
+from serving.server.model import loading
 from serving.server.model.snapshots import Snapshots
 
 moment = sys.argv.pop(1)
-load, follow = served_model.from_bundle, Snapshots.follow
+load, follow = loading.from_bundle, Snapshots.follow
 
 def pause():
     print("paused", flush=True)
     sys.stdin.read()
 
-def from_bundle(path, *, beside=None, **options):
-    if beside is not None and moment == "the next bundle is read":
+def from_bundle(settings, serving_now=None):
+    if serving_now is not None and moment == "the next bundle is read":
         pause()
-    made = load(path, beside=beside, **options)
-    if beside is not None and moment == "the next bundle is loaded":
+    made = load(settings, serving_now)
+    if serving_now is not None and moment == "the next bundle is loaded":
         pause()
     return made
 
@@ -153,24 +146,11 @@ def following(self, pool, origin):
     if switched and moment == "its state is written":
         pause()
 
-served_model.from_bundle, Snapshots.follow = from_bundle, following
+loading.from_bundle, Snapshots.follow = from_bundle, following
 main.main()
 """
 MOMENTS = ("in a stream", "the link has moved", "the next bundle is read", "the next bundle is loaded", "the next bundle serves",
            "its state is written")
-
-
-@contextmanager
-def process(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running server and its address; killed at the end, if it has not gone by itself."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            found = re.search(r"http://\S+", next(line for line in server.stdout if "http://" in line))
-            assert found is not None
-            yield server, found[0]
-        finally:
-            server.kill()
 
 
 def written(state: Path) -> Snapshot | None:
@@ -180,24 +160,21 @@ def written(state: Path) -> Snapshot | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, models: dict[Role, Path], moment: str) -> None:
+def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, tiny_models: dict[Role, Path], moment: str) -> None:
     """On the same folders and link: the state that was written last and the spool are whole, and the link decides what serves."""
     state, spool, link = tmp_path / "state", tmp_path / "spool", tmp_path / "current"
     for number, tau in ((1, 0.6), (2, 0.5)):
-        make_bundle(tmp_path / f"{number}-cpu", models, "spide", {"tau": tau}, machine=device_class("cpu"))
+        make_bundle(tmp_path / f"{number}-cpu", tiny_models, "spide", {"tau": tau}, machine=device_class("cpu"))
     link.symlink_to("1-cpu")
     options = ["--bundle", str(link), "--port", "0", "--threads", "1", "--state-dir", str(state), "--state-seconds", "0.2",
                "--feedback-dir", str(spool), "--feedback-rate", "1"]
-    with process([sys.executable, "-c", PAUSED, moment, *options]) as (server, address):
+    with server_process([sys.executable, "-c", PAUSED, moment, *options], stdin=subprocess.PIPE) as (server, address):
         ask(address, "the man")
-        until = time.monotonic() + 30
-        while (kept := written(state)) is None:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        kept = wait_until(lambda: written(state), "the first snapshot is written")
         if moment == "in a stream":
             body = {"model": "tiny", "prompt": "the man", "max_tokens": 200, "n": 64, "stream": True, "temperature": 0}
             lines = []
-            with suppress(httpx.HTTPError), httpx.stream("POST", f"{address}/completions", json=body, timeout=60) as answer:
+            with suppress(httpx.HTTPError), httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
                 for line in answer.iter_lines():
                     lines.append(line)
                     server.kill()
@@ -216,8 +193,8 @@ def test_after_kill_9_in_the_middle_the_next_start_is_clean(tmp_path: Path, mode
     assert left is not None
     assert kept.origin == old
     assert left.origin == (new if moment == "its state is written" else old)
-    with process([*ENTRY, *options]) as (server, address):
-        health = httpx.get(address.removesuffix("/v1") + "/health", timeout=60).json()
+    with server_process([*ENTRY, *options]) as (server, address):
+        health = httpx.get(f"{address}/health", timeout=60).json()
         assert (health["status"], health["switches"], health["last_switch_error"]) == ("ok", 0, None)
         ask(address, "another man")
         server.send_signal(signal.SIGTERM)
@@ -242,16 +219,11 @@ def test_state_and_feedback_of_a_server_that_is_stopped_and_one_that_is_killed(t
                "--state-seconds", "0.2", "--feedback-dir", str(spool), "--feedback-rate", "1"]
     counts = []
     for how in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert server.stdout is not None
-        line = next(line for line in server.stdout if "http://" in line)
-        found = re.search(r"http://\S+", line)
-        assert found is not None
-        for i in range(3):
-            ask(found[0], f"the {how} man {len(counts)} {i}")
-        server.send_signal(how)
-        assert server.wait(60) == (0 if how == signal.SIGTERM else -signal.SIGKILL)
-        server.stdout.close()
+        with server_process(command) as (server, address):
+            for i in range(3):
+                ask(address, f"the {how} man {len(counts)} {i}")
+            server.send_signal(how)
+            assert server.wait(60) == (0 if how == signal.SIGTERM else -signal.SIGKILL)
         if how == signal.SIGTERM:
             bins = read_snapshot(state / "everybody.json").table
             assert bins is not None

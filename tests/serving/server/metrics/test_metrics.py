@@ -23,7 +23,6 @@ from serving.runtime.strategies import build_strategy
 from serving.server.app import create_app
 from serving.server.deployment.deployments import CHECKER
 from serving.server.feedback.feedback import Feedback
-from serving.server.feedback.settings import FeedbackSettings
 from serving.server.metrics import metrics as metrics_module
 from serving.server.metrics.dashboards import GRAFANA
 from serving.server.metrics.metrics import FEEDBACK, CountAnswers, Metrics, metrics_router
@@ -32,6 +31,7 @@ from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Failure, Ticket
+from serving.server.settings import FeedbackSettings
 from tests.support.paths import REPO
 from tests.support.server.served_pair import running, served_pair, serving
 
@@ -195,7 +195,7 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
 
 
 def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> None:
-    feedback = Feedback(FeedbackSettings(tmp_path, 1.0, a_minute=1e6))
+    feedback = Feedback(FeedbackSettings(folder=tmp_path, rate=1.0, per_minute=1e6))
     counts = feedback.spool.counts
     with serving(served_pair("vanilla_sd", slots=2), observers=[feedback]) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
         before = Samples(http.get("/metrics").text)

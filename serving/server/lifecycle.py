@@ -1,0 +1,126 @@
+"""A server's life: load a bundle, serve it and its successors, and let running requests finish at SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from serving.artifacts.pair_files import draftwell_home, models_root
+from serving.bundle.bundle import refuse_inside
+from serving.runtime.engine.workers import on_own_thread
+from serving.server.app import create_app
+from serving.server.deployment.bundle_watch import BundleWatch
+from serving.server.deployment.deployments import Deployments
+from serving.server.feedback.persistence import Persistence
+from serving.server.http.errors import hide_folders
+from serving.server.http.security import Security, origins, read_keys
+from serving.server.model.loading import from_bundle
+from serving.server.model.served_model import ServedModel
+from serving.server.process import address_of, ended_by_interrupt
+from serving.server.settings import DRAIN_SECONDS, ServerSettings
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 5
+"""For clients to read what is already written, after the drain."""
+BACKLOG = 1024
+KEEP_ALIVE_SECONDS = 75
+"""How long a connection may stay open between two requests. Longer than proxies keep theirs (usually 60 s), which otherwise send requests
+over a connection that is being closed. Uvicorn's default of 5 s is also too short for clients on a busy machine."""
+
+
+class DrainingServer(uvicorn.Server):
+    """A web server that drains. At the first SIGTERM or SIGINT new requests are answered 503 while running ones get `drain_seconds` to
+    finish; what is left then is answered 503, or its stream ends with an error. Clients have `FLUSH_SECONDS` to read that; then the server
+    exits with code 0. A second signal skips the drain."""
+
+    def __init__(self, config: uvicorn.Config, deployments: Deployments, drain_seconds: float = DRAIN_SECONDS):
+        super().__init__(config)
+        self._deployments, self._drain_seconds = deployments, drain_seconds
+        self._asked_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Only take note: a signal may interrupt code that holds a lock."""
+        if self._asked_at is not None:
+            super().handle_exit(sig, frame)
+        self._asked_at = self._asked_at or time.monotonic()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; True ends the server."""
+        if self._asked_at is not None:
+            deployments = self._deployments
+            if not deployments.draining:
+                deployments.drain()
+            over = self.should_exit or time.monotonic() - self._asked_at > self._drain_seconds
+            if over and deployments.users:
+                log.warning("the drain is over with %d requests unfinished: they are answered 503", deployments.users)
+                deployments.abort()
+            if over or deployments.users == 0:
+                return True
+        return await super().on_tick(counter)
+
+
+def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garbage_collection: Callable[[], None]) -> None:
+    """Load the bundle and answer requests on a bound socket until SIGINT or SIGTERM; follow the bundle's link meanwhile.
+
+    Raises:
+        DraftwellError: the bundle, an option or a file that an option names is refused.
+    """
+    _ = settings.offered  # a wrong name is reported before anything is loaded
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger("serving").setLevel(logging.INFO)
+    security = Security(keys=read_keys(settings.api_key_file), cors_origins=origins(settings.cors_origin))
+    written = {"DRAFTWELL_HOME": draftwell_home(), "--state-dir": settings.state_dir, "--feedback-dir": settings.feedback_dir}
+    refuse_inside(settings.bundle, {name: folder for name, folder in written.items() if folder})  # before any of them is created
+    persistence = Persistence(settings.state_dir, settings.state_seconds, settings.feedback)
+    hide_folders(Path.home(), models_root())
+
+    def load(folder: Path, serving_now: ServedModel | None = None) -> ServedModel:
+        hide_folders(folder)
+        return persistence.prepare(on_own_thread(from_bundle, settings.for_bundle(folder), serving_now))
+
+    def take_over(folder: Path) -> bool:
+        """False: not now, try again later."""
+        deployments.switch(lambda old: load(folder, old), persistence.follow)
+        return not deployments.worth_another_try
+
+    watch = BundleWatch(settings.bundle, take_over)  # before the bundle is read, so that a change during loading is noticed
+    with ended_by_interrupt():
+        app = create_app(load(settings.bundle),  # no other reference to the models stays: they can be freed
+                         drain_seconds=0.0,  # `DrainingServer` has drained when the application ends
+                         capacity=settings.queue, observers=persistence.observers, security=security,
+                         request_timeout=settings.request_timeout, allow_parameters=settings.allow_parameters)
+    deployments: Deployments = app.state.deployments
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: watch.ask())
+    watch.start()
+    listener.listen(BACKLOG)  # whoever reads the line that `announce` prints can connect
+    persistence.follow(deployments.current.served)
+    persistence.start()
+    announce(deployments.current.served, listener)
+    resume_garbage_collection()
+    try:
+        DrainingServer(web_config(app), deployments, settings.drain_seconds).run(sockets=[listener])
+    finally:
+        watch.close()
+        persistence.close()
+
+
+def announce(served: ServedModel, listener: socket.socket) -> None:
+    """Print the line that says what is served, and where."""
+    print(f"draftwell-serve: {served.name} with {served.strategy.name} in {served.pair.dtype}, {served.slots} slots, "
+          f"on http://{address_of(listener)}/v1", flush=True)
+
+
+def web_config(app: FastAPI) -> uvicorn.Config:
+    """Uvicorn's settings for an application."""
+    return uvicorn.Config(app, log_level="info", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=FLUSH_SECONDS,
+                          timeout_keep_alive=KEEP_ALIVE_SECONDS)

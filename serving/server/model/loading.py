@@ -1,0 +1,152 @@
+"""Loading a bundle: its models, artifacts and tuned strategy, checked for this machine, as a `ServedModel`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from serving.artifacts.base import Artifact
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.pair_files import PairFiles, draftwell_home, models_root, settings_digest
+from serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
+from serving.device import device_class
+from serving.errors import DraftwellError
+from serving.runtime.models.unbatched_model import UnbatchedModel
+from serving.runtime.pair import LoadedPair, load_pair
+from serving.runtime.strategies import Strategy, StrategyResources, build_strategy, find_strategy
+from serving.server.model.served_model import ServedModel
+from serving.server.model.snapshots import SnapshotOrigin
+from serving.server.model.strategy_pool import StrategyPool
+from serving.server.scheduling.costs import BatchCosts, completed, from_profile, measure
+from serving.server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+
+def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None) -> ServedModel:
+    """Load `settings.bundle`. Online state starts from the bundle's artifacts and is kept in memory.
+
+    Args:
+        settings: those of models, slots, threads and online state are used here.
+        serving_now: what answers requests meanwhile, loaded with the same settings. Its pair is shared if the bundle is for the same
+            models; the caller then checks that the new strategy works, because those models are busy.
+    Raises:
+        DraftwellError: the bundle is damaged or for another pair, its models are missing, it was tuned for a device that is not here or
+            that `serving_now` does not use, or DRAFTWELL_HOME is inside it.
+    """
+    path, slots = settings.bundle, settings.slots
+    refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})  # a draft's ONNX graph is cached there
+    bundle = open_bundle(path)
+    manifest = bundle.manifest
+    if settings.dtype not in (None, manifest.dtype):
+        raise DraftwellError(f"the bundle {path} was tuned in {manifest.dtype}, not {settings.dtype}: leave --dtype out, or deploy a "
+                             f"release of the pair in {settings.dtype}", code="wrong_dtype")
+    check_same_device(manifest.device, serving_now)
+    check_device(manifest.device)
+    files = bundle.files(models_root())  # foreign weights are refused before anything loads
+    artifacts = bundle.artifacts()
+    config = tuned_config(bundle, artifacts)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    if serving_now is not None and can_share(serving_now.pair, manifest, files, config.strategy):
+        pair = serving_now.pair
+    else:
+        pair = load_pair(files, dtype=manifest.dtype, device=manifest.device,  # type: ignore[arg-type]
+                         slots=slots, max_context=settings.max_context, onnx_draft=find_strategy(config.strategy).prefers_onnx)
+        needed = {kind: artifacts[kind] for kind in find_strategy(config.strategy).artifacts if kind in artifacts}
+        resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
+        warm_up(pair, build_strategy(config.strategy, config.parameters, resources))
+    profile = artifacts.get(HardwareProfile.kind)
+    known = profile_costs(profile, manifest.device) if isinstance(profile, HardwareProfile) else None
+    usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or known is not None}
+    pool = StrategyPool(pair, usable, config, mode="off" if settings.deterministic else settings.state, offered=settings.offered)
+    served = ServedModel(manifest.pair, pair, pool.get(), slots, settings.threads, version=str(manifest.release_version),
+                         costs=costs_of(pair, slots, known, serving_now), strategies=pool, origin=SnapshotOrigin.of(manifest),
+                         artifacts=artifacts)
+    if serving_now is not None and serving_now.pair is pair:
+        served.share_tokenizer(serving_now)
+    return served
+
+
+def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingConfig:
+    """A bundle's tuned strategy; DraftwellError where there is none, or where it needs measurements of this machine."""
+    config = artifacts.get(DecodingConfig.kind)
+    if not isinstance(config, DecodingConfig):
+        raise DraftwellError(f"the bundle {bundle.path} holds no decoding config: tune the pair and deploy again",
+                             code="no_decoding_config")
+    check_device_class(config, artifacts, bundle.manifest.device)
+    return config
+
+
+def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, strategy: str) -> bool:
+    """Whether a loaded pair is the one that a bundle was made for, chat template and stop tokens included, with every model that the
+    bundle's strategy uses."""
+    lacks_onnx = find_strategy(strategy).prefers_onnx and "draft_onnx" not in pair.models
+    same = (pair.fingerprint, pair.device) == (manifest.fingerprint, manifest.device) and pair.settings == settings_digest(files)
+    return same and not lacks_onnx
+
+
+def warm_up(pair: LoadedPair, strategy: Strategy) -> None:
+    """Decode a few tokens, so that a missing artifact or broken weights are found before the first request."""
+    prompt = pair.encode_prompt("Hello")
+    pair.engine().generate(prompt, pair.sampling(max_tokens=8), strategy)
+
+
+def check_same_device(device: str, serving_now: ServedModel | None) -> None:
+    """Refuse a bundle for another device: one link `current` may point to bundles for both, and a server keeps its device."""
+    if serving_now is not None and serving_now.pair.device != device:
+        raise DraftwellError(f"the bundle was made for {device}, and this server computes on {serving_now.pair.device}: deploy into one "
+                             "folder per device (draftwell deploy --out), or restart the server to change devices", code="wrong_device")
+
+
+def check_device(device: str) -> None:
+    """Refuse a bundle for a device that is not here."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise DraftwellError(f"the bundle was made for {device}, and no CUDA device is here: deploy with DEVICE=cpu",
+                             code="no_cuda_device")
+
+
+def check_device_class(config: DecodingConfig, artifacts: Mapping[str, Artifact], device: str) -> None:
+    """Refuse a profile of another machine if the strategy uses it; log a warning if only the tuning was done elsewhere."""
+    here = device_class(device)
+    profile = artifacts.get(HardwareProfile.kind)
+    measured = profile.provenance.device_class if profile else None
+    if HardwareProfile.kind in find_strategy(config.strategy).artifacts and measured not in (None, here):
+        raise DraftwellError(f"the bundle's hardware profile was measured on {measured}, this machine is {here}: run "
+                             "`draftwell calibrate` and `draftwell tune` here and deploy again", code="profile_of_another_machine")
+    tuned = config.provenance.device_class
+    if tuned not in (None, here):
+        log.warning("the decoding config was tuned on %s, this machine is %s: another choice may be faster here", tuned, here)
+
+
+def profile_costs(profile: HardwareProfile, device: str) -> BatchCosts | None:
+    """Costs from a bundle's profile; None if it was measured on another machine."""
+    return from_profile(profile) if profile.provenance.device_class in (None, device_class(device)) else None
+
+
+def costs_of(pair: LoadedPair, slots: int, known: BatchCosts | None, serving_now: ServedModel | None) -> BatchCosts | None:
+    """What batches cost: measured if the machine is idle, and completed from the bundle's profile.
+
+    Args:
+        known: costs from the profile; None without one.
+    Returns:
+        None where nothing is known; with one slot nothing has to be.
+    """
+    if serving_now is not None and serving_now.pair is pair:  # measured when these models were loaded
+        timed = serving_now.costs
+    elif slots == 1 or (serving_now is not None and known is not None):  # a busy machine measures worse than a profile
+        timed = None
+    else:
+        timed = measure(pair.models, slots, batched=batches(pair))
+    if known is None:
+        return timed
+    return replace(completed(timed, known) if timed else known, batched=batches(pair))
+
+
+def batches(pair: LoadedPair) -> bool:
+    """Whether a forward pass over several requests costs as much as its tokens, rather than one forward pass per request."""
+    return not isinstance(pair.models["target"], UnbatchedModel)

@@ -1,0 +1,63 @@
+"""The server's process before it serves: its socket, the garbage collector and SIGINT. No heavy library is imported here."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from serving.errors import DraftwellError
+
+INTERRUPTED = 130
+"""Exit code of a process ended by SIGINT."""
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket.
+
+    Raises:
+        DraftwellError: the address is not available (`address_unavailable`).
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise DraftwellError(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --host or --port",
+                             code="address_unavailable") from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """host:port of a bound socket."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextmanager
+def paused_garbage_collection() -> Iterator[Callable[[], None]]:
+    """Collect no garbage until the function that this yields is called. Imports make hundreds of thousands of objects that stay; scanning
+    them again and again takes a second of the start."""
+    gc.disable()
+    try:
+        yield gc.enable
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """SIGINT ends the process at once, even while the main thread waits for the thread that loads: before it serves, nothing is lost."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # the caller's own, or ignored, as in the background
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # the system's own handler does nothing for a container's first process
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,137 @@
+"""Settings of a server: the one place of each option's name, default, bounds and description. The command line is made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from serving.errors import DraftwellError
+
+StateSharing = Literal["shared", "tenant", "off"]
+"""Whose requests share what strategies learn (model/strategy_pool.py)."""
+SLOTS = 8
+QUEUE = 256
+DRAIN_SECONDS = 20.0
+"""With `process.FLUSH_SECONDS` and the writing of online state this ends before the 30 s that Kubernetes waits."""
+STATE_SECONDS = 30.0
+FEEDBACK_PER_MINUTE = 60
+FEEDBACK_MEGABYTES = 256
+
+
+class FeedbackSettings(BaseModel):
+    """Which requests are recorded, and how much of them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    folder: Path = Field(description="the spool: a folder of recorded requests")
+    rate: float = Field(ge=0, le=1, description="share of the requests that is recorded")
+    text: bool = Field(False, description="record prompts and outputs too; recalibration needs them")
+    per_minute: float = Field(FEEDBACK_PER_MINUTE, gt=0, description="most requests recorded in a minute")
+    max_bytes: int = Field(FEEDBACK_MEGABYTES << 20, gt=0, description="size of the spool; beyond it the oldest files are deleted")
+    bytes_per_minute: int = Field(16 << 20, gt=0, description="most bytes recorded in a minute")
+    seed: int | None = Field(None, description="of the random choice of requests; None: a new one at each start")
+
+
+class ServerSettings(BaseModel):
+    """Options of `draftwell-serve`, in the order of its help; an option is named after its field (`max_context`: `--max-context`).
+
+    Raises:
+        DraftwellError: feedback options that contradict each other (`feedback_folder_missing`, `feedback_rate_missing`).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    bundle: Path = Field(description="Bundle folder that `make deploy` wrote, or the link `current` to it.")
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0: all addresses of this machine.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: a free one.")
+    slots: int = Field(SLOTS, ge=1, le=1024, description="Requests decoded at once; others wait.")
+    queue: int = Field(QUEUE, ge=1, description="Requests that may wait for a slot; further requests are answered 429.")
+    dtype: str | None = Field(None, description="Required dtype; a bundle tuned in another dtype is refused. Default: the bundle's.")
+    threads: int | None = Field(None, ge=1, description="Compute threads. Default: PyTorch's choice.")
+    max_context: int | None = Field(
+        None, ge=2, description="Most tokens of prompt and answer together. Default: the models' limit, at most 4096.")
+    deterministic: bool = Field(
+        False, description="Start every request from the bundle's online state, and do not shorten sampled or lossy drafts under load: "
+                           "a seed then always gives the same answer.")
+    api_key_file: Path | None = Field(
+        None, description="File with API keys, one per line. Default: the keys in the variable DRAFTWELL_API_KEY; without either, "
+                          "requests need no key.")
+    cors_origin: tuple[str, ...] = Field(
+        (), description="Site whose pages may send requests from a browser, such as https://example.org; may be repeated.")
+    request_timeout: float | None = Field(
+        None, ge=0.001, description="Seconds after which a request is cancelled. Default: no limit.")
+    drain_seconds: float = Field(
+        DRAIN_SECONDS, ge=0, description="Seconds that running requests get to finish after SIGTERM; then they are answered 503.")
+    allow_parameters: bool = Field(False, description="Let requests, and the page at /, change the parameters of strategies.")
+    strategies: str | None = Field(
+        None, description="Strategies that requests may choose besides the tuned strategy and plain decoding, separated by commas. "
+                          "Default: all that the bundle's models and artifacts allow.")
+    state: StateSharing = Field(
+        "shared", description="Whose requests share what strategies learn: those of all clients (shared), of each API key (tenant), or "
+                              "none (off).")
+    state_dir: Path | None = Field(
+        None, description="Folder that keeps what strategies learn across restarts. Default: kept in memory only.")
+    state_seconds: float = Field(STATE_SECONDS, ge=0.1, description="Seconds between two writes to --state-dir.")
+    feedback_dir: Path | None = Field(
+        None, description="Spool: a folder of recorded requests, which `draftwell monitor` reads. Default: nothing is recorded.")
+    feedback_rate: float = Field(0.0, ge=0, le=1, description="Share of the requests that is recorded there.")
+    feedback_text: bool = Field(False, description="Record prompts and outputs too; recalibration needs them.")
+    feedback_per_minute: int = Field(FEEDBACK_PER_MINUTE, ge=1, description="Most requests recorded in a minute.")
+    feedback_megabytes: int = Field(
+        FEEDBACK_MEGABYTES, ge=1, description="Size of the spool; beyond it the oldest files are deleted.")
+
+    @model_validator(mode="after")
+    def _feedback_is_complete(self) -> Self:
+        if self.feedback_dir is None and (self.feedback_rate or self.feedback_text):
+            raise DraftwellError("feedback needs a folder: name one with --feedback-dir", code="feedback_folder_missing")
+        if self.feedback_dir is not None and self.feedback_rate == 0:
+            raise DraftwellError("--feedback-dir alone records nothing: set the share of the requests with --feedback-rate, such as .05",
+                                 code="feedback_rate_missing")
+        return self
+
+    @classmethod
+    def from_options(cls, **options: Any) -> Self:
+        """The settings that a command line names.
+
+        Raises:
+            DraftwellError: a value is out of bounds (`invalid_option`), or as in the class.
+        """
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise DraftwellError(f"--{str(first['loc'][0]).replace('_', '-')} {first['input']}: {first['msg']}",
+                                 code="invalid_option") from error
+
+    @property
+    def feedback(self) -> FeedbackSettings | None:
+        """What is recorded; None: nothing."""
+        if self.feedback_dir is None:
+            return None
+        return FeedbackSettings(folder=self.feedback_dir, rate=self.feedback_rate, text=self.feedback_text,
+                                per_minute=self.feedback_per_minute, max_bytes=self.feedback_megabytes << 20)
+
+    @property
+    def offered(self) -> tuple[str, ...] | None:
+        """The names in `strategies`; None: all.
+
+        Raises:
+            DraftwellError: one of them is not a strategy, or there is none (`no_strategies`).
+        """
+        if self.strategies is None:
+            return None
+        from serving.runtime.strategies import find_strategy  # imports torch
+
+        names = tuple(name for part in self.strategies.split(",") if (name := part.strip()))
+        if not names:
+            raise DraftwellError("--strategies is empty: name one, such as vanilla_sd, or leave the option out to offer all",
+                                 code="no_strategies")
+        for name in names:
+            find_strategy(name)
+        return names
+
+    def for_bundle(self, folder: Path) -> ServerSettings:
+        """The same settings for another bundle."""
+        return self.model_copy(update={"bundle": folder})

@@ -1,0 +1,45 @@
+"""The options of `draftwell-serve`: what users have typed so far keeps its meaning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from serving.server.main import app
+from serving.server.settings import ServerSettings
+
+OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
+    "bundle": (None, None), "host": ("127.0.0.1", None), "port": (8000, (0, 65535)), "slots": (8, (1, 1024)), "queue": (256, (1, None)),
+    "dtype": (None, None), "threads": (None, (1, None)), "max-context": (None, (2, None)), "deterministic": (False, None),
+    "api-key-file": (None, None), "cors-origin": (None, None), "request-timeout": (None, (0.001, None)), "drain-seconds": (20.0, (0, None)),
+    "allow-parameters": (False, None), "strategies": (None, None), "state": ("shared", None), "state-dir": (None, None),
+    "state-seconds": (30.0, (0.1, None)), "feedback-dir": (None, None), "feedback-rate": (0.0, (0, 1)), "feedback-text": (False, None),
+    "feedback-per-minute": (60, (1, None)), "feedback-megabytes": (256, (1, None)),
+}
+"""Flag → its default and bounds."""
+
+
+def test_the_command_line_is_the_settings_and_keeps_its_flags_defaults_and_bounds() -> None:
+    found: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {}
+    for option in get_command(app).params:
+        known: Any = option
+        [flag] = [*known.opts, *known.secondary_opts]
+        limits = getattr(known, "type", known)  # older versions of Typer keep them in the type
+        bounds = getattr(limits, "min", None), getattr(limits, "max", None)
+        found[flag.removeprefix("--")] = (known.default, None if bounds == (None, None) else bounds)
+        assert known.help
+        assert known.required == (flag == "--bundle")
+    assert found == OPTIONS
+    settings = ServerSettings(bundle=Path("b")).model_dump()
+    assert {name.replace("_", "-"): value or None if name == "cors_origin" else value for name, value in settings.items()} == {
+        **{flag: default for flag, (default, _) in OPTIONS.items()}, "bundle": Path("b")}
+
+
+@pytest.mark.parametrize("wrong", [{"port": 65536}, {"slots": 0}, {"max_context": 1}, {"threads": 0}, {"state": "mine"}, {"slot": 1},
+                                   {"port": "8000"}])
+def test_settings_are_strict(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ServerSettings(bundle=Path("b"), **wrong)

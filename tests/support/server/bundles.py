@@ -1,0 +1,58 @@
+"""Bundles of the tiny pair, and loading them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Artifact, Provenance
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
+from serving.bundle.bundle import FileRecord, Manifest, ModelRecord
+from serving.files import sha256_file
+from serving.runtime.commands import Role
+from serving.server.model.loading import from_bundle
+from serving.server.model.served_model import ServedModel
+from serving.server.settings import ServerSettings
+from tests.support.server.served_pair import tiny_pair
+
+
+def save_tiny_models(root: Path) -> dict[Role, Path]:
+    """The tiny pair as model folders."""
+    pair = tiny_pair(1)
+    for role, module in pair.modules.items():
+        module.set_attn_implementation("eager")
+        module.save_pretrained(root / role)
+        pair.tokenizer.save_pretrained(root / role)
+    return {role: root / role for role in pair.modules}
+
+
+def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, parameters: dict[str, Any] | None = None,
+                machine: str | None = None, leave_out: str = "") -> Path:
+    """A bundle with weights; its profile and its config were made on `machine`."""
+    records = {}
+    for role, source in models.items():
+        shutil.copytree(source, folder / "models" / role, ignore=shutil.ignore_patterns(".*"))
+        records[role] = ModelRecord(source="bundled", weights_sha256=weights_digest(source), folder=f"models/{role}")
+    mark = fingerprint(PairFiles("tiny", models["target"], models["draft"]), "float32")
+    provenance = Provenance(pair="tiny", fingerprint=mark, device_class=machine)
+    made: list[Artifact] = [AcceptanceTable([50] * 20, [25] * 20, provenance), HardwareProfile(1.0, {1: 4.0}, 0.1, provenance)]
+    if strategy:
+        made.append(DecodingConfig(strategy, parameters or {}, {}, provenance))
+    made = [artifact for artifact in made if artifact.kind != leave_out]
+    for artifact in made:
+        artifact.save(folder / "artifacts" / artifact.kind)
+    files = {p.relative_to(folder).as_posix(): FileRecord(sha256=sha256_file(p), size=p.stat().st_size)
+             for p in sorted(folder.rglob("*")) if p.is_file()}
+    manifest = Manifest(pair="tiny", device="cpu", dtype="float32", fingerprint=mark, release_version=1, release_digest="r", gated=True,
+                        models=records, versions={artifact.kind: 1 for artifact in made}, runs={}, files=files)
+    (folder / "manifest.json").write_text(manifest.model_copy(update={"digest": manifest.computed_digest()}).to_json())
+    return folder
+
+
+def load_bundle(bundle: Path, serving_now: ServedModel | None = None, **options: Any) -> ServedModel:
+    """Load a bundle with some settings of the server."""
+    return from_bundle(ServerSettings(bundle=bundle, **options), serving_now)
