@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.access import check_address, hidden, refusal
 from serving.artifacts.pair_files import draftwell_home
 from serving.errors import DraftwellError
+from serving.files import file_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -96,19 +97,13 @@ def _one_at_a_time(uri: str) -> Iterator[None]:
     if not uri.startswith(SQLITE):
         yield
         return
-    import fcntl
-
     database = Path(uri.removeprefix(SQLITE))
-    try:
-        database.parent.mkdir(parents=True, exist_ok=True)
-        lock = database.with_name(f".{database.name}.lock").open("w")
-    except OSError as error:
-        raise DraftwellError(
-            f"cannot write the registry's folder {database.parent} ({error.strerror}): "
-            "set MLFLOW_TRACKING_URI or DRAFTWELL_HOME"
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(file_lock(database.with_name(f".{database.name}.lock")))
+        except OSError as error:
+            raise DraftwellError(f"cannot write the registry's folder {database.parent} ({error.strerror}): set MLFLOW_TRACKING_URI or "
+                                 "DRAFTWELL_HOME", code="registry_folder_unwritable") from error
         yield
 
 

@@ -148,16 +148,14 @@ def show(verdicts: Sequence[tuple[str, GateVerdict]], markdown: Path | None, jun
 
 def record_baseline(pair: str, name: str) -> None:
     """Write registry/baselines/<pair>.json."""
-    import json
-
     from flows.steps.gate import baseline_report
     from registry import gates
-    from serving.files import write_atomically
+    from serving.files import write_json
 
     with progress("deterministic counts") as bar:
         report = baseline_report(pair, say, bar)
     path = gates.HERE / "baselines" / f"{name}.json"
-    write_atomically(path, (json.dumps(report, indent=2) + "\n").encode())
+    write_json(path, report)
     typer.echo(f"recorded {path.name}")
 
 

@@ -1,55 +1,67 @@
-"""Steps that run once for what they are made of: their results are kept under a digest, and believed only while what they made stands.
+"""Steps that run once for what they are made of: the result is kept in a file under a key, and believed while what it made is there.
 
-Prefect's cache alone would skip a step whose key it knows, although somebody has emptied or changed the workspace since. So a kept
-result names the digests of what its step made, and a step whose product is not in the workspace any more runs again.
+The file is in the pair's workspace, next to what the step made, so that all workers of a pool see both. Prefect's own cache would skip
+a step although somebody has emptied or changed the workspace since.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from datetime import timedelta
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.loading import prompts_of
-from flows.orchestration.learn_tasks import RESULT, RETRY
 from flows.settings import BESIDES, PipelineSettings
 from flows.workspace import Workspace
 from serving.artifacts.base import ArtifactError, digest_of
+from serving.files import json_digest, write_json
 
 if TYPE_CHECKING:
     from prefect import Task
 
 TRACES = "traces"
-"""What stands for the trace set among kinds of artifacts."""
+"""Name of the trace set among kinds of artifacts."""
+KEPT_SECONDS = 30 * 24 * 3600.0
+"""How long the result of a scheduled step is believed: machines change."""
 
 
-def by_key(context: Any, parameters: Mapping[str, Any]) -> str:
-    """Prefect's cache key of a step: the digest that it was called with."""
-    return str(parameters["key"])
+def run_once(file: Path, key: str, step: Callable[[], Any], *, still_stands: Callable[[Any], bool] = lambda result: True,
+             seconds: float | None = None) -> Any:
+    """The result of a step that is kept in a file; the step runs where there is none for this key.
+
+    Args:
+        file: `{"key": …, "result": …}`; anything else, such as a file of an older version, is replaced.
+        key: digest of all that the step depends on.
+        still_stands: whether what a kept result names is still there.
+        seconds: age from which a kept result is not believed; None keeps it for ever.
+    """
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        fresh = seconds is None or time.time() - file.stat().st_mtime < seconds
+        if fresh and kept["key"] == key and still_stands(kept["result"]):
+            return kept["result"]
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    result = step()
+    write_json(file, {"key": key, "result": result})
+    return result
 
 
-KEYED: dict[str, Any] = {**{name: value for name, value in RETRY.items() if name != "cache_policy"}, **RESULT,
-                         "cache_key_fn": by_key, "persist_result": True, "cache_expiration": timedelta(days=30)}
-"""Options of a task `(settings, key)` whose result is `{"made": kind → digest, …}`; a month, since machines change."""
-
-
-def once(step: Task[[PipelineSettings, str], dict[str, Any]], settings: PipelineSettings, space: Workspace,
+def once(step: Task[[PipelineSettings], dict[str, Any]], settings: PipelineSettings, space: Workspace,
          before: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a step, unless it ran on the same inputs and what it made then stands in the workspace.
+    """Run a task whose result is `{"made": kind → digest, …}`, unless it ran on the same inputs and what it made then is in the workspace.
 
     Args:
         before: what the step is made of besides settings, prompts, weights, machine and code; digests and small figures.
     """
-    key = key_of(step.name, settings, space, before)
-    done = step(settings, key)
-    if standing(space, done["made"]) != done["made"]:
-        print(f"{step.name}: what an earlier run made is not in the workspace any more, so it runs again")
-        done = step.with_options(refresh_cache=True)(settings, key)
-    return done
+    found: dict[str, Any] = run_once(
+        space.root / "steps" / f"{step.name}.json", key_of(step.name, settings, space, before), lambda: step(settings),
+        still_stands=lambda result: standing(space, result["made"]) == result["made"], seconds=KEPT_SECONDS)
+    return found
 
 
 def key_of(step: str, settings: PipelineSettings, space: Workspace, before: Mapping[str, Any]) -> str:
@@ -61,7 +73,7 @@ def key_of(step: str, settings: PipelineSettings, space: Workspace, before: Mapp
     parts = {"step": step, "settings": settings.model_dump(mode="json", exclude=BESIDES), "prompts": prompts,
              "pair": fingerprint(space.files(), space.dtype), "machine": device_class(settings.device),
              "code": git_commit() or version("draftwell"), "before": dict(before)}
-    return f"{step}-{hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()}"
+    return f"{step}-{json_digest(parts, default=str)}"
 
 
 def standing(space: Workspace, kinds: Iterable[str]) -> dict[str, str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.workspace import Workspace
-from serving.files import write_atomically
+from serving.files import file_lock, write_json
 
 if TYPE_CHECKING:
     from components.drift.schema import DriftReport
@@ -53,7 +52,7 @@ def announce_once(space: Workspace, device: str, report: DriftReport, spool: Pat
         whether it was sent now.
     """
     now = now or datetime.datetime.now(datetime.UTC)
-    with locked(space.root / "drift" / ".lock") as free:
+    with file_lock(space.root / "drift" / ".lock", wait=False) as free:
         if not free:
             return False  # another check of this pair is just doing it
         if report.verdict == "steady":
@@ -66,20 +65,5 @@ def announce_once(space: Workspace, device: str, report: DriftReport, spool: Pat
         if not send():
             return False
         record = Announced(champion=report.baseline, digest=report.digest, spool=spool.absolute(), at=now)
-        write_atomically(announcement(space, device), (record.model_dump_json(indent=2) + "\n").encode())
+        write_json(announcement(space, device), record.model_dump(mode="json"))
         return True
-
-
-@contextmanager
-def locked(file: Path) -> Iterator[bool]:
-    """Whether this process holds a file's lock in the block; the lock goes with the process, however that ends."""
-    import fcntl
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True

@@ -9,19 +9,19 @@ started again.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from flows import context
 from flows.context import StepContext, now
 from flows.loading import open_from_settings, prompts_of, worker_pool_of
-from flows.orchestration.drift_events import announced, announcement, locked
+from flows.orchestration.cached_steps import run_once
+from flows.orchestration.drift_events import announced, announcement
 from flows.progress import announce
 from flows.settings import BESIDES, PLACES
 from flows.steps import collect as collect_step
@@ -36,7 +36,7 @@ from flows.steps.monitor import DriftSettings
 from flows.steps.reference_traces import RECALIBRATIONS
 from flows.steps.traffic_prompts import newest_prompts, on_prompts
 from flows.workspace import Workspace
-from serving.files import write_atomically
+from serving.files import file_lock, write_json
 from serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
@@ -46,23 +46,10 @@ PROMPTS, BEGUN, OUTCOME, STEPS = "prompts.jsonl", "begun.json", "outcome.json", 
 MADE_OF = "made_of.json"
 """Among the kept steps: the traces and settings that all of them are of."""
 
-Step = TypeVar("Step", bound=Callable[..., Any])
 
-
-def once(step: Step) -> Step:
-    """A station `(settings, folder, …)` that runs once for a recalibration: what it returned is kept as JSON in the folder."""
-
-    @functools.wraps(step)
-    def run(settings: DriftSettings, folder: str, *more: Any) -> Any:
-        file = Path(folder) / STEPS / f"{step.__name__}.json"
-        try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found = step(settings, folder, *more)
-        write_atomically(file, (json.dumps(found, indent=2) + "\n").encode())
-        return found
-
-    return cast(Step, run)
+def once(step: str, settings: DriftSettings, folder: str, run: Callable[[StepContext, dict[str, list[Prompt]]], Any]) -> Any:
+    """What a step returned in this recalibration; it runs once, with the pair and the prompts of each step."""
+    return run_once(Path(folder) / STEPS / f"{step}.json", step, lambda: run(*open_job(settings, folder)))
 
 
 def begin(settings: DriftSettings) -> dict[str, Any]:
@@ -91,7 +78,7 @@ def begin(settings: DriftSettings) -> dict[str, Any]:
     if not (folder / PROMPTS).is_file():
         from components.drift.prompts import write_prompts
 
-        write_atomically(folder / BEGUN, (json.dumps(begun, indent=2) + "\n").encode())
+        write_json(folder / BEGUN, begun)
         write_prompts(folder / PROMPTS, prompts)
     return {"folder": str(folder), "drift": drift, "outcome": outcome_of(folder)}
 
@@ -153,8 +140,8 @@ def collect_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
 def promoted(settings: DriftSettings, folder: str) -> bool:
     """Whether the release that was published here is the champion."""
     try:
-        release = json.loads((Path(folder) / STEPS / "publish.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        release = json.loads((Path(folder) / STEPS / "publish.json").read_text(encoding="utf-8"))["result"]
+    except (OSError, ValueError, LookupError, TypeError):
         return False
     return bool(release == champion_number(Workspace(settings.pair, settings.dtype, announce), settings.device))
 
@@ -169,34 +156,36 @@ def keep_matching_steps(folder: str, made_of: dict[str, Any]) -> None:
         pass  # the first run here, or one of an older version
     for place in (steps, Path(folder) / "artifacts"):  # in this order: what is not forgotten yet is forgotten by the next run
         shutil.rmtree(place, ignore_errors=True)
-    write_atomically(steps / MADE_OF, (json.dumps(made_of, indent=2) + "\n").encode())
+    write_json(steps / MADE_OF, made_of)
 
 
-@once
 def calibrate_on_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     """Verifier, table, memory and hardware profile; an acceptance head too, where the champion has one."""
-    step, prompts = open_job(settings, folder)
-    traces = context.open_trace(step)
-    train_step.run_train(step, traces)
-    champion = champion_of(step.workspace, settings.device)
-    if champion is not None and "acceptance_head" in champion.pins:
-        train_step.run_train_head(step, traces)
-    return train_step.run_calibrate(step, traces, prompts["calibrate"], max_tokens=settings.collect_tokens)
+
+    def run(step: StepContext, prompts: dict[str, list[Prompt]]) -> dict[str, Any]:
+        traces = context.open_trace(step)
+        train_step.run_train(step, traces)
+        champion = champion_of(step.workspace, settings.device)
+        if champion is not None and "acceptance_head" in champion.pins:
+            train_step.run_train_head(step, traces)
+        return train_step.run_calibrate(step, traces, prompts["calibrate"], max_tokens=settings.collect_tokens)
+
+    return dict(once("calibrate", settings, folder, run))
 
 
-@once
 def tune_on_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
-    """Choose strategy and parameters on the new prompts, the champion beside; returns the choice and why."""
-    step, prompts = open_job(settings, folder)
-    return tune_step.tune_as(settings, step, prompts["tune"])
+    """Choose strategy and parameters on the new prompts, compared with the champion; returns the choice and why."""
+    return dict(once("tune", settings, folder, lambda step, prompts: tune_step.tune_as(settings, step, prompts["tune"])))
 
 
-@once
 def publish_candidate(settings: DriftSettings, folder: str, drift: str | None) -> int:
     """Publish what was made and pin it in a release; returns its number."""
-    step, _ = open_job(settings, folder)
-    evidence = {"settings": settings.evidence(step.workspace.spec.name), "drift": drift}
-    return publish_step.run_publish(step, evidence, device=settings.device).version
+
+    def run(step: StepContext, prompts: dict[str, list[Prompt]]) -> int:
+        evidence = {"settings": settings.evidence(step.workspace.spec.name), "drift": drift}
+        return publish_step.run_publish(step, evidence, device=settings.device).version
+
+    return int(once("publish", settings, folder, run))
 
 
 def gate_candidate(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
@@ -212,7 +201,7 @@ def gate_candidate(settings: DriftSettings, folder: str, release: int) -> dict[s
     if file.is_file() and ((kept := json.loads(file.read_text(encoding="utf-8")))["beside"] == champion or champion == release):
         return dict(kept["verdict"])
     found = gate_verdict(settings, folder, release)
-    write_atomically(file, (json.dumps({"beside": champion, "verdict": found}, indent=2) + "\n").encode())
+    write_json(file, {"beside": champion, "verdict": found})
     return found
 
 
@@ -246,18 +235,18 @@ def deploy_release(settings: DriftSettings, release: int) -> str:
 
 def finish(settings: DriftSettings, folder: str, outcome: dict[str, Any]) -> dict[str, Any]:
     """Write down what came of it; a drift whose recalibration is deployed is handled, and steps to a refusal are not kept."""
-    whole = {**outcome, "ended": now()}
+    complete = {**outcome, "ended": now()}
     if outcome["state"] == "refused":
         shutil.rmtree(Path(folder) / STEPS, ignore_errors=True)
-    write_atomically(Path(folder) / OUTCOME, (json.dumps(whole, indent=2) + "\n").encode())
+    write_json(Path(folder) / OUTCOME, complete)
     space = Workspace(settings.pair, settings.dtype, announce)
     before = announced(space, settings.device)
     if outcome["state"] == "deployed" and before is not None and before.digest == outcome["drift"]:
         announcement(space, settings.device).unlink(missing_ok=True)
-    return whole
+    return complete
 
 
 def single_recalibration(settings: DriftSettings) -> Any:
     """A context that says whether this process may recalibrate the pair: one at a time on a machine."""
     space = Workspace(settings.pair, settings.dtype, announce)
-    return locked(space.root / RECALIBRATIONS / ".lock")
+    return file_lock(space.root / RECALIBRATIONS / ".lock", wait=False)

@@ -14,7 +14,7 @@ from prefect import flow, task
 
 from flows.context import pictures_of
 from flows.orchestration import prefect_artifacts
-from flows.orchestration.cached_steps import KEYED, TRACES, once, standing
+from flows.orchestration.cached_steps import TRACES, once, standing
 from flows.orchestration.concurrency import pair_turn
 from flows.orchestration.learn_tasks import RESULT, RETRY, calibrate_task, collect_task, train_task, tune_task
 from flows.orchestration.release_tasks import champion_task, deploy_champion_task, deploy_task, gate_task, link_task, publish_task
@@ -26,8 +26,8 @@ from flows.workspace import Workspace
 from serving.artifacts.kinds import CALIBRATED, READ_BY_STRATEGIES
 
 
-@task(name="collection", **KEYED)
-def collection_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
+@task(name="collection", **RETRY)
+def collection_step(settings: PipelineSettings) -> dict[str, Any]:
     """Collect traces; returns what was made and how many positions it has."""
     from serving.recording.trace import TraceSet
 
@@ -36,15 +36,15 @@ def collection_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
     return {"made": {TRACES: made["digest"]}, "report": {"positions": positions, "folder": made["folder"]}}
 
 
-@task(name="calibration", **KEYED)
-def calibration_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
+@task(name="calibration", **RETRY)
+def calibration_step(settings: PipelineSettings) -> dict[str, Any]:
     """Train the verifier, make table, memory and profile; returns what was made and its figures."""
     report = {**train_task.fn(settings), **calibrate_task.fn(settings)}
     return {"made": standing(workspace_of(settings), CALIBRATED), "report": scalars(report)}
 
 
-@task(name="tuning", **KEYED)
-def tuning_step(settings: PipelineSettings, key: str) -> dict[str, Any]:
+@task(name="tuning", **RETRY)
+def tuning_step(settings: PipelineSettings) -> dict[str, Any]:
     """Choose strategy and parameters; returns what was made and the choice."""
     choice = tune_task.fn(settings)
     return {"made": standing(workspace_of(settings), ["decoding_config"]), "report": choice}

@@ -7,8 +7,6 @@ serve on the same prompts is collected when it is published.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from flows.steps.champion import champion_of
 from flows.workspace import Workspace
 from serving.artifacts.kinds import KINDS, WATCHED
 from serving.errors import DraftwellError
+from serving.files import json_digest
 from serving.recording.trace import LOSSY, TraceError, TraceSet
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def served_reference(space: Workspace, champion: Served) -> Path:
     kinds = [kind for kind in find_strategy(config.strategy).artifacts if kind in champion.artifacts]
     made_of = [champion.fingerprint, champion.trace_digest, config.strategy, config.parameters,
                {kind: champion.artifacts[kind].digest for kind in kinds}]
-    name = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+    name = json_digest(made_of)[:16]
     return space.root / "drift" / "references" / f"served-{name}"
 
 

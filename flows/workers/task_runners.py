@@ -88,7 +88,7 @@ def need_ray() -> None:
 
 
 def spread_shards(
-    fan: WorkerPool, step: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any]
+    pool: WorkerPool, step: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any]
 ) -> ShardSpread:
     """What has the shards of a collection written by workers.
 
@@ -99,15 +99,15 @@ def spread_shards(
 
     def spread(missing: Sequence[int], found: Callable[[int], None]) -> None:
         with job_folder(step) as job:
-            parts.describe_collection(job, step, prompts, traces, settings, fan.threads)
-            here = fan.runner == "threads"
-            with parts.loaded(job, step.pair, min(fan.workers, len(missing))) if here else nullcontext():
-                run(fan, "write a shard", job, [{"index": index} for index in missing], lambda call, _: found(call["index"]))
+            parts.describe_collection(job, step, prompts, traces, settings, pool.threads)
+            here = pool.runner == "threads"
+            with parts.loaded(job, step.pair, min(pool.workers, len(missing))) if here else nullcontext():
+                run(pool, "write a shard", job, [{"index": index} for index in missing], lambda call, _: found(call["index"]))
 
     return spread
 
 
-def spread_replays(fan: WorkerPool, step: StepContext, traces: Path) -> ReplaySpread:
+def spread_replays(pool: WorkerPool, step: StepContext, traces: Path) -> ReplaySpread:
     """What has the replays of a tuning made by workers, a strategy each; `traces` is the trace's folder."""
 
     def spread(search: Search, shares: Mapping[str, int]) -> list[Trial]:
@@ -115,8 +115,8 @@ def spread_replays(fan: WorkerPool, step: StepContext, traces: Path) -> ReplaySp
 
         trials: list[Trial] = []
         with job_folder(step) as job:
-            parts.describe_search(job, search, traces, step.pair.fingerprint, fan.threads)
-            run(fan, "replay a strategy", job, [{"name": name, "share": share} for name, share in shares.items()],
+            parts.describe_search(job, search, traces, step.pair.fingerprint, pool.threads)
+            run(pool, "replay a strategy", job, [{"name": name, "share": share} for name, share in shares.items()],
                 lambda _, made: trials.extend(Trial(**trial) for trial in made))
         return trials
 
@@ -131,7 +131,7 @@ def job_folder(step: StepContext) -> Iterator[Path]:
         yield Path(place)
 
 
-def run(fan: WorkerPool, what: str, job: Path, calls: Sequence[Call], done: Callable[[Call, Any], None]) -> None:
+def run(pool: WorkerPool, what: str, job: Path, calls: Sequence[Call], done: Callable[[Call, Any], None]) -> None:
     """Run one of `WORK` once for each call, as tasks of a Prefect flow.
 
     A part that fails does not stop the others, so that a second run has less to do.
@@ -145,16 +145,17 @@ def run(fan: WorkerPool, what: str, job: Path, calls: Sequence[Call], done: Call
 
     from components.report.threads import using_threads
 
-    flow = Flow(spread_out, name=f"{what} on {fan.runner}", task_runner=runner_of(fan), result_serializer="json", validate_parameters=False)
-    token = _now.set((fan, done))
+    flow = Flow(spread_out, name=f"{what} on {pool.runner}", task_runner=runner_of(pool), result_serializer="json",
+                validate_parameters=False)
+    token = _now.set((pool, done))
     try:
-        with using_threads(fan.threads if fan.runner == "threads" else None), reaching_prefect():
+        with using_threads(pool.threads if pool.runner == "threads" else None), reaching_prefect():
             flow(what, str(job), list(calls))
     finally:
         _now.reset(token)
 
 
-_now: ContextVar[tuple[WorkerPool, Callable[[Call, Any], None]]] = ContextVar("the fan, and who is told of each part")
+_now: ContextVar[tuple[WorkerPool, Callable[[Call, Any], None]]] = ContextVar("the pool, and who is told of each part")
 
 
 def spread_out(what: str, job: str, calls: list[Call]) -> None:
@@ -163,9 +164,9 @@ def spread_out(what: str, job: str, calls: list[Call]) -> None:
 
 
 def _hand_out(what: str, job: str, calls: list[Call]) -> None:
-    fan, done = _now.get()
+    pool, done = _now.get()
     task, failures = as_task(what), list[Exception]()
-    with ray_options(fan) if fan.runner == "ray" else nullcontext():
+    with ray_options(pool) if pool.runner == "ray" else nullcontext():
         futures = [task.submit(job, **call) for call in calls]
     for call, future in zip(calls, futures, strict=True):
         try:
@@ -209,27 +210,27 @@ def as_task(what: str) -> Task[..., Any]:
                 result_serializer="json")
 
 
-def runner_of(fan: WorkerPool) -> TaskRunner[Any]:
+def runner_of(pool: WorkerPool) -> TaskRunner[Any]:
     """Prefect's task runner: threads, the Ray cluster of `$RAY_ADDRESS`, or one on this machine for as long as the flow runs."""
-    if fan.runner == "threads":
+    if pool.runner == "threads":
         from prefect.task_runners import ThreadPoolTaskRunner
 
-        return ThreadPoolTaskRunner(max_workers=fan.workers)
+        return ThreadPoolTaskRunner(max_workers=pool.workers)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no tool of the house reports home
     from prefect_ray import RayTaskRunner
 
     address = os.environ.get("RAY_ADDRESS")
     if address:
         return RayTaskRunner(address=address)
-    return RayTaskRunner(init_kwargs={"num_cpus": fan.workers * fan.threads, "include_dashboard": False, "log_to_driver": False})
+    return RayTaskRunner(init_kwargs={"num_cpus": pool.workers * pool.threads, "include_dashboard": False, "log_to_driver": False})
 
 
-def ray_options(fan: WorkerPool) -> AbstractContextManager[Any]:
+def ray_options(pool: WorkerPool) -> AbstractContextManager[Any]:
     """What a part takes of a machine, and how often it is begun again if its worker dies."""
     from prefect_ray.context import remote_options
 
-    options: dict[str, Any] = {"num_cpus": fan.threads, "max_retries": LIVES}
-    if fan.device != "cpu":
+    options: dict[str, Any] = {"num_cpus": pool.threads, "max_retries": LIVES}
+    if pool.device != "cpu":
         options["num_gpus"] = 1
     context: AbstractContextManager[Any] = remote_options(**options)
     return context

@@ -22,13 +22,14 @@ import pytest
 import requests
 import yaml
 from prefect import Flow, Task, flow, task
+from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import ObjectNotFound
 from sqlalchemy.exc import OperationalError
 
 from flows.context import StepContext
 from flows.failures import DiskFull, disk_full_as_error, is_full, worth_retrying
 from flows.orchestration import (
-    cached_steps as keyed,
+    cached_steps,
 )
 from flows.orchestration import (
     concurrency as turns,
@@ -48,7 +49,8 @@ from flows.orchestration import (
 from flows.orchestration import (
     scheduled_flows as scheduled,
 )
-from flows.orchestration.cached_steps import KEYED, once, standing
+from flows.orchestration.cached_steps import once, run_once, standing
+from flows.orchestration.learn_tasks import RETRY
 from flows.settings import PipelineSettings, TrafficSettings
 from flows.steps.champion import champion_number
 from flows.steps.deploy import deploy_champion, promote_and_deploy
@@ -472,17 +474,19 @@ def test_a_full_disk_is_seen_through_other_errors() -> None:
 
 def test_a_step_runs_once_for_what_it_is_made_of(prefect_server: None, settings: PipelineSettings, space: Workspace,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    of_pair, runs = fingerprint(space.files(), space.dtype), []
+    of_pair, runs, keys = fingerprint(space.files(), space.dtype), list[str](), set[str]()
 
-    @task(name=f"a step {uuid.uuid4().hex}", **KEYED)
-    def step(settings: PipelineSettings, key: str) -> dict[str, Any]:
-        runs.append(key)
+    @task(name=f"a step {uuid.uuid4().hex}", **RETRY)
+    def step(settings: PipelineSettings) -> dict[str, Any]:
+        runs.append("run")
         space.save(table(of_pair, accepted=len(runs) % 5))
         return {"made": standing(space, ["acceptance_table"]), "run": len(runs)}
 
     @flow
     def again(before: str = "7", given: PipelineSettings = settings) -> int:
-        return int(once(step, given, space, {"traces": before})["run"])
+        found = int(once(step, given, space, {"traces": before})["run"])
+        keys.add(json.loads((space.root / "steps" / f"{step.name}.json").read_text())["key"])
+        return found
 
     assert (again(), again()) == (1, 1)
     assert again("8") == 2  # other traces
@@ -494,21 +498,34 @@ def test_a_step_runs_once_for_what_it_is_made_of(prefect_server: None, settings:
     assert again(given=settings.model_copy(update={"trials": 7, "workers": 2, "runner": "ray"})) == 5  # changes no result
     monkeypatch.setattr("components.report.provenance.git_commit", lambda: "another commit")
     assert again() == 6
-    assert len({*runs}) == 4
-    assert all("/" not in key and str(space.root) not in key for key in runs)
+    assert len(keys) == 4
+    assert all("/" not in key and str(space.root) not in key for key in keys)
 
 
 def test_what_is_broken_does_not_stand(space: Workspace) -> None:
     table("f" * 64).save(space.artifacts / "acceptance_table")
     space.traces.mkdir(parents=True)
     space.traces.joinpath("shard-00000.parquet").write_bytes(b"PAR1 half")
-    assert set(standing(space, ["acceptance_table", "verifier", keyed.TRACES])) == {"acceptance_table"}
+    assert set(standing(space, ["acceptance_table", "verifier", cached_steps.TRACES])) == {"acceptance_table"}
 
 
 @pytest.mark.parametrize("step", [scheduled.collection_step, scheduled.calibration_step, scheduled.tuning_step], ids=lambda step: step.name)
-def test_steps_are_keyed_on_digests_and_kept_as_json(step: Task[Any, Any]) -> None:
-    assert step.cache_key_fn is keyed.by_key
-    assert (step.persist_result, step.result_serializer) == (True, "json")
+def test_prefect_keeps_no_result_of_a_step(step: Task[Any, Any]) -> None:
+    assert step.cache_policy is NO_CACHE
+    assert step.result_serializer == "json"
+
+
+def test_a_result_that_is_too_old_or_of_another_form_is_made_again(tmp_path: Path) -> None:
+    file, runs = tmp_path / "step.json", list[int]()
+
+    def step() -> int:
+        runs.append(1)
+        return len(runs)
+
+    file.write_text('{"state": "of an older version"}')
+    assert (run_once(file, "k", step, seconds=60.0), run_once(file, "k", step, seconds=60.0)) == (1, 1)
+    os.utime(file, (0, 0))
+    assert (run_once(file, "k", step), run_once(file, "k", step, seconds=60.0)) == (1, 2)
 
 
 # A flow
