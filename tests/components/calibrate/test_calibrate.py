@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from components.calibrate.calibrate import build_acceptance_table, build_correction_memory, correction_memory_from_trace
-from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt, prompts_digest
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.errors import ContextTooLong, DraftwellError
 from serving.runtime.sampling import Streams, residual, warp
 from serving.runtime.strategies import build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair, table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)

@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 
 from components.calibrate.hardware_profile import measure_profile
-from components.collect.collect import collect_traces
 from components.prompts.prompt import demo_prompts
 from components.replay.check import Prediction, check_prediction, median_error, tiled
 from components.replay.head_scores import score_rollouts
@@ -38,6 +37,7 @@ from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, kit_of, two_threads
 

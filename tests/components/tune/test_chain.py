@@ -6,7 +6,6 @@ from pathlib import Path
 
 from components.calibrate.calibrate import build_acceptance_table, correction_memory_from_trace
 from components.calibrate.hardware_profile import measure_profile
-from components.collect.collect import collect_traces
 from components.prompts.prompt import demo_prompts
 from components.report.provenance import provenance
 from components.train.acceptance_head import train_acceptance_head
@@ -15,6 +14,7 @@ from components.tune.constraints import Constraints
 from components.tune.evaluator import Evaluator, Quality
 from components.tune.tune import tune_strategy
 from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from components.collect import collect_traces as collection
-from components.collect.collect import ForeignTrace, collect_shard, collect_traces, is_complete
+from components.collect import work as collection
+from components.collect.plan import ForeignTrace, is_complete
 from components.prompts.prompt import Prompt
 from components.tune.search.search import Search, Trial
 from components.tune.search.space import REPLAYED, key
@@ -20,6 +20,7 @@ from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from tests.components.tune.test_tune import KIT, PROFILE
+from tests.support.collecting import collect_shard, collect_traces
 from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import llama_pair
 

@@ -30,6 +30,7 @@ from flows.steps.monitor import DriftSettings
 from registry.store import Store
 from serving.device import lacks_bfloat16
 from serving.recording.trace import TraceSet
+from tests.support.collecting import small
 from tests.support.loop import languages, traffic
 from tests.support.paths import REPO
 
@@ -70,7 +71,7 @@ def settings_of(place: Path, spool: Path) -> DriftSettings:
 
 def serve(step: StepContext, folder: Path, asked: Sequence[Prompt]) -> Path:
     """The target's answers and the requests, as a server spools them."""
-    collect_step.run_collect(step, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
+    collect_step.run_collect(step, asked, small(max_tokens=TOKENS, rollout=1, batch=16), folder=folder)
     bodies = [json.dumps({"messages": [{"role": "user", "content": prompt.prompt}]}, ensure_ascii=False) for prompt in asked]
     (folder / "requests.jsonl").write_text("\n".join(bodies) + "\n", encoding="utf-8")
     return folder
