@@ -48,7 +48,7 @@ class StepContext:
 
 def open_trace(step: StepContext, folder: Path | None = None) -> TraceSet:
     """The trace set to learn from."""
-    from components.collect.collect import is_complete
+    from components.collect.plan import is_complete
     from serving.recording.trace import TraceSet
 
     traces = TraceSet(folder or step.workspace.traces, fingerprint=step.pair.fingerprint)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from components.collect.decoding import decode_all, room
+from components.collect.settings import CollectionSettings
 from components.prompts.prompt import Message, Prompt, ids_of
 from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY
@@ -79,7 +80,7 @@ def room_for_prompts(pair: LoadedPair, max_tokens: int, rollout: int, strategy: 
     room = context - max_tokens - rollout
     if room < 1:
         raise DraftwellError(f"max_tokens {max_tokens} and rollout {rollout} leave no room for a prompt in a context of "
-                             f"{context}: lower one of them")
+                             f"{context}: lower one of them", code="no_room")
     return room
 
 
@@ -88,31 +89,33 @@ def turns_of(prompt: Prompt, turns: int) -> int:
     return min(turns, len(prompt.turns)) if turns else len(prompt.turns)
 
 
-def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], kinds: Sequence[str], *, room: int, batch: int,
-                turns: int = 1, strategy: Strategy | None = None, finished: Callable[[], None] | None = None,
+def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], settings: CollectionSettings, room: int, *,
+                strategy: Strategy | None = None, finished: Callable[[], None] | None = None,
                 written: Written | None = None) -> list[WrittenText]:
     """Texts of every kind for every prompt, by prompt, turn and kind.
 
+    Between the turns of a conversation stand the recorded answers, where there are any, else the target's.
+
     Args:
         prompts: with the sampling parameters of each.
-        room: prompts longer than this are cut (`cut_messages`).
-        batch: requests at once, as far as the pair has slots.
-        turns: turns of a conversation that get a text, 0 for all. The answers in between are the recorded ones, where there are
-            any, else the target's.
+        settings: of these the kinds, the turns, and the requests at once.
+        room: longest prompt in tokens; longer ones are cut (`cut_messages`).
         strategy: writes the texts of kind `lossy`.
         finished: called whenever a text is finished.
+        written: called when the texts of a kind are.
     """
-    texts: list[WrittenText] = []
+    kinds, texts = settings.prefix_kinds, list[WrittenText]()
     histories: dict[str, list[Message]] = {prompt.id: list(prompt.messages) for prompt, _ in prompts}
     around = {raw: template_around(pair, raw=raw) for raw in {prompt.raw for prompt, _ in prompts}}
-    for turn in range(max(turns_of(prompt, turns) for prompt, _ in prompts)):
+    turns = {prompt.id: turns_of(prompt, settings.turns) for prompt, _ in prompts}
+    for turn in range(max(turns.values())):
         active = [(prompt, replace(sampling, seed=sampling.seed + (turn << 32)))  # no turn draws what another one drew
-                  for prompt, sampling in prompts if turns_of(prompt, turns) > turn]
+                  for prompt, sampling in prompts if turns[prompt.id] > turn]
         for prompt, _ in active:
             histories[prompt.id].append({"role": "user", "content": prompt.turns[turn]})
         cut = [asked(pair, prompt, turn, histories[prompt.id], room) for prompt, _ in active]
         requests = [(ids, sampling) for (ids, _), (_, sampling) in zip(cut, active, strict=True)]
-        unanswered = any(turns_of(prompt, turns) > turn + 1 and len(prompt.answers) <= turn for prompt, _ in active)
+        unanswered = any(turns[prompt.id] > turn + 1 and len(prompt.answers) <= turn for prompt, _ in active)
         by_kind: dict[str, list[tuple[list[int], list[int]]]] = {}
         for kind in dict.fromkeys([*kinds, *(["target"] if unanswered else [])]):
             if kind == "bare":
@@ -120,13 +123,13 @@ def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], ki
                                  for (prompt, _), (ids, sampling) in zip(active, requests, strict=True)]
                 continue
             started = time.perf_counter()
-            outputs = _write(pair, kind, requests, batch, finished if kind in kinds else None, strategy)
+            outputs = _write(pair, kind, requests, settings.batch, finished if kind in kinds else None, strategy)
             by_kind[kind] = [(ids, output) for (ids, _), output in zip(requests, outputs, strict=True)]
             if written:
                 written(kind, sum(map(len, outputs)), time.perf_counter() - started)
         for i, (prompt, sampling) in enumerate(active):
             texts += [WrittenText(prompt, turn, kind, sampling, *by_kind[kind][i], cut[i][1]) for kind in kinds]
-            if turns_of(prompt, turns) > turn + 1:
+            if turns[prompt.id] > turn + 1:
                 answer = prompt.answers[turn] if turn < len(prompt.answers) else pair.decode(by_kind["target"][i][1])
                 histories[prompt.id].append({"role": "assistant", "content": answer})
     order = {prompt.id: i for i, (prompt, _) in enumerate(prompts)}

@@ -11,6 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
+from components.collect.settings import CollectionSettings
 from flows import context
 from flows.failures import worth_retrying
 from flows.loading import open_from_settings, prompts_of, worker_pool_of
@@ -33,9 +34,10 @@ RETRY: dict[str, Any] = {"retries": 3, "retry_delay_seconds": exponential_backof
 def collect_task(settings: PipelineSettings) -> dict[str, Any]:
     """Collect traces; returns folder and digest."""
     prompts = prompts_of(settings)["collect"]
-    load_with = collect_step.loading(Workspace(settings.pair, settings.dtype), prompts, max_tokens=settings.collect_tokens)
-    traces = collect_step.run_collect(open_from_settings(settings, **load_with), prompts, max_tokens=settings.collect_tokens, fresh=True,
-                                fan=worker_pool_of(settings))
+    wanted = CollectionSettings(max_tokens=settings.collect_tokens)
+    load_with = collect_step.loading(Workspace(settings.pair, settings.dtype), prompts, wanted)
+    traces = collect_step.run_collect(open_from_settings(settings, **load_with), prompts, wanted, fresh=True,
+                                      fan=worker_pool_of(settings))
     return {"folder": str(traces.folder), "digest": traces.digest()}
 
 

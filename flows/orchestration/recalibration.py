@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.collect.settings import CollectionSettings
 from flows import context
 from flows.context import StepContext, now
 from flows.loading import open_from_settings, prompts_of, worker_pool_of
@@ -130,8 +131,8 @@ def collect_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     traces = TraceSet(Path(folder) / "traces")
     if not promoted(settings, folder):
         step, prompts = open_job(settings, folder)
-        traces = collect_step.run_collect(step, prompts["collect"], max_tokens=settings.collect_tokens, fresh=True,
-                                    fan=worker_pool_of(settings))
+        traces = collect_step.run_collect(step, prompts["collect"], CollectionSettings(max_tokens=settings.collect_tokens), fresh=True,
+                                          fan=worker_pool_of(settings))
         keep_matching_steps(folder, {"traces": traces.digest(),
                                "settings": settings.model_dump(mode="json", exclude=BESIDES | PLACES | {"drift"})})
     return {"folder": str(traces.folder), "digest": traces.digest()}

@@ -150,7 +150,7 @@ def served_reference(space: Workspace, champion: Served) -> Path:
 
 def is_whole(folder: Path) -> bool:
     """Whether a collection was begun in a folder, ended, and can be read."""
-    from components.collect.collect import is_complete, read_plan
+    from components.collect.plan import is_complete, read_plan
 
     if read_plan(folder) is None or not is_complete(folder):
         return False
@@ -182,7 +182,9 @@ def collect_served(step: StepContext, space: Workspace, champion: Served) -> Non
     Raises:
         DraftwellError: these traces are gone, or another collection is writing to the folder.
     """
-    from components.collect.collect import collect_traces, forget, is_complete, read_plan
+    from components.collect.collect import collect_lossy_texts
+    from components.collect.plan import forget, is_complete, read_plan
+    from components.collect.settings import CollectionSettings
     from components.drift.prompts import prompts_of_trace
     from serving.runtime.strategies import StrategyResources, build_strategy
 
@@ -200,6 +202,6 @@ def collect_served(step: StepContext, space: Workspace, champion: Served) -> Non
         build_strategy(config.strategy, dict(config.parameters), StrategyResources(champion.artifacts, pair.special_tokens)),
         traces.header,
     )
-    collect_traces(pair, prompts_of_trace(traces), folder, fresh=True, max_tokens=header.max_tokens, temperature=header.temperature,
-            top_k=header.top_k, top_p=header.top_p, turns=0, rollout=1, prefix_kinds=(LOSSY,), strategy=strategy, batch=SLOTS,
-            progress=step.bar)
+    settings = CollectionSettings(max_tokens=header.max_tokens, temperature=header.temperature, top_k=header.top_k, top_p=header.top_p,
+                                  turns=0, rollout=1, prefix_kinds=(LOSSY,), batch=SLOTS)
+    collect_lossy_texts(pair, prompts_of_trace(traces), folder, settings, strategy, fresh=True, progress=step.bar)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner
 
     from components.collect.collect import Spread as ShardSpread
+    from components.collect.settings import CollectionSettings
     from components.prompts.prompt import Prompt
     from components.tune.search.search import Search, Trial
     from components.tune.tune import Spread as ReplaySpread
@@ -88,13 +89,12 @@ def need_ray() -> None:
 
 
 def spread_shards(
-    pool: WorkerPool, step: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any]
+    pool: WorkerPool, step: StepContext, prompts: Sequence[Prompt], traces: Path, settings: CollectionSettings
 ) -> ShardSpread:
     """What has the shards of a collection written by workers.
 
     Args:
         traces: folder of the trace.
-        settings: of `components.collect.collect.work_of`.
     """
 
     def spread(missing: Sequence[int], found: Callable[[int], None]) -> None:

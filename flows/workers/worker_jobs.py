@@ -1,8 +1,8 @@
-"""What a worker does of a station that was spread out: write one shard, or replay one strategy's configs.
+"""What a worker does of a pipeline step that is spread out: write one shard, or replay one strategy's configs.
 
-A *job* is a folder that says everything about the station but which part: `job.json`, and the artifacts that replays need. The
-worker may be a thread of this process or a process on another machine, so it is handed names, numbers and paths only. Plain
-functions: `runners` makes Prefect tasks of them.
+A *job* is a folder with everything about the step except which part to do: `job.json`, and the artifacts that replays need. The
+worker may be a thread of this process or a process on another machine, so it is handed names, numbers and paths only. These are
+plain functions: `task_runners` makes Prefect tasks of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from serving.errors import DraftwellError
 from serving.files import write_atomically
 
 if TYPE_CHECKING:
+    from components.collect.settings import CollectionSettings
     from components.prompts.prompt import Prompt
     from components.tune.search.search import Search
     from flows.context import StepContext
@@ -29,17 +30,16 @@ if TYPE_CHECKING:
 
 JOB = "job.json"
 _pairs: dict[Path, SimpleQueue[LoadedPair]] = {}
-"""Job → loaded pairs that no worker of this process is computing with. A pair's slots serve one engine at a time."""
+"""Job → loaded pairs that no worker of this process uses now. A pair's slots serve one engine at a time."""
 
 
-def describe_collection(job: Path, step: StepContext, prompts: Sequence[Prompt], traces: Path, settings: Mapping[str, Any],
+def describe_collection(job: Path, step: StepContext, prompts: Sequence[Prompt], traces: Path, settings: CollectionSettings,
                         threads: int) -> None:
     """Write the job of a collection.
 
     Args:
         traces: folder of the trace, which the driver holds.
-        settings: of `components.collect.collect.work_of`.
-        threads: that every worker's torch computes with.
+        threads: of every worker's torch.
     """
     pair = step.pair
     target: Any = pair.models["target"]
@@ -56,7 +56,7 @@ def describe_collection(job: Path, step: StepContext, prompts: Sequence[Prompt],
             "max_context": target.max_context,
             "threads": threads,
             "traces": str(traces.absolute()),
-            "settings": dict(settings),
+            "settings": settings.model_dump(mode="json"),
             "prompts": [asdict(prompt) for prompt in prompts],
         },
     )
@@ -67,11 +67,13 @@ def write_shard(job: Path, index: int) -> str:
     import torch
 
     from components.collect.collect import collect_shard
+    from components.collect.settings import CollectionSettings
 
-    said = read_job(job)
-    torch.set_num_threads(said["threads"])
-    with one_of(job, said) as pair:
-        return str(collect_shard(pair, prompts_of(said), Path(said["traces"]), index, **said["settings"]))
+    fields = read_job(job)
+    torch.set_num_threads(fields["threads"])
+    with one_of(job, fields) as pair:
+        return str(collect_shard(pair, prompts_of(fields), Path(fields["traces"]), index,
+                                 CollectionSettings(**fields["settings"])))
 
 
 def describe_search(job: Path, search: Search, traces: Path, fingerprint: str, threads: int) -> None:
@@ -101,18 +103,19 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     from serving.recording.trace import TraceSet
     from serving.runtime.strategies import StrategyResources
 
-    said = read_job(job)
-    torch.set_num_threads(said["threads"])
-    traces = TraceSet(Path(said["traces"]), fingerprint=said["fingerprint"])
-    if traces.digest() != said["trace_digest"]:
-        raise DraftwellError(f"{traces.folder} holds another trace here than where the tuning runs: every worker must see the same files")
+    fields = read_job(job)
+    torch.set_num_threads(fields["threads"])
+    traces = TraceSet(Path(fields["traces"]), fingerprint=fields["fingerprint"])
+    if traces.digest() != fields["trace_digest"]:
+        raise DraftwellError(f"{traces.folder} holds another trace on this worker than on the driver: every worker must see the same files",
+                             code="other_trace_on_worker")
     resources = StrategyResources(
-        {kind: KINDS[kind].load_class().load(job / "artifacts" / kind) for kind in said["artifacts"]},
-        frozenset(said["special_tokens"]),
-        said["deterministic"],
+        {kind: KINDS[kind].load_class().load(job / "artifacts" / kind) for kind in fields["artifacts"]},
+        frozenset(fields["special_tokens"]),
+        fields["deterministic"],
     )
     texts, profile = read_texts(traces), HardwareProfile.load(job / "profile")
-    search = Search(texts, resources, profile, said["max_tokens"], said["overlap"], Studies(None, said["seed"]), said["trace_digest"])
+    search = Search(texts, resources, profile, fields["max_tokens"], fields["overlap"], Studies(None, fields["seed"]), fields["trace_digest"])
     return [vars(trial) for trial in search.search(name, share, search.predict)]
 
 
@@ -120,12 +123,12 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
 def loaded(job: Path, own: LoadedPair, count: int) -> Iterator[None]:
     """Keep `count` pairs for workers that are threads of this process: `own`, and others that are loaded now.
 
-    They are loaded one after the other, before anybody computes: while transformers loads, torch's default dtype is another one
-    for the whole process.
+    They are loaded one after the other, before any of them computes: transformers changes torch's default dtype for the whole
+    process while it loads.
     """
-    said = read_job(job)
+    fields = read_job(job)
     pairs: SimpleQueue[LoadedPair] = SimpleQueue()
-    for pair in (own, *(load(said) for _ in range(count - 1))):
+    for pair in (own, *(load(fields) for _ in range(count - 1))):
         pairs.put(pair)
     _pairs[job] = pairs
     try:
@@ -135,12 +138,12 @@ def loaded(job: Path, own: LoadedPair, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def one_of(job: Path, said: Mapping[str, Any]) -> Iterator[LoadedPair]:
-    """A loaded pair for a worker alone. A process that was started to work loads it with its first shard and keeps it for the next."""
+def one_of(job: Path, fields: Mapping[str, Any]) -> Iterator[LoadedPair]:
+    """A loaded pair that no other worker uses meanwhile. A worker process loads it with its first shard and keeps it for the next."""
     if job not in _pairs:
         _pairs.clear()
         pairs: SimpleQueue[LoadedPair] = SimpleQueue()
-        pairs.put(load(said))
+        pairs.put(load(fields))
         _pairs[job] = pairs
     pairs = _pairs[job]
     pair = pairs.get()
@@ -150,28 +153,29 @@ def one_of(job: Path, said: Mapping[str, Any]) -> Iterator[LoadedPair]:
         pairs.put(pair)
 
 
-def load(said: Mapping[str, Any]) -> LoadedPair:
-    """The pair of a job, as the driver loaded it. A worker on another machine may keep models in a place of its own."""
+def load(fields: Mapping[str, Any]) -> LoadedPair:
+    """The pair of a job, as the driver loaded it. A worker on another machine may keep models in another folder."""
     from flows.workspace import Workspace
 
-    for variable, place, here in (("DRAFTWELL_HOME", said["home"], draftwell_home()), ("DRAFTWELL_MODELS", said["models"], models_root())):
-        if str(here) != place:
-            os.environ.setdefault(variable, place)
-    # Collecting runs target and draft alone: a strategy is named that needs no qualifier and no draft in ONNX Runtime.
-    return Workspace(said["pair"], said["dtype"]).load(slots=said["slots"], device=said["device"], max_context=said["max_context"],
-                                                       strategies=("vanilla_sd",))
+    folders = (("DRAFTWELL_HOME", fields["home"], draftwell_home()), ("DRAFTWELL_MODELS", fields["models"], models_root()))
+    for variable, folder, here in folders:
+        if str(here) != folder:
+            os.environ.setdefault(variable, folder)
+    # A collection runs target and draft only, which is what this strategy needs: no qualifier and no draft in ONNX Runtime.
+    return Workspace(fields["pair"], fields["dtype"]).load(strategies=("vanilla_sd",), slots=fields["slots"], device=fields["device"],
+                                                           max_context=fields["max_context"])
 
 
-def prompts_of(said: Mapping[str, Any]) -> list[Prompt]:
+def prompts_of(fields: Mapping[str, Any]) -> list[Prompt]:
     """The prompts of a job."""
     from components.prompts.prompt import Prompt
 
-    return [Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])}) for row in said["prompts"]]
+    return [Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])}) for row in fields["prompts"]]
 
 
-def write_job(job: Path, said: Mapping[str, Any]) -> None:
+def write_job(job: Path, fields: Mapping[str, Any]) -> None:
     """Write `job.json`."""
-    write_atomically(job / JOB, json.dumps(said).encode())
+    write_atomically(job / JOB, json.dumps(fields).encode())
 
 
 def read_job(job: Path) -> dict[str, Any]:
@@ -181,8 +185,8 @@ def read_job(job: Path) -> dict[str, Any]:
         DraftwellError: it is not there.
     """
     try:
-        said: dict[str, Any] = json.loads((job / JOB).read_text())
+        fields: dict[str, Any] = json.loads((job / JOB).read_text())
     except FileNotFoundError:
-        raise DraftwellError(f"{job} is not to be seen here: DRAFTWELL_HOME must lie on a file system that all workers share, under the "
-                             "same path") from None
-    return said
+        raise DraftwellError(f"this worker does not see {job}: DRAFTWELL_HOME must be on a file system that all workers share, under the "
+                             "same path", code="job_not_found") from None
+    return fields

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from components.collect.settings import CollectionSettings
 from flows.cli.learn.shared import Column, Source, Split, load, open_with_progress, worker_pool
 from flows.cli.options import (
     DeviceOption,
@@ -23,27 +24,33 @@ from flows.cli.options import (
     say,
 )
 
+DEFAULTS = CollectionSettings()
+
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's command."""
     app.command()(collect)
 
 
-def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None, max_tokens: MaxTokens = 96,
+def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None, max_tokens: MaxTokens = DEFAULTS.max_tokens,
             split: Split = "train", column: Column = None,
-            turns: Annotated[int, typer.Option("--turns", min=0, help="Turns of a conversation that get texts; 0 takes all.")] = 1,
-            temperature: Temperature = 0.0,
-            top_p: Annotated[float, typer.Option("--top-p", min=0.001, max=1.0, help="Smallest set with this probability.")] = 1.0,
-            rollout: Annotated[int, typer.Option("--rollout", min=1, help="Draft tokens behind every position: the longest draft "
-                                                                            "that a replay can try.")] = 16,
-            seed: Seed = 0,
-            out: Annotated[Path | None, typer.Option("--out", help="Trace folder; the workspace's if left out.")] = None,
+            turns: Annotated[int, typer.Option("--turns", min=0, help="Turns of a conversation that get texts; 0 takes all.")] = (
+                DEFAULTS.turns),
+            temperature: Temperature = DEFAULTS.temperature,
+            top_p: Annotated[float, typer.Option("--top-p", min=0.001, max=1.0, help="Sample from the smallest set of tokens with this "
+                                                                                      "probability.")] = DEFAULTS.top_p,
+            rollout: Annotated[int, typer.Option("--rollout", min=1, help="Draft tokens recorded after every position: the longest draft "
+                                                                            "that a replay can try.")] = DEFAULTS.rollout,
+            seed: Seed = DEFAULTS.seed,
+            out: Annotated[Path | None, typer.Option("--out", help="Trace folder (default: the workspace's).")] = None,
             fresh: Annotated[bool, typer.Option("--fresh", help="Replace a trace of other prompts or settings.")] = False,
-            kinds: Annotated[str, typer.Option("--kinds", help="Prefix kinds, comma-separated; `target` alone is enough to tune.")] = (
-                "bare,draft,target,mixed"),
+            kinds: Annotated[str, typer.Option("--kinds", help="Who writes the texts, comma-separated; `target` alone is enough to "
+                                                               "tune.")] = ",".join(DEFAULTS.prefix_kinds),
             runner: RunnerOption = Runner.threads, workers: Workers = 1, dtype: DtypeOption = None, device: DeviceOption = None,
             threads: Threads = None) -> None:
-    """Collect traces: the target's own continuations, and how the draft fares along them. Killed, it goes on where it stopped.
+    """Collect traces: texts of the target and the draft, with what both models say at every position.
+
+    A run that was stopped resumes where it was. One parameter of this function is one flag.
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
@@ -51,14 +58,15 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
     from flows.steps import collect as collect_step
     from flows.workspace import Workspace
 
+    settings = CollectionSettings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, rollout=rollout, turns=turns, seed=seed,
+                                  prefix_kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
     rows = load(prompts, limit, split=split, column=column)
-    load_with = collect_step.loading(Workspace(pair, dtype, say), rows, max_tokens=max_tokens, rollout=rollout, turns=turns)
+    load_with = collect_step.loading(Workspace(pair, dtype, say), rows, settings)
     rates: dict[str, float] = {}
     fan = worker_pool(runner, workers, threads, device)
     with open_with_progress("collect", pair, dtype, device, threads, **load_with) as opened:
-        traces = collect_step.run_collect(opened, rows, max_tokens=max_tokens, folder=out, fresh=fresh, rollout=rollout,
-                                    kinds=[k.strip() for k in kinds.split(",") if k.strip()], temperature=temperature, top_p=top_p,
-                                    turns=turns, seed=seed, fan=fan, log=lambda name, value, shard: rates.update({name: value}))
+        traces = collect_step.run_collect(opened, rows, settings, folder=out, fresh=fresh, fan=fan,
+                                          log=lambda name, value, shard: rates.update({name: value}))
     if rate := rates.get("collect_tokens_per_second"):
         generated = rates.get("generate_tokens_per_second")
         say(f"{rate:.0f} tokens/s" + (f"; the target alone wrote {generated:.0f} tokens/s" if generated else ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,25 +16,23 @@ if TYPE_CHECKING:
     from flows.context import StepContext
     from flows.workers.task_runners import WorkerPool
 
-SOURCES = ("JSONL with `prompt`, `turns` or `messages`; a folder of such files, as servers spool them; .parquet, .csv; a saved data set; "
-           "ORG/NAME on the Hugging Face hub.")
-Source = Annotated[str | None, typer.Option("--prompts", help=f"{SOURCES} The shipped demo prompts if left out.")]
+SOURCES = ("JSONL with `prompt`, `turns` or `messages`; a folder of such files, as a server records them; .parquet; .csv; a saved data "
+           "set; ORG/NAME on the Hugging Face hub")
+Source = Annotated[str | None, typer.Option("--prompts", help=f"{SOURCES} (default: the shipped demo prompts).")]
 Split = Annotated[str, typer.Option("--split", help="Split of a data set.")]
 Column = Annotated[str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")]
-Traces = Annotated[Path | None, typer.Option("--traces", help="Trace folder; the workspace's if left out.")]
+Traces = Annotated[Path | None, typer.Option("--traces", help="Trace folder (default: the workspace's).")]
 Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Also register what was made in MLflow.")]
 
 
 @contextmanager
-def open_with_progress(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None, *,
-            any_strategy: bool = False, slots: int = 4, max_context: int | None = None,
-            pad_target: float | None = None) -> Iterator[StepContext]:
-    """A loaded pair with a progress bar; the last four as in `open_pair`."""
+def open_with_progress(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None,
+                       **load: Any) -> Iterator[StepContext]:
+    """A loaded pair with a progress bar; the keyword arguments are those of `open_pair`."""
     from flows.loading import open_pair
 
     set_threads(threads)
-    opened = open_pair(pair, dtype, device=pick_device(device), say=say, any_strategy=any_strategy, slots=slots,
-                          max_context=max_context, pad_target=pad_target)
+    opened = open_pair(pair, dtype, device=pick_device(device), say=say, **{"any_strategy": False, **load})
     with progress(title) as bar:
         yield type(opened)(opened.workspace, opened.pair, bar)
 
@@ -59,7 +57,7 @@ def publish_kinds(opened: StepContext, *kinds: str) -> None:
 
 
 def worker_pool(runner: Runner, workers: int, threads: int | None, device: str | None) -> WorkerPool | None:
-    """How parts are spread over workers, None where this process does it all; Prefect, which runs them, says only what went wrong."""
+    """How shards and replays are spread over workers, None where this process does all; Prefect, which runs them, logs errors only."""
     from flows.progress import settle_prefect
 
     settle_prefect()

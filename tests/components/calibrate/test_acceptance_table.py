@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from components.calibrate.acceptance_table import build_acceptance_table
-from components.collect.collect import collect_traces
+from tests.support.collecting import collect_traces
 from components.prompts.prompt import Prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from components.collect import collect as collection
+from components.collect import work as collection
 from components.prompts.prompt import Prompt
 from serving.recording.trace import TraceSet
 from serving.runtime.models.table_model import TableModel
+from tests.support.collecting import collect_traces
 from tests.support.models.tiny import table_pair
 
 PROMPTS = [Prompt(f"p{i}", "qa", [text, "and then"]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "q"])]
@@ -29,7 +30,7 @@ POINTS = ("forward", "fsync", "rename", "renamed")
 def collect(folder: Path) -> TraceSet:
     """The same collection, whole or the rest of it."""
     collection.SHARD_PROMPTS = 2
-    return collection.collect_traces(
+    return collect_traces(
         table_pair(), PROMPTS, folder, max_tokens=6, rollout=3, prefix_kinds=("bare", "draft", "target", "mixed"), turns=0, batch=4
     )
 

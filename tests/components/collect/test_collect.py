@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from components.collect import collect as collection
-from components.collect.collect import collect_traces, cuts, exclusive_folder, is_complete
+from components.collect import collect as collection, work as collection
+from components.collect.collect import cuts
+from components.collect.plan import exclusive_folder, is_complete
 from components.drift.prompts import prompts_of_trace
 from components.prompts.prompt import Prompt
 from serving.artifacts.correction_memory import CorrectionMemory
@@ -23,6 +24,8 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
 from tests.support.models.tiny import EOS, VOCAB, llama, llama_pair, near, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", "qa", [text], None) for i, text in enumerate(["hello world", "abc", "a longer prompt of words", "xyzzy!"])]
@@ -51,7 +54,7 @@ def texts_of(trace: TraceSet) -> list[list[dict[str, Any]]]:
 
 
 def ask(pair: LoadedPair, role: Role, ids: list[int]) -> Output:
-    """A model's output behind `ids`, each prefix fed alone: the slow reference."""
+    """A model's output after `ids`, each prefix fed alone: the slow reference."""
     model = pair.models[role]
     slot = model.open()
     try:
@@ -62,7 +65,7 @@ def ask(pair: LoadedPair, role: Role, ids: list[int]) -> Output:
 
 def test_a_raw_prompt_is_another_input_than_a_chat(pair: LoadedPair, tmp_path: Path) -> None:
     collect_traces(pair, [PROMPTS[1]], tmp_path, max_tokens=4, rollout=2)
-    with pytest.raises(collection.ForeignTrace):
+    with raises_code("foreign_trace", str(tmp_path)):
         collect_traces(pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2)
     collect_traces(pair, [replace(PROMPTS[1], raw=True)], tmp_path, max_tokens=4, rollout=2, fresh=True)
 
@@ -74,8 +77,8 @@ def test_texts_are_the_targets_own_as_if_each_ran_alone(pair: LoadedPair, trace:
         ids = pair.encode_prompt(prompt.prompt)
         assert rows[0]["prompt_tokens"] == ids
         assert all(row["prompt_tokens"] is None for row in rows[1:])
-        exclusive_folder = pair.engine().generate(ids, GREEDY, build_strategy("autoregressive")).output
-        assert [row["token"] for row in rows] == exclusive_folder == [row["target_token"] for row in rows]
+        alone = pair.engine().generate(ids, GREEDY, build_strategy("autoregressive")).output
+        assert [row["token"] for row in rows] == alone == [row["target_token"] for row in rows]
 
 
 def test_every_column_is_what_the_models_say_there(pair: LoadedPair, trace: TraceSet) -> None:
@@ -128,7 +131,7 @@ def test_a_sampled_trace_draws_the_draft_its_correction_and_a_rejected_token(pai
     rows = [row for rows in texts_of(collect_traces(pair, PROMPTS, tmp_path, max_tokens=16, temperature=1.2, top_p=0.9, rollout=3))
             for row in rows]
     assert any(row["rank"] > 0 for row in rows)
-    assert any(row["rollout_q"][1] < row["rollout_confidence"][1] - 0.01 for row in rows)  # the draft went on by sampling
+    assert any(row["rollout_q"][1] < row["rollout_confidence"][1] - 0.01 for row in rows)  # the draft continued by sampling
     prefix = list(rows[0]["prompt_tokens"])
     for row in rows[:6]:
         x, token, rejected = row["draft_token"], row["token"], row["rollout_tokens"][0]
@@ -148,20 +151,20 @@ def test_a_sampled_trace_draws_the_draft_its_correction_and_a_rejected_token(pai
         prefix.append(row["token"])
 
 
-def test_draws_follow_their_laws_and_never_share_a_uniform(tmp_path: Path) -> None:
-    """Many texts of one prompt: behind it, each drawn column has the law that it claims, also given the token of the text."""
+def test_draws_follow_their_distributions_and_never_share_a_uniform(tmp_path: Path) -> None:
+    """Many texts of one prompt: after it, each drawn column has the distribution that it claims, also given the text's token."""
     pair = table_pair()
     prompts = [Prompt(f"p{i}", None, ["a"]) for i in range(800)]
     rows = [rows[0] for rows in texts_of(collect_traces(pair, prompts, tmp_path, max_tokens=1, temperature=1.0, rollout=2, hidden=False))]
     p, q = (LogitRows(ask(pair, role, pair.encode("a")).logits, Sampling(temperature=1.0)).probs(0) for role in ("target", "draft"))
-    laws = {"draft_token": q, "correction": (p - q).clamp(min=0), "rejected": (q - p).clamp(min=0)}
+    distributions = {"draft_token": q, "correction": (p - q).clamp(min=0), "rejected": (q - p).clamp(min=0)}
     for row in rows:
         row["rejected"] = row["rollout_tokens"][0]
     commonest = int(p.argmax())
-    for name, law in laws.items():
+    for name, weights in distributions.items():
         for some in (rows, [row for row in rows if row["token"] == commonest]):
             share = torch.bincount(torch.tensor([row[name] for row in some]), minlength=VOCAB) / len(some)
-            assert float((share - law / law.sum()).abs().max()) < 2.5 / len(some) ** 0.5, name
+            assert float((share - weights / weights.sum()).abs().max()) < 2.5 / len(some) ** 0.5, name
 
 
 def test_a_cut_run_resumes_as_it_was_planned_and_ends_with_the_same_digest(pair: LoadedPair, tmp_path: Path,
@@ -198,14 +201,14 @@ def test_a_cut_run_resumes_as_it_was_planned_and_ends_with_the_same_digest(pair:
 def test_a_resumed_run_needs_the_room_that_it_began_with(pair: LoadedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
     (tmp_path / "shard-00000.parquet").unlink()
-    with pytest.raises(DraftwellError, match="begun with 4 texts at once, here are 2"):
+    with raises_code("less_room_than_before", str(tmp_path), "4 texts", "2"):
         collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)
     collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=4)
     collect_traces(pair, PROMPTS, tmp_path, max_tokens=8, batch=2)  # nothing is left to do
 
 
 def test_two_collections_do_not_share_a_folder(pair: LoadedPair, tmp_path: Path) -> None:
-    with exclusive_folder(tmp_path), pytest.raises(DraftwellError, match="another collection is writing to") as error:
+    with exclusive_folder(tmp_path), raises_code("folder_in_use", str(tmp_path), "collection") as error:
         collect_traces(pair, PROMPTS, tmp_path)
     assert "\n" not in str(error.value)
     assert len(collect_traces(pair, PROMPTS, tmp_path, max_tokens=4).shards) == 1
@@ -214,10 +217,10 @@ def test_two_collections_do_not_share_a_folder(pair: LoadedPair, tmp_path: Path)
 def test_other_inputs_in_the_same_folder_are_refused(pair: LoadedPair, trace: TraceSet) -> None:
     digest = trace.digest()
     for prompts, settings in ((PROMPTS[:3], {}), (PROMPTS, {"rollout": 4}), (PROMPTS, {"hidden": False}), (PROMPTS, {"seed": 1})):
-        with pytest.raises(DraftwellError, match="holds a trace of other inputs"):
+        with raises_code("foreign_trace", str(trace.folder)):
             collect_traces(pair, prompts, trace.folder, **{"max_tokens": 16, "rollout": 5, **settings})
     (trace.folder / "plan.json").rename(trace.folder / "elsewhere")
-    with pytest.raises(DraftwellError, match=r"holds shards but no plan.json"):
+    with raises_code("foreign_trace", str(trace.folder), "plan.json"):
         collect_traces(pair, PROMPTS, trace.folder, max_tokens=16, rollout=5)
     (trace.folder / "elsewhere").rename(trace.folder / "plan.json")
     assert trace.digest() == digest
@@ -228,18 +231,18 @@ def test_a_fresh_start_keeps_the_old_trace_until_its_prompts_are_read(pair: Load
     old = collect_traces(pair, PROMPTS, tmp_path, max_tokens=4).digest()
 
     def refuse(*_: object) -> list[int]:
-        raise DraftwellError("the chat template refuses this conversation")
+        raise DraftwellError("the chat template refuses this conversation", code="refused")
 
     with monkeypatch.context() as patch:
         patch.setattr(LoadedPair, "encode_prompt", refuse)
-        with pytest.raises(DraftwellError, match="chat template"):
+        with raises_code("refused"):
             collect_traces(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True)
     assert TraceSet(tmp_path).digest() == old
     assert collect_traces(pair, PROMPTS, tmp_path, max_tokens=6, fresh=True).digest() != old
 
 
 def test_a_seed_below_zero_is_refused(pair: LoadedPair, tmp_path: Path) -> None:
-    with pytest.raises(DraftwellError, match="seed must be at least 0"):
+    with raises_code("bad_collection_settings", "seed", "-1"):
         collect_traces(pair, PROMPTS, tmp_path, max_tokens=4, seed=-1)
     assert not list(tmp_path.iterdir())
 
@@ -351,14 +354,15 @@ def test_tables_and_pairs_with_few_slots_work(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_collected_is_refused_before_anything_is_written(pair: LoadedPair, tmp_path: Path) -> None:
-    exclusive_folder = pair_of(pair.models["target"], None)
+    target_only = pair_of(pair.models["target"], None)
     twice = [PROMPTS[0], PROMPTS[0]]
-    cases: list[tuple[LoadedPair, list[Prompt], dict[str, Any], str]] = [
-        (pair, [], {}, "no prompts"), (exclusive_folder, PROMPTS, {}, "has no draft model"), (pair, twice, {}, "same id"),
-        (pair, PROMPTS, {"prefix_kinds": ("dratf",)}, "not dratf"), (pair, PROMPTS, {"prefix_kinds": ()}, "not none"),
-        (pair, PROMPTS, {"max_tokens": 250}, "leave no room"), (pair, PROMPTS, {"rollout": 0}, "rollout must be")]
-    for which, prompts, settings, message in cases:
-        with pytest.raises(DraftwellError, match=message) as error:
+    cases: list[tuple[LoadedPair, list[Prompt], dict[str, Any], str, str]] = [
+        (pair, [], {}, "no_prompts", ""), (target_only, PROMPTS, {}, "no_draft", "tiny"), (pair, twice, {}, "duplicate_prompt_id", ""),
+        (pair, PROMPTS, {"prefix_kinds": ("dratf",)}, "unknown_prefix_kind", "dratf"),
+        (pair, PROMPTS, {"prefix_kinds": ()}, "unknown_prefix_kind", "none"), (pair, PROMPTS, {"max_tokens": 250}, "no_room", "250"),
+        (pair, PROMPTS, {"rollout": 0}, "bad_collection_settings", "rollout")]
+    for which, prompts, settings, code, name in cases:
+        with raises_code(code, name) as error:
             collect_traces(which, prompts, tmp_path / "new", **settings)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "new").exists()
@@ -371,15 +375,15 @@ def lossy(name: str = "lossy_sd", **parameters: Any) -> Strategy:
 def test_texts_of_a_lossy_strategy_are_what_it_decodes(pair: LoadedPair, tmp_path: Path) -> None:
     trace = collect_traces(pair, PROMPTS, tmp_path, max_tokens=16, rollout=1, prefix_kinds=("lossy",), strategy=lossy(tau=0.2))
     for rows in texts_of(trace):
-        exclusive_folder = pair.engine().generate(rows[0]["prompt_tokens"], GREEDY, lossy(tau=0.2)).output
-        assert [row["token"] for row in rows] == exclusive_folder
+        alone = pair.engine().generate(rows[0]["prompt_tokens"], GREEDY, lossy(tau=0.2)).output
+        assert [row["token"] for row in rows] == alone
         assert {row["kind"] for row in rows} == {"lossy"}
         assert [row["correction"] for row in rows] == [row["target_token"] for row in rows]
     everything = [row for rows in texts_of(trace) for row in rows]
     assert any(row["token"] != row["correction"] for row in everything), "or it is the target's own text"
 
 
-def test_another_config_does_not_go_on_with_a_collection(pair: LoadedPair, tmp_path: Path) -> None:
+def test_another_config_does_not_resume_a_collection(pair: LoadedPair, tmp_path: Path) -> None:
     def again(strategy: Strategy) -> TraceSet:
         return collect_traces(pair, PROMPTS[:1], tmp_path / "trace", max_tokens=4, rollout=1, prefix_kinds=("lossy",), strategy=strategy)
 
@@ -391,14 +395,13 @@ def test_another_config_does_not_go_on_with_a_collection(pair: LoadedPair, tmp_p
     other.resources.artifacts["correction_memory"].update(3, 4)  # type: ignore[attr-defined]
     other.resources.artifacts["correction_memory"].save(tmp_path / "other")
     for strategy in (lossy("csd", use_memory=False, tau=0.5), lossy("fuzzy_sd"), other):
-        with pytest.raises(collection.ForeignTrace):
+        with raises_code("foreign_trace", str(tmp_path)):
             again(strategy)
 
 
 def test_the_kind_of_a_lossy_strategy_needs_one(pair: LoadedPair, tmp_path: Path) -> None:
-    for strategy, told in ((None, "texts of kind lossy are those of a release's own strategy"),
-                           (build_strategy("vanilla_sd"), "strategy vanilla_sd is lossless")):
-        with pytest.raises(DraftwellError, match=told):
+    for strategy, code, name in ((None, "no_lossy_strategy", "lossy"), (build_strategy("vanilla_sd"), "lossless_strategy", "vanilla_sd")):
+        with raises_code(code, name):
             collect_traces(pair, PROMPTS, tmp_path, prefix_kinds=("lossy",), strategy=strategy)
 
 

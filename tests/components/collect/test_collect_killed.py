@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from components.collect import collect as collection
-from components.collect.collect import is_complete, read_plan
+from components.collect import work as collection
+from components.collect.plan import is_complete, read_plan
 from serving.runtime.models.table_model import TableModel
 from tests.components.collect.killed_collector import FILES, POINTS, SHARDS, collect
 from tests.support.paths import REPO

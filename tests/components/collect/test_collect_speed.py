@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from components.collect.collect import collect_traces
 from components.collect.continuations import room_for_prompts, sampling_of, write_texts
 from components.prompts.prompt import demo_prompts
 from serving.recording.trace import KINDS
 from serving.runtime.pair import LoadedPair
+from tests.support.collecting import collect_traces, small
 from tests.support.models.default_pair import two_threads
 
 BATCH, PROMPTS, TOKENS, ROLLOUT = 16, 16, 48, 16
@@ -22,7 +22,7 @@ def written_per_second(pair: LoadedPair) -> float:
     sampling = pair.sampling(max_tokens=TOKENS)
     requests = [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(demo_prompts(PROMPTS))]
     started = time.perf_counter()
-    texts = write_texts(pair, requests, ["target"], room=room_for_prompts(pair, TOKENS, ROLLOUT), batch=BATCH)
+    texts = write_texts(pair, requests, small(batch=BATCH), room_for_prompts(pair, TOKENS, ROLLOUT))
     return sum(len(text.tokens) for text in texts) / (time.perf_counter() - started)
 
 

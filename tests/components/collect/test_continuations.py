@@ -10,6 +10,7 @@ from components.collect.continuations import WrittenText, cut_messages, template
 from components.prompts.prompt import Message, Prompt, context_of, ids_of
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
+from tests.support.collecting import small
 from tests.support.server.served_pair import MAX_CONTEXT, tiny_pair
 
 SCRIPTS = ["今天天气怎么样？", "كيف حالك اليوم؟", "🙂👩‍👩‍👧 ok", "Grüße an die Füße"]
@@ -27,7 +28,7 @@ def user(content: str) -> Message:
 
 def write(pair: LoadedPair, prompts: list[Prompt], kinds: tuple[str, ...] = ("target",), *, turns: int = 1) -> list[WrittenText]:
     sampling = pair.sampling(max_tokens=8)
-    return write_texts(pair, [(prompt, sampling) for prompt in prompts], kinds, room=ROOM, batch=4, turns=turns)
+    return write_texts(pair, [(prompt, sampling) for prompt in prompts], small(prefix_kinds=kinds, batch=4, turns=turns), ROOM)
 
 
 def spelt(pair: LoadedPair, ids: list[int]) -> str:

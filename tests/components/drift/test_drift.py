@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from scipy.stats import ks_2samp, permutation_test
 
 from components.calibrate.acceptance_table import build_acceptance_table
-from components.collect.collect import collect_traces
 from components.drift.drift import BINS, Comparison
 from components.drift.prompts import untouched_prompts
 from components.drift.report import drift_json, drift_markdown, drift_plots, drift_table, headline
@@ -24,6 +23,7 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from tests.support.collecting import collect_traces
 from tests.support.loop.drift_traffic import LIMITS, LOOSE, compared, rows, traffic, verifier
 from tests.support.models.tiny import llama_pair
 

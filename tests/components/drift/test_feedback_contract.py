@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components.collect.collect import collect_traces
 from components.drift.prompts import prompts_of_trace, spooled_prompts
 from components.drift.schema import DRIFTED, STEADY
 from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_spool, read_traffic, shared_kinds
@@ -22,6 +21,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.server.feedback.feedback import blind
 from serving.server.feedback.spool import Record, RecordOrigin, Spool
+from tests.support.collecting import collect_traces
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, compared, rows
 from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.server.feedback_server import PROMPTS, TOKENS, FeedbackServer

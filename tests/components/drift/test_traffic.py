@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from components.collect.collect import collect_traces
 from components.drift.prompts import spooled_prompts, write_prompts
 from components.drift.traffic import Shard, newest, read_spool, shared_kinds
 from components.prompts.prompt import Prompt, ids_of, read_prompts
 from serving.errors import DraftwellError
+from tests.support.collecting import collect_traces
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, rows, spool, traffic
 from tests.support.server.served_pair import tiny_pair
 

@@ -11,7 +11,6 @@ import torch
 
 import components.gate.predictive_loss
 from components.calibrate.acceptance_table import build_acceptance_table
-from components.collect.collect import collect_traces
 from components.gate.gate import Check, judge_predictions
 from components.gate.predictive_loss import incomparable, predictions, scores_of
 from components.prompts.prompt import Prompt
@@ -21,6 +20,7 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from components.calibrate.hardware_profile import measure_profile
-from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.replay.costs import costs_of
 from components.replay.replay import replay_strategy
@@ -22,6 +21,7 @@ from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
+from tests.support.collecting import collect_traces
 from tests.support.models.tiny import pair_of, table_pair
 from tests.support.replay_check import Prediction, check_prediction, median_error, tiled
 

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.replay.head_scores import score_rollouts
 from components.replay.replay import replay_strategy
@@ -30,6 +29,7 @@ from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.resources import random_head
 from tests.support.models.tiny import VOCAB, llama_pair, table_pair

@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 
 from components.calibrate.hardware_profile import measure_profile
-from components.collect.collect import collect_traces
 from components.prompts.prompt import demo_prompts
 from components.replay.head_scores import score_rollouts
 from components.replay.replay import replay_strategy
@@ -37,6 +36,7 @@ from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.models.counters import counters, rounds_of
 from tests.support.models.default_pair import WHOLE, default_pair, resources_of, two_threads
 from tests.support.replay_check import Prediction, check_prediction, median_error, tiled

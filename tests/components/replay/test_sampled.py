@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.replay.replay import replay_strategy
 from components.replay.sampled import SampledTexts, read_sampled, replay_expected, settled
@@ -27,6 +26,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.sampling import residual, warp
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.models import tiny
 from tests.support.models.enumeration import Oracle, run_once
 from tests.support.models.resources import table_pair, table_resources

@@ -10,7 +10,6 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.train.acceptance_head import (
     figures_of,
@@ -30,6 +29,7 @@ from serving.recording.trace import TraceSet
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair, pair_of
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")

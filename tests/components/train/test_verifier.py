@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from components.collect.collect import collect_traces
 from components.collect.trace_columns import column
 from components.prompts.prompt import Prompt
 from components.train import examples as verifier_data
@@ -22,6 +21,7 @@ from components.train.verifier import choose_threshold, train_verifier
 from serving.artifacts.verifier import Verifier, scalar_features
 from serving.errors import DraftwellError
 from serving.recording.trace import KINDS, TraceHeader, TraceSet, trace_schema
+from tests.support.collecting import collect_traces
 from tests.support.loop.verifier_trace import ORIGIN, trace
 from tests.support.models.tiny import llama_pair
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from components.calibrate.acceptance_table import build_acceptance_table
 from components.calibrate.correction_memory import MemorySettings, build_correction_memory
 from components.calibrate.hardware_profile import measure_profile
-from components.collect.collect import collect_traces
 from components.prompts.prompt import demo_prompts
 from components.report.provenance import provenance
 from components.train.acceptance_head import train_acceptance_head
@@ -16,6 +15,7 @@ from components.tune.constraints import Constraints
 from components.tune.evaluator import Evaluator, Quality
 from components.tune.tune import tune_strategy
 from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair
 
 

@@ -10,7 +10,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.tune import regret as module
 from components.tune.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
@@ -24,6 +23,7 @@ from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.models.tiny import table_pair
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from components.collect import collect as collection
-from components.collect.collect import ForeignTrace, collect_shard, collect_traces, is_complete
+from components.collect import collect as collection, work as collection
+from components.collect.plan import ForeignTrace, is_complete
 from components.prompts.prompt import Prompt
 from components.tune.search.search import Search, Trial
 from components.tune.search.space import REPLAYED, key
@@ -19,6 +19,7 @@ from components.tune.tune import tune_strategy
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
+from tests.support.collecting import collect_shard, collect_traces
 from tests.support.loop.scripted_clock import Clock
 from tests.support.loop.tuning_resources import PROFILE, RESOURCES
 from tests.support.models.tiny import llama_pair

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from components.collect.collect import collect_traces
 from components.prompts.prompt import Prompt
 from components.replay.replay import replay_strategy
 from components.replay.texts import Texts, read_texts
@@ -44,6 +43,7 @@ from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.loop.tuning_resources import ORIGIN, PROFILE, RESOURCES
 from tests.support.models.counters import counters

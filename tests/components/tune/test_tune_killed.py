@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from components.collect.collect import collect_traces
 from components.tune.search import search
 from components.tune.search.space import key
 from tests.components.tune.killed_tuner import PROMPTS, run
+from tests.support.collecting import collect_traces
 from tests.support.loop.scripted_clock import Clock
 from tests.support.models.tiny import table_pair
 from tests.support.paths import REPO

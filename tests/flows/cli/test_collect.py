@@ -58,16 +58,17 @@ def test_slots_are_as_long_as_the_longest_conversation_needs(pair_file: Path, tm
     from flows.steps.collect import context_for
     from flows.workspace import Workspace
     from serving.runtime.pair import load_pair
+    from tests.support.collecting import small
 
     space = Workspace(str(pair_file))
     prompt = Prompt("p", None, ["one two", "three"], messages=({"role": "system", "content": "be kind"},), answers=("yes",))
-    needed = context_for(space, [prompt], max_tokens=6, rollout=4, turns=0)
+    needed = context_for(space, [prompt], small(max_tokens=6, rollout=4, turns=0))
     assert needed is not None
     pair = load_pair(space.files(), dtype="float32")
     talk = [*prompt.messages, {"role": "user", "content": "one two"}, {"role": "assistant", "content": "yes"},
             {"role": "user", "content": "three"}]
     assert len(pair.encode_messages(talk)) + 6 + 4 <= needed < 256
-    assert context_for(space, [prompt], max_tokens=200, rollout=4) is None  # more than the models read
+    assert context_for(space, [prompt], small(max_tokens=200, rollout=4)) is None  # more than the models read
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -79,6 +80,7 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_p
     from flows.steps.collect import context_for
     from flows.workspace import Workspace
     from serving.runtime import pair as loading
+    from tests.support.collecting import small
 
     real = loading.load_tokenizer
 
@@ -91,11 +93,11 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_p
     monkeypatch.setattr(loading, "load_tokenizer", wordy)
     space = Workspace(str(pair_file))
     prompt = Prompt("p", None, ["one two"], raw=raw)
-    needed = context_for(space, [prompt], max_tokens=6, rollout=4)
+    needed = context_for(space, [prompt], small(max_tokens=6, rollout=4))
     assert needed is not None
     pair = loading.load_pair(space.files(), dtype="float32", max_context=needed)
     whole = ids_of(pair, prompt)
     assert (len(whole) > 64) == (not raw)
     assert needed == -(-(len(whole) + 6 + 4) // 64) * 64, "and no more than that"
-    text, = write_texts(pair, [(prompt, pair.sampling(max_tokens=6))], ("target",), room=needed - 10, batch=1)
+    text, = write_texts(pair, [(prompt, pair.sampling(max_tokens=6))], small(batch=1), needed - 10)
     assert (text.prompt_tokens, text.cut_tokens) == (whole, 0)

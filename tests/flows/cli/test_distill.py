@@ -115,7 +115,7 @@ def test_targets_that_are_none(run: Any, place: Path, target: str, words: str) -
 @pytest.mark.parametrize("held", ["draftwell/pairs/kept", "draftwell/distill/kept"])
 def test_two_distillations_of_one_name_or_work_folder_exclude_each_other(run: Any, place: Path, pair_file: Path, prompts_file: Path,
                                                                         held: str) -> None:
-    from components.collect.collect import exclusive_folder
+    from components.collect.plan import exclusive_folder
 
     command = ("distill", "--target", pair_file.parent / "target", "--prompts", prompts_file, "--name", "kept", "--no-publish", *QUICK)
     with exclusive_folder(place / held, "distillation"):

@@ -85,7 +85,7 @@ def spide_resources(space: Any, pair: LoadedPair) -> StrategyResources:
 @pytest.fixture(scope="module")
 def traces(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
     """Texts of the target and of the draft."""
-    from components.collect.collect import collect_traces
+    from tests.support.collecting import collect_traces
 
     return collect_traces(pair, demo_prompts(16), tmp_path_factory.mktemp("t") / "traces", max_tokens=32, rollout=8, batch=4,
                    prefix_kinds=("target", "draft"))

@@ -271,6 +271,7 @@ def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
 
 
 def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deployment: Any, first: Any, pair_file: Path) -> None:
+    from components.collect.settings import CollectionSettings
     from flows.loading import open_pair, prompts_of
     from flows.steps import collect as collect_step
 
@@ -299,8 +300,8 @@ def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deploymen
         resumed = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
     assert place.ended(resumed).state.is_completed(), place.worker_log.read_text()[-3000:]
     assert {name: (place.traces / name).stat().st_mtime_ns for name in before} == before
-    unbroken = collect_step.run_collect(open_pair(str(pair_file)), prompts_of(settings)["collect"], max_tokens=settings.collect_tokens,
-                                  folder=place.folder / "unbroken")
+    unbroken = collect_step.run_collect(open_pair(str(pair_file)), prompts_of(settings)["collect"],
+                                        CollectionSettings(max_tokens=settings.collect_tokens), folder=place.folder / "unbroken")
     assert len(shards.shards) == MANY // 32
     assert shards.digest() == unbroken.digest()
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from components.collect import collect as collection
-from components.collect.collect import collect_traces
+
 from components.drift.prompts import prompts_of_trace
 from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY
 from flows.context import StepContext
@@ -25,6 +25,7 @@ from serving.artifacts.decoding_config import DecodingConfig
 from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY, TraceSet
 from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.loop import traffic
 
 STRATEGY, PARAMETERS = "lossy_sd", {"num_speculative_tokens": 5}
@@ -125,7 +126,7 @@ def test_a_collection_that_was_cut_short_is_no_reference_and_is_ended_by_the_nex
     assert check(traffic.some(pool, 40, seed=3)).verdict == NOT_ENOUGH
     publish_step.run_publish(step, {"by": "hand"})
     assert TraceSet(reference).digest() == whole
-    monkeypatch.setattr(collection, "collect_traces", lambda *_, **__: pytest.fail("collected twice"))
+    monkeypatch.setattr(collection, "collect_lossy_texts", lambda *_, **__: pytest.fail("collected twice"))
     publish_step.run_publish(step, {"by": "hand"})
 
 
@@ -176,7 +177,7 @@ def test_a_collection_that_fails_stops_no_release(check: Callable[..., Any], ste
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(collection, "collect_traces", failing)
+        patch.setattr(collection, "collect_lossy_texts", failing)
         assert publish_step.run_publish(step, {"by": "hand"}).version
     assert check(traffic.some(pool, 40, seed=3)).verdict == NOT_ENOUGH
     shutil.move(tmp_path / "away", reference)

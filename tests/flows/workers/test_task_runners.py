@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from components.collect import collect as collection
+from components.collect import work as collection
+from components.collect.plan import ForeignTrace
 from flows.workers import task_runners as runners
 from flows.workers.task_runners import WorkerPool, failure_of, worker_pool_for
 from serving.errors import DraftwellError
@@ -40,7 +41,7 @@ def test_how_a_station_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_failed_parts_become() -> None:
-    mistake = collection.ForeignTrace("the trace is foreign: mend it")
+    mistake = ForeignTrace("the trace is foreign: mend it")
     told = failure_of([mistake, mistake], 2)
     assert str(told) == "the trace is foreign: mend it"
     assert type(told) is DraftwellError, "a driver that forgets foreign traces must not take a worker's for its own"

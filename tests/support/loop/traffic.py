@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from components.collect.settings import CollectionSettings
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
 from flows import context
@@ -24,6 +25,7 @@ from registry.releases import ReleaseVersion, promote, record_gate
 from registry.store import Store
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.recording.trace import HEADER, TraceHeader, TraceSet
+from tests.support.collecting import small
 
 WORDS = ("man", "inn", "onion", "hand", "end", "hour", "other", "men", "hen", "ten", "none", "one")
 OTHERS = ("qué", "año", "niño", "mañana", "señor", "peña", "cuñado", "viña", "leña", "moño", "piña", "caña")
@@ -44,7 +46,7 @@ def station_of(pair_file: Path) -> StepContext:
 
 def serve(step: StepContext, folder: Path, asked: Sequence[Prompt]) -> TraceSet:
     """Traces of the target's greedy answers, as a server would spool them."""
-    return collect_step.run_collect(step, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
+    return collect_step.run_collect(step, asked, small(max_tokens=TOKENS, rollout=1, batch=16), folder=folder)
 
 
 def some(rows: pa.Table, count: int, seed: int) -> pa.Table:
@@ -104,7 +106,7 @@ def scripted(strategy: str, **parameters: Any) -> Callable[..., Any]:
 def calibrate(step: StepContext) -> TraceSet:
     """Traces of 16 prompts, and all that is made of them, in the workspace."""
     asked = prompts(16, seed=1)
-    traces = collect_step.run_collect(step, asked, max_tokens=TOKENS)
+    traces = collect_step.run_collect(step, asked, CollectionSettings(max_tokens=TOKENS))
     train_step.run_train(step, traces)
     train_step.run_calibrate(step, traces, asked[:4], max_tokens=TOKENS)
     return traces

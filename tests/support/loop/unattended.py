@@ -21,6 +21,7 @@ from flows.loading import open_pair
 from flows.steps import collect as collect_step
 from flows.steps.monitor import DriftSettings
 from serving.device import lacks_bfloat16
+from tests.support.collecting import small
 from tests.support.paths import REPO
 
 TOKENS = 48
@@ -57,7 +58,7 @@ def settings_of(place: Path, spool: Path) -> DriftSettings:
 
 def serve(step: StepContext, folder: Path, asked: Sequence[Prompt]) -> Path:
     """The target's answers and the requests, as a server spools them."""
-    collect_step.run_collect(step, asked, max_tokens=TOKENS, folder=folder, kinds=("target",), rollout=1)
+    collect_step.run_collect(step, asked, small(max_tokens=TOKENS, rollout=1, batch=16), folder=folder)
     bodies = [json.dumps({"messages": [{"role": "user", "content": prompt.prompt}]}, ensure_ascii=False) for prompt in asked]
     (folder / "requests.jsonl").write_text("\n".join(bodies) + "\n", encoding="utf-8")
     return folder

@@ -1,0 +1,123 @@
+"""The claim of a folder: which collection it belongs to, how far that is, and who is writing to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.errors import DraftwellError
+from serving.files import file_lock, write_atomically
+from serving.recording.trace import TraceSet
+
+PLAN, LOCK = "plan.json", ".lock"
+
+
+class ForeignTrace(DraftwellError):
+    """The folder holds a trace of other prompts, another pair or other settings."""
+
+    code = "foreign_trace"
+
+
+class Plan(BaseModel):
+    """What binds a folder to a collection: `plan.json`. A resumed run takes everything but its inputs from here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    inputs: str = Field(description="digest of prompts, pair and settings")
+    prompts: int = Field(ge=1)
+    shard_prompts: int = Field(ge=1, description="prompts of a shard")
+    batch: int = Field(ge=1, description="texts written at once")
+    room: int = Field(ge=1, description="tokens that a prompt may have")
+
+    @property
+    def shards(self) -> int:
+        return -(-self.prompts // self.shard_prompts)
+
+
+@contextmanager
+def exclusive_folder(folder: Path, what: str = "collection", fix: str = "choose another folder") -> Iterator[None]:
+    """Hold a folder against other processes that write to it.
+
+    Args:
+        what, fix: of the error: who else is writing, and what to do about it.
+    Raises:
+        DraftwellError: another process holds the folder.
+    """
+    with file_lock(folder / LOCK, wait=False) as held:
+        if not held:
+            raise DraftwellError(f"another {what} is writing to {folder}: wait for it, or {fix}", code="folder_in_use")
+        yield
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan of a folder, None where it has none that can be read."""
+    try:
+        return Plan.model_validate_json((folder / PLAN).read_text())
+    except (OSError, ValidationError):
+        return None
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the collection that claimed a folder has written all its shards; True where no plan says how many."""
+    plan = read_plan(folder)
+    return plan is None or len(list(folder.glob("shard-*.parquet"))) >= plan.shards
+
+
+def claim(traces: TraceSet, wanted: Plan) -> Plan:
+    """Bind a folder to these inputs, unless it is bound to them already; returns the plan that holds.
+
+    Raises:
+        ForeignTrace: the folder holds a trace of other inputs, or shards without a plan.
+    """
+    folder, plan = traces.folder, read_plan(traces.folder)
+    if (folder / PLAN).is_file() and (plan is None or plan.inputs != wanted.inputs):
+        raise ForeignTrace(f"{folder} holds a trace of other inputs (prompts, pair or settings): choose another folder "
+                           "or delete this one")
+    if plan is None and traces.shards:
+        raise ForeignTrace(f"{folder} holds shards but no {PLAN}: choose another folder or delete this one")
+    remove_unfinished(folder)
+    if plan is None:
+        plan = wanted
+        write_atomically(folder / PLAN, (plan.model_dump_json(indent=2) + "\n").encode())
+    return plan
+
+
+def check_room(folder: Path, plan: Plan, wanted: Plan) -> None:
+    """Refuse to resume with fewer slots or less context than the collection began with: its further texts could differ.
+
+    Raises:
+        ForeignTrace: there are fewer slots or less context.
+    """
+    for name, had, has in (("texts at once", plan.batch, wanted.batch), ("tokens of room for a prompt", plan.room, wanted.room)):
+        if has < had:
+            raise ForeignTrace(f"the collection in {folder} was begun with {had} {name}, here are {has}: load the pair as it was, or "
+                               "choose another folder", code="less_room_than_before")
+
+
+def check_complete(traces: TraceSet, plan: Plan) -> None:
+    """Remove what workers that died left unfinished, and refuse a trace that lacks shards.
+
+    Raises:
+        DraftwellError: shards are missing.
+    """
+    remove_unfinished(traces.folder)
+    missing = [index for index in range(plan.shards) if not traces.shard(index).is_file()]
+    if missing:
+        raise DraftwellError(f"{len(missing)} of {plan.shards} shards in {traces.folder} were not written: run the same "
+                             "`draftwell collect` again, it resumes with those", code="missing_shards")
+
+
+def forget(folder: Path) -> None:
+    """Remove the trace of a folder, and nothing else that may be there."""
+    remove_unfinished(folder)
+    for path in (*folder.glob("shard-*.parquet"), folder / PLAN, folder / TraceSet.SIDECAR):
+        path.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the unfinished files of a run that was killed."""
+    for path in (*folder.glob(".shard-*"), *folder.glob(f".{PLAN}.*")):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,58 @@
+"""Settings of a collection, with every default in one place. Entry points build them; everything else is handed them whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
+
+from serving.errors import DraftwellError
+from serving.recording.trace import KINDS, LOSSY
+
+
+class CollectionSettings(BaseModel):
+    """What a collection records of each prompt. A worker on another machine gets the same settings as JSON.
+
+    Raises:
+        DraftwellError: a value out of bounds, or an unknown prefix kind.
+
+    >>> CollectionSettings(max_tokens=48).rollout
+    16
+    """
+
+    # Kinds are not strict: JSON has lists only.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    max_tokens: int = Field(96, ge=1, description="longest text, in tokens")
+    temperature: float = Field(0.0, ge=0, description="of the texts; 0 is greedy")
+    top_k: int = Field(0, ge=0, description="sample from the k most likely tokens; 0 keeps all")
+    top_p: float = Field(1.0, gt=0, le=1, description="sample from the smallest set of tokens with this probability")
+    rollout: int = Field(16, ge=1, description="K: draft tokens recorded after every position, the longest draft a replay can try")
+    rollout_kinds: tuple[str, ...] = Field(("target",), strict=False, description="prefix kinds with rollouts; replay and the acceptance "
+                                           "table read the target's only")
+    batch: int = Field(16, ge=1, description="texts written at once; at most the pair's slots")
+    hidden: bool = Field(True, description="record the draft's hidden states, which verifiers need; they are most of a trace's size")
+    prefix_kinds: tuple[str, ...] = Field(KINDS, strict=False, description="a text of each of these kinds for every prompt (SPRINTER, "
+                                          "section 3.2)")
+    turns: int = Field(1, ge=0, description="turns of a conversation that get texts; 0 takes all")
+    seed: int = Field(0, ge=0, description="seed of sampled and mixed texts")
+
+    @field_validator("prefix_kinds")
+    @classmethod
+    def _known_kinds(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        if not kinds or len(set(kinds)) != len(kinds) or not set(kinds) <= {*KINDS, LOSSY}:
+            raise DraftwellError(f"prefix kinds must be different ones of {', '.join(KINDS)}, not {', '.join(kinds) or 'none'}",
+                                 code="unknown_prefix_kind")
+        return kinds
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one_line(cls, values: Any, handler: ModelWrapValidatorHandler[CollectionSettings]) -> CollectionSettings:
+        """Pydantic's report of what is wrong as one line."""
+        try:
+            return handler(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"]))
+            raise DraftwellError(f"collection setting {name}: {first['msg']}, not {first['input']!r}",
+                                 code="bad_collection_settings") from error

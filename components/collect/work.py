@@ -1,0 +1,118 @@
+"""What is to be collected: prompts and settings, checked before anything is written, and one shard of them as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from components.collect.continuations import room_for_prompts, sampling_of, write_texts
+from components.collect.meter import Meter
+from components.collect.plan import Plan
+from components.collect.settings import CollectionSettings
+from components.collect.trace_rows import observe
+from components.prompts.prompt import Prompt
+from serving.errors import DraftwellError
+from serving.files import json_digest
+from serving.recording.trace import KINDS, LOSSY, TraceError, TraceHeader, TraceSet
+from serving.runtime.pair import LoadedPair
+from serving.runtime.requests import Sampling
+from serving.runtime.strategies import Strategy
+
+SHARD_PROMPTS = 32
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be collected, wherever it is written to.
+
+    Args:
+        prompts: with the sampling parameters of each.
+        plan: of this pair as it is loaded here; a folder that was claimed earlier has its own.
+        strategy: writes the texts of kind `lossy`.
+    """
+
+    pair: LoadedPair
+    prompts: list[tuple[Prompt, Sampling]]
+    settings: CollectionSettings
+    header: TraceHeader
+    plan: Plan
+    strategy: Strategy | None = None
+
+    def part(self, plan: Plan, index: int) -> list[tuple[Prompt, Sampling]]:
+        """The prompts of a shard."""
+        return self.prompts[index * plan.shard_prompts : (index + 1) * plan.shard_prompts]
+
+    def write_shard(self, traces: TraceSet, plan: Plan, index: int, meter: Meter) -> None:
+        """Write a shard as the plan of its folder says.
+
+        Raises:
+            TraceError: none of the prompts gave a text.
+        """
+        import pyarrow as pa
+
+        prompts = self.part(plan, index)
+        meter.shard(prompts, self.settings.turns)
+        settings = self.settings.model_copy(update={"batch": plan.batch})
+        header = self.header.model_copy(update={"batch": plan.batch})
+        texts = write_texts(self.pair, prompts, settings, plan.room, strategy=self.strategy, finished=meter.half_text,
+                            written=meter.written)
+        tables = []
+        for _, of_prompt in groupby(texts, key=lambda text: text.prompt.id):
+            for table in observe(self.pair.models, list(of_prompt), header, hidden=settings.hidden):
+                tables.append(table)
+                meter.recorded(table.num_rows)
+        if not tables:  # prompts of one token have no bare text
+            raise TraceError(f"none of the prompts {prompts[0][0].id} … gave a text: leave them out", code="no_texts")
+        traces.write_shard(index, pa.concat_tables(tables))
+
+
+def work_of(pair: LoadedPair, prompts: Sequence[Prompt], settings: CollectionSettings, strategy: Strategy | None = None) -> Work:
+    """What these settings ask for, checked before anything is written.
+
+    Args:
+        strategy: a lossy one that writes the texts of kind `lossy`, which is then allowed among the prefix kinds.
+    Raises:
+        DraftwellError: no prompts, two with the same id, no draft, a kind that no one writes, or no room in the context.
+    """
+    check_inputs(pair, prompts, settings.prefix_kinds, strategy)
+    sampling = pair.sampling(**settings.model_dump(include={"max_tokens", "temperature", "top_k", "top_p", "seed"}))
+    header = TraceHeader(pair=pair.name, fingerprint=pair.fingerprint, dtype=pair.dtype,
+                         stop_token_ids=tuple(sorted(sampling.stop_token_ids)),
+                         rollout_kinds=tuple(kind for kind in settings.prefix_kinds if kind in settings.rollout_kinds),
+                         **settings.model_dump(include={"rollout", "max_tokens", "temperature", "top_k", "top_p"}))
+    room = room_for_prompts(pair, settings.max_tokens, settings.rollout, strategy)
+    slots = min([settings.batch, *(model.slots.count for model in pair.models.values() if hasattr(model, "slots"))])
+    plan = Plan(inputs=inputs_digest(prompts, header, settings, strategy), prompts=len(prompts), shard_prompts=SHARD_PROMPTS, batch=slots,
+                room=room)
+    return Work(pair, [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)], settings, header, plan, strategy)
+
+
+def inputs_digest(prompts: Sequence[Prompt], header: TraceHeader, settings: CollectionSettings, strategy: Strategy | None) -> str:
+    """Digest of all that a trace depends on. It never changes from version to version, so that unfinished collections resume."""
+    rows = [[p.id, p.task, p.turns, p.messages, p.answers, *(["raw"] if p.raw else []), *([p.tokens] if p.tokens else [])] for p in prompts]
+    return json_digest([header.model_dump_json(), settings.seed, settings.hidden, settings.turns, list(settings.prefix_kinds), rows,
+                        *([identity_of(strategy)] if strategy else [])])
+
+
+def identity_of(strategy: Strategy) -> list[Any]:
+    """What a strategy's texts depend on apart from models and prompts, as plain JSON: name, parameters, digests of its artifacts."""
+    artifacts = {kind: artifact.digest for kind, artifact in sorted(strategy.kit.artifacts.items()) if kind in strategy.artifacts}
+    return [strategy.name, strategy.config.model_dump(mode="json"), artifacts]
+
+
+def check_inputs(pair: LoadedPair, prompts: Sequence[Prompt], kinds: Sequence[str], strategy: Strategy | None) -> None:
+    """Refuse what cannot be collected, before anything is written."""
+    if not prompts:
+        raise DraftwellError("there are no prompts to collect from: name a file that holds some", code="no_prompts")
+    if len({prompt.id for prompt in prompts}) != len(prompts):
+        raise DraftwellError("two prompts have the same id: make them unique", code="duplicate_prompt_id")
+    if "draft" not in pair.models:
+        raise DraftwellError(f"pair {pair.name} has no draft model, so there is nothing to trace: choose a pair with one", code="no_draft")
+    if LOSSY in kinds and strategy is None:
+        raise DraftwellError(f"texts of kind {LOSSY} are those of a release's own strategy, collected when it is published: choose "
+                             f"kinds of {', '.join(KINDS)}", code="no_lossy_strategy")
+    if strategy is not None and strategy.lossless:
+        raise DraftwellError(f"strategy {strategy.name} is lossless, its texts are the target's own: collect the kind target",
+                             code="lossless_strategy")

@@ -1,0 +1,35 @@
+"""Small collections for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.collect import collect
+from components.collect.settings import CollectionSettings
+from components.prompts.prompt import Prompt
+from serving.recording.trace import TraceSet
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import Strategy
+
+RUN = ("fresh", "spread", "log", "progress")
+
+
+def small(**settings: Any) -> CollectionSettings:
+    """Settings with texts of the target only, eight at once and eight draft tokens after every position, unless named otherwise."""
+    return CollectionSettings(**{"prefix_kinds": ("target",), "batch": 8, "rollout": 8, **settings})
+
+
+def collect_traces(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, *, strategy: Strategy | None = None,
+                   **options: Any) -> TraceSet:
+    """A collection with `small` settings; `options` are settings, and how to run it (`RUN`)."""
+    run = {name: options.pop(name) for name in RUN if name in options}
+    if strategy is not None:
+        return collect.collect_lossy_texts(pair, prompts, folder, small(**options), strategy, **run)
+    return collect.collect_traces(pair, prompts, folder, small(**options), **run)
+
+
+def collect_shard(pair: LoadedPair, prompts: Sequence[Prompt], folder: Path, index: int, **settings: Any) -> Path:
+    """One shard of a collection with `small` settings."""
+    return collect.collect_shard(pair, prompts, folder, index, small(**settings))
