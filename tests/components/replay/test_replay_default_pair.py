@@ -173,7 +173,7 @@ def test_bfloat16_counts_are_within_two_percent(number: int) -> None:
                                                   ("pearl", {"num_speculative_tokens": 8})])
 def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters: dict[str, Any]) -> None:
     pair, kit = pair_in("float32"), kit_in("float32")
-    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, kit, profile_of(kit), seeds=4)
+    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, kit, profile_of(kit))
     sampling = pair.sampling(max_tokens=TOKENS["float32"], temperature=0.7)
     requests = [(pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i)) for i, prompt in enumerate(demo_prompts(PROMPTS))]
     real = [job.session.stats for job in real_runs(pair, kit, name, parameters, requests)]
