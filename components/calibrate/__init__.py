@@ -1,1 +1,7 @@
-"""Calibration: SPIDE's acceptance table, CSD's correction memory, and the hardware profile."""
+"""Calibration: `acceptance_table` (SPIDE), `correction_memory` (CSD) and `hardware_profile` each make one artifact; `plots` draws them."""
+
+from components.calibrate.acceptance_table import build_acceptance_table
+from components.calibrate.correction_memory import MemorySettings, build_correction_memory
+from components.calibrate.hardware_profile import measure_profile
+
+__all__ = ["MemorySettings", "build_acceptance_table", "build_correction_memory", "measure_profile"]

@@ -1,9 +1,9 @@
 """Replay: what a strategy would have done on traced prompts, exactly, and how long it would have taken.
 
-The strategy's own generator runs over trace models, so there is no second implementation of anything. At temperature 0
-in float32 a lossless strategy makes the same target calls, draft calls and accepted tokens as in a real run, round by
-round (prompts in order, one at a time, state carried). Time is predicted from a hardware profile. Sampled texts are
-replayed in expectation (`replay_sampled`).
+The strategy's own generator runs over trace models, so nothing is implemented twice. At temperature 0 in float32 a lossless
+strategy makes the same target calls, draft calls and accepted tokens as in a real run, round by round (prompts in order, one at a
+time, with state carried over). Time is predicted from a hardware profile. Sampled texts are replayed on average
+(`components.replay.sampled`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from serving.runtime.strategies.lossless.draft_verify import SAMPLED
 
 @dataclass(frozen=True)
 class PromptReplay:
-    """One text as replayed: its counters, and the seconds it would take."""
+    """One replayed text: its counters, and its predicted seconds."""
 
     name: str
     stats: Stats
@@ -42,8 +42,8 @@ class ReplayResult:
 
     Args:
         stats: counters over all texts.
-        predicted_seconds_per_token: of the whole, prefill included.
-        exact: False where a draft ran behind the end of a rollout (only with `extend`).
+        predicted_seconds_per_token: over all texts, including prefill.
+        exact: False where a draft ran past the end of a rollout (only with `extend`).
     """
 
     stats: Stats
@@ -68,23 +68,26 @@ def replay_strategy(
     Args:
         resources: artifacts of the strategy; replay works on copies, so that it changes no state.
         profile: of the device that time is predicted for.
-        max_tokens: emit at most this many, at most the trace's own number; None takes that.
-        overlap: forwards that a strategy overlaps take as long as the slower side; False adds them up.
-        extend: go on where a rollout ends (see `TraceModel`) instead of raising `RolloutExhausted`.
+        max_tokens: emit at most this many, at most the trace's own number; None: that number.
+        overlap: overlapped forward passes take as long as the slower side; False adds them up.
+        extend: continue after the end of a rollout (see `TraceModel`) instead of raising `RolloutExhausted`.
     Raises:
-        DraftwellError: a lossy strategy, a longer text than traced, parameters that are out of bounds.
-        RolloutExhausted: the parameters let a draft run on behind its first wrong token for more than K tokens.
+        DraftwellError: a lossy strategy (`cannot_replay_lossy`), longer texts than traced (`texts_too_short`), or parameters that
+            are out of bounds.
+        RolloutExhausted: the parameters let a draft continue after its first wrong token for more than K tokens.
     """
     texts = trace if isinstance(trace, Texts) else read_texts(trace)
     budget = texts.max_tokens if max_tokens is None else max_tokens
     if budget > texts.max_tokens:
-        raise DraftwellError(f"the trace holds texts of {texts.max_tokens} tokens, not {budget}: lower max_tokens or collect longer ones")
+        raise DraftwellError(f"the trace holds texts of {texts.max_tokens} tokens, not {budget}: lower max_tokens or collect longer ones",
+                             code="texts_too_short")
     settings = dict(parameters)
     if strategy_name == "draft_verify" and texts.temperature > 0 and settings.get("threshold") is None:
-        settings["threshold"] = SAMPLED  # its default asks the request's temperature, and a replay's is always 0
+        settings["threshold"] = SAMPLED  # its default depends on the request's temperature, which is 0 in a replay
     strategy = build_strategy(strategy_name, settings, with_recorded_head(resources, texts.head).private())
     if not strategy.lossless:
-        raise DraftwellError(f"strategy {strategy_name} is lossy, so a trace does not tell what it writes: measure it instead")
+        raise DraftwellError(f"strategy {strategy_name} is lossy, so it writes other texts than the trace: measure it instead",
+                             code="cannot_replay_lossy")
     sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)
     costs = costs_of(profile, strategy.overlaps, max(len(text.ids) for text in texts.texts), overlap=overlap)
     chains = profile.details is not None and profile.details.chains and texts.temperature == 0
@@ -95,7 +98,7 @@ def replay_strategy(
         _, seconds, _ = play(strategy.run(session), models, costs)
         stats, output = session.stats, session.text.output
         if output != text.output[:budget]:
-            raise RuntimeError(f"{strategy_name} is called lossless, but its replay of {text.name} left the target's text")
+            raise RuntimeError(f"{strategy_name} is declared lossless, but its replay of {text.name} differs from the target's text")
         stats.emitted = len(output)
         exact = exact and not any(model.extended for model in models.values())
         results.append(PromptReplay(text.name, stats, seconds + stats.target_calls * costs.round))
@@ -106,11 +109,11 @@ def replay_strategy(
 def play(steps: Generator[Any, Any, Any], models: Mapping[Role, TraceModel], costs: ReplayCosts) -> tuple[Any, float, float]:
     """Drive a strategy's generator, or a side of an overlap, to its end.
 
-    Nothing waits, nothing is batched and no clock is read, so this does without the engine. The sides of an overlap are played
-    one after the other: they meet in counters only.
+    Nothing waits, nothing is batched and no clock is read, so no engine is needed. The sides of an overlap are played one after
+    the other: they share counters only.
 
     Returns:
-        the generator's value, and the seconds that it would take: alone, and while the other model runs too.
+        the generator's value, and its predicted seconds: alone, and while the other model runs too.
     """
     reply: Any = None
     alone = busy = 0.0

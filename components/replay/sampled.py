@@ -1,17 +1,17 @@
 """Replay of sampled texts: what a strategy does at temperature > 0, on average.
 
-A text that a lossless strategy samples follows the target's law, whatever the draft does. Given its token x at a tested
-position, x had been drawn by the draft too with probability min(1, q(x)/p(x)), independently at every position: the exact
-rule emits x with probability min(p(x), q(x)) as an accepted token and max(0, p(x) − q(x)) as a recovered one (Leviathan
-2023, Appendix A.1). A rejected token follows norm(max(0, q − p)), independently of x, and never equals it. A trace holds
-one such token for every position, with the draft's sampled continuation. So a lot settles for every position whether
-the draft had drawn x or the rejected token, and from there on the strategy is replayed as at temperature 0. Every
-position is tested at most once in a generation, so each lot is used once. The result is exact in law.
+A text that a lossless strategy samples follows the target's distribution, whatever the draft does. Given its token x at a tested
+position, the draft had drawn x too with probability min(1, q(x)/p(x)), independently at every position: the exact rule emits x with
+probability min(p(x), q(x)) as an accepted token and max(0, p(x) − q(x)) as a recovered one (Leviathan 2023, Appendix A.1). A
+rejected token follows norm(max(0, q − p)), independently of x, and never equals it. A trace holds one such token for every
+position, with the draft's sampled continuation. So a random draw decides for every position whether the draft had drawn x or the
+rejected token, and from there the strategy is replayed as at temperature 0. Every position is tested at most once in a
+generation, so each draw is used once. The replay has exactly the distribution of a real run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from components.replay.replay import ReplayResult, replay_strategy
 from components.replay.texts import COLUMNS, Texts, target_rows, text_of
-from components.replay.trace_model import TracedText
+from components.replay.traced_text import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet
@@ -28,8 +28,8 @@ from serving.runtime.strategies import StrategyResources
 
 SAMPLED_COLUMNS = (*COLUMNS, "text_q", "text_p", "text_raw_q", "rollout_q")
 COUNTERS = tuple(field.name for field in fields(Stats) if field.type == "int")
-LOTS = 13
-"""Purpose of this module's random stream: no seed is used for two things."""
+STREAM = 13
+"""Number of this module's random stream, so that no seed is used for two purposes."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class SampledTexts:
     raw: list[list[float]]
 
     def draw(self, seed: int) -> Texts:
-        """The texts with, for every position, what the draft had drawn there: the text's token, or the rejected one."""
-        rng = np.random.default_rng([seed, LOTS])
+        """The texts with the token that the draft had drawn at every position: the text's own, or the rejected one."""
+        rng = np.random.default_rng([seed, STREAM])
         texts = [settled(text, (rng.random(len(kept)) < kept).tolist(), raw)
                  for text, kept, raw in zip(self.rejected.texts, self.kept, self.raw, strict=True)]
         return replace(self.rejected, texts=texts)
 
 
 def settled(text: TracedText, accepted: list[bool], raw: list[float]) -> TracedText:
-    """A text on which the draft had drawn the text's own token where `accepted`; only its first figures are asked for there."""
+    """A text on which the draft had drawn the text's own token where `accepted`; only its first values are read there."""
     def pick(rejected: list[list[Any]], mine: list[Any] | None = None) -> list[list[Any]]:
         return [[mine[i] if mine else row[0]] if accepted[i] else row for i, row in enumerate(rejected)]
 
@@ -68,13 +68,15 @@ def read_sampled(trace: TraceSet, limit: int | None = None) -> SampledTexts:
     """The target's own sampled texts of a trace.
 
     Raises:
-        TraceError: it was collected at temperature 0, holds no such text, or is of a version that cannot tell.
+        TraceError: it was collected at temperature 0 (`greedy_trace`), holds no such text, or is of a version that lacks the
+            probabilities (`old_trace`).
     """
     header = trace.header
     if header.temperature == 0:
-        raise TraceError(f"{trace.folder} was collected at temperature 0: replay it as it is")
+        raise TraceError(f"{trace.folder} was collected at temperature 0: replay it with `replay_strategy`", code="greedy_trace")
     if header.version < 2:
-        raise TraceError(f"{trace.folder} has trace schema {header.version}, which tells too little of sampled texts: collect it again")
+        raise TraceError(f"{trace.folder} has trace schema {header.version}, which lacks probabilities of sampled texts: collect it again",
+                         code="old_trace")
     columns, parts = target_rows(trace, SAMPLED_COLUMNS)
     parts = parts[:limit]
     texts = [replace(text_of(columns, part), raw=columns["rollout_q"][part]) for part in parts]
@@ -83,7 +85,7 @@ def read_sampled(trace: TraceSet, limit: int | None = None) -> SampledTexts:
 
 
 def ratio(columns: Mapping[str, list[Any]], part: slice) -> np.ndarray:
-    """min(1, q/p) of the text's tokens; where rounding left p = 0 behind (a tie at top-k's edge), 1 if the draft can draw it."""
+    """min(1, q/p) of the text's tokens; where p was rounded to 0 (a tie at the edge of top-k), 1 if the draft can draw the token."""
     draft, target = np.array(columns["text_q"][part], dtype=float), np.array(columns["text_p"][part], dtype=float)
     quotient: np.ndarray = np.divide(draft, target, out=(draft > 0).astype(float), where=target > 0)
     return np.minimum(1.0, quotient)
@@ -96,7 +98,7 @@ class ExpectedReplay:
     Args:
         runs: the replays, one for each seed.
         mean: counter → mean over the replays of its total over all texts; also "predicted_seconds_per_token".
-        error: the standard error of each mean, as far as the lots cause it (other texts would differ too); NaN for one seed.
+        error: the standard error of each mean over the random draws (other texts would differ too); NaN for one seed.
     """
 
     runs: list[ReplayResult]
@@ -105,34 +107,29 @@ class ExpectedReplay:
 
     @property
     def exact(self) -> bool:
-        """False where a draft ran on behind the end of a rollout."""
+        """False where a draft ran past the end of a rollout."""
         return all(run.exact for run in self.runs)
 
 
 def replay_expected(trace: TraceSet | SampledTexts, strategy_name: str, parameters: Mapping[str, Any], resources: StrategyResources,
-                    profile: HardwareProfile, *, seeds: int = 4, seed: int = 0, max_tokens: int | None = None, overlap: bool = True,
+                    profile: HardwareProfile, *, seeds: Sequence[int] = range(4), max_tokens: int | None = None,
                     extend: bool = False) -> ExpectedReplay:
-    """Run a strategy over sampled texts with different lots.
+    """Run a strategy over sampled texts, once for each seed of the random draws.
 
     Args:
-        seeds: replays, at least 1.
-        seed: of the first one; the others follow.
-        resources, profile, max_tokens, overlap, extend: as in `replay_strategy`.
+        seeds: one replay for each, at least one.
+        resources, profile, max_tokens, extend: as in `replay_strategy`.
     Raises:
-        TraceError: the trace cannot be replayed so.
-        DraftwellError, RolloutExhausted: as in `replay_strategy`.
+        TraceError: as in `read_sampled`.
+        DraftwellError, RolloutExhausted: no seed (`no_seeds`), or as in `replay_strategy`.
     """
-    if seeds < 1:
-        raise DraftwellError(f"the number of seeds must be at least 1, not {seeds}")
+    if not seeds:
+        raise DraftwellError("there is no seed to replay with: name at least one", code="no_seeds")
     texts = trace if isinstance(trace, SampledTexts) else read_sampled(trace)
-    runs = [
-        replay_strategy(
-            texts.draw(seed + i), strategy_name, parameters, resources, profile, max_tokens=max_tokens, overlap=overlap, extend=extend
-        )
-        for i in range(seeds)
-    ]
-    figures = {name: [float(getattr(run.stats, name)) for run in runs] for name in COUNTERS}
-    figures["predicted_seconds_per_token"] = [run.predicted_seconds_per_token for run in runs]
-    mean = {name: float(np.mean(values)) for name, values in figures.items()}
-    error = {name: float(np.std(values, ddof=1) / len(values) ** 0.5) if seeds > 1 else float("nan") for name, values in figures.items()}
+    runs = [replay_strategy(texts.draw(seed), strategy_name, parameters, resources, profile, max_tokens=max_tokens, extend=extend)
+            for seed in seeds]
+    values = {name: [float(getattr(run.stats, name)) for run in runs] for name in COUNTERS}
+    values["predicted_seconds_per_token"] = [run.predicted_seconds_per_token for run in runs]
+    mean = {name: float(np.mean(found)) for name, found in values.items()}
+    error = {name: float(np.std(found, ddof=1) / len(runs) ** 0.5) if len(runs) > 1 else float("nan") for name, found in values.items()}
     return ExpectedReplay(runs, mean, error)

@@ -1,4 +1,4 @@
-"""The target's own texts of a trace, as replays read them."""
+"""The target's own texts of a trace, in the form that replays read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.collect.trace_checks import check_rollouts, greedy_header, targets_own
-from components.replay.trace_model import TracedText
+from components.replay.traced_text import TracedText
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.recording.trace import TraceSet
 
@@ -19,7 +19,9 @@ class Texts:
     """The texts of a trace that can be replayed, read once for many replays.
 
     Args:
-        temperature: that the texts were written at; above 0 they come from `replay_sampled.SampledTexts.draw`.
+        max_tokens: of each text, at most.
+        rollout: K, length of the recorded rollouts.
+        temperature: of the texts; above 0 they come from `sampled.SampledTexts.draw`.
         head: the acceptance head whose scores they carry (`head_scores.score_rollouts`).
     """
 
@@ -35,7 +37,7 @@ def read_texts(trace: TraceSet, limit: int | None = None) -> Texts:
     """The target's own greedy texts of a trace.
 
     Raises:
-        DraftwellError: the trace was sampled, holds none, or is not fit to be read.
+        DraftwellError: the trace was sampled, holds no such text, or cannot be read.
     """
     header = greedy_header(trace)
     columns, parts = target_rows(trace, COLUMNS)
@@ -46,7 +48,7 @@ def target_rows(trace: TraceSet, names: Sequence[str]) -> tuple[dict[str, list[A
     """Columns of a trace, and the rows of each text that the target wrote.
 
     Raises:
-        DraftwellError: there are none, no rollouts along them, or figures that are not finite.
+        DraftwellError: there are none, they have no rollouts, or values are not finite.
     """
     table = trace.read(names)
     check_rollouts(targets_own(table))

@@ -1,10 +1,9 @@
-"""Models that answer from a trace: the strategies' own generators run over them, and no weights are read.
+"""Models that answer from a trace: the strategies' own generators run over them, without any weights.
 
-At temperature 0 a lossless strategy's text is the target's own, whatever the draft does. So along the text the target's
-next token is known; and the draft, fed tokens that leave the text at position d, has continued its own choice at d: its
-next token is in the rollout recorded there. Nothing else is ever looked at, which makes a replay exact. A text that was
-sampled is replayed in the same way, once it is settled by lot which of its tokens the draft had drawn too
-(`components.replay.sampled`).
+At temperature 0 a lossless strategy's text is the target's own, whatever the draft does. So the target's next token is known along
+the text. If the draft is fed tokens that leave the text at position d, it has continued its own choice at d, and its next token is
+in the rollout recorded there. Nothing else is ever read, which makes a replay exact. A sampled text is replayed in the same way,
+after a random draw for each of its tokens of whether the draft had drawn it too (`components.replay.sampled`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serving.errors import DraftwellError
+from components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
 from serving.runtime.commands import Forward, Role
 from serving.runtime.output import Output
 from serving.runtime.requests import Sampling
@@ -23,70 +22,17 @@ from serving.runtime.types import Stream, TokenFigures
 
 NO_LOGITS = torch.empty(0)
 OFF_TEXT = -1
-"""The token of a row that no strategy looks at: the target's behind a draft token that the text does not hold."""
-
-
-class RolloutExhausted(DraftwellError):
-    """A draft ran on behind its first wrong token for longer than the trace's rollouts.
-
-    Args:
-        needed: length of rollout that this forward would have needed.
-        recorded: K of the trace.
-    """
-
-    code = "rollout_exhausted"
-
-    def __init__(self, needed: int, recorded: int):
-        self.needed, self.recorded = needed, recorded
-        super().__init__(f"the draft ran {needed} tokens behind its last right one, the trace holds rollouts of {recorded}: draft "
-                         "fewer tokens, or collect with a longer rollout")
-
-
-class NotInTrace(DraftwellError):
-    """A strategy asked for something that a trace does not hold."""
-
-    code = "not_in_trace"
-
-
-@dataclass(frozen=True)
-class TracedText:
-    """A text and the draft's rollouts along it.
-
-    Args:
-        ids: prompt and continuation.
-        prompt_length: tokens of the prompt.
-        tokens, confidence, entropy: `[continuation][K]`, the draft's own continuation of `ids[: prompt_length + i]`: greedy, or
-            at temperature > 0 as one seed drew it (`components.replay.sampled`); a row may be shorter than K.
-        raw: `[continuation][K]`, raw draft probability of each of those tokens; None where they are the likeliest, whose
-            probability is the confidence.
-        scores: `[continuation][K]`, what an acceptance head says of the state that gave each (`components.replay.head_scores`).
-    """
-
-    name: str
-    ids: list[int]
-    prompt_length: int
-    tokens: list[list[int]]
-    confidence: list[list[float]]
-    entropy: list[list[float]]
-    raw: list[list[float]] | None = None
-    scores: list[list[float]] | None = None
-
-    @property
-    def prompt(self) -> list[int]:
-        return self.ids[: self.prompt_length]
-
-    @property
-    def output(self) -> list[int]:
-        return self.ids[self.prompt_length :]
+"""The token of a row that no strategy reads: the target's after a draft token that is not in the text."""
 
 
 @dataclass
 class TraceRows:
-    """Rows of a trace: the token of each and, of the draft's, what the trace tells of its distribution.
+    """Rows of a trace: the token of each and, for the draft's rows, what was recorded of its distribution.
 
     Args:
         top: the token that is drawn at each row.
-        places: of the draft's rows, position of the continuation and element of its rollout; −1 is the last recorded one.
+        places: of the draft's rows, position in the continuation and element of its rollout; −1 is the last recorded one.
+        asked: whether a value of these rows has been read.
     """
 
     top: list[int]
@@ -103,7 +49,7 @@ class TraceRows:
 
     def raw_prob(self, row: int, token: int) -> float:
         if token != self.top[row]:
-            raise self._missing("probability of a token that the draft does not like best")
+            raise self._missing("probability of a token that is not the draft's most likely one")
         text = self.model.text
         return self._figure(text.confidence if text.raw is None else text.raw, row)
 
@@ -129,7 +75,7 @@ class TraceRows:
         raise self._missing("logits")
 
     def hidden(self, row: int) -> Tensor:
-        """The recorded score of the state in the state's place (see `components.replay.head_scores.RecordedHead`)."""
+        """The recorded score of the state, instead of the state (see `components.replay.head_scores.RecordedHead`)."""
         scores = self.model.text.scores
         if scores is None or not self.places:
             raise self._missing("hidden states")
@@ -148,7 +94,7 @@ class TraceRows:
 
 
 class TraceOutput(Output):
-    """The kept positions of a forward over a trace."""
+    """The kept positions of a forward pass over a trace."""
 
     def __init__(self, top: list[int], places: list[tuple[int, int]], model: TraceModel):
         super().__init__(NO_LOGITS)
@@ -158,7 +104,7 @@ class TraceOutput(Output):
         if sampling.penalises or sampling.biases:
             raise NotInTrace("a replay has no logits to penalise or bias: measure this request instead")
         if not sampling.greedy:
-            raise NotInTrace(f"replay is exact at temperature 0 only, not {sampling.temperature}: measure instead")
+            raise NotInTrace(f"a replay is exact at temperature 0 only, not at {sampling.temperature}: measure this request instead")
         return TraceRows(*self._values, sampling)
 
 
@@ -166,21 +112,21 @@ class TraceModel:
     """Target or draft of one text, with one slot.
 
     Args:
-        text: what to answer from.
+        text: source of all answers.
         role: target or draft.
-        extend: behind the end of a rollout repeat its last confidence and entropy with a token that matches nothing,
-            instead of raising: counts stay right unless a stop policy or a stop token would have ended that draft.
-        chains: take `steps` as the models do that choose a fixed-length draft by themselves (`Forward`).
+        extend: after the end of a rollout repeat its last confidence and entropy with a token that matches nothing, instead of
+            raising: counts stay right unless a stop policy or a stop token would have ended that draft.
+        chains: answer `steps` as models do that decode a draft of fixed length in one command (`Forward`).
     """
 
     def __init__(self, text: TracedText, role: Role, *, extend: bool = False, chains: bool = False):
         self.text, self.role, self.extend, self.chains = text, role, extend, chains
         self.vocab_size, self.max_context = 2**31, 2**31
         self.extended = False
-        self.figures = 0  # rows of which a figure was read
+        self.figures = 0  # rows of which a value was read
         self.length = 0
         """Tokens in the slot."""
-        self._left: int | None = None  # position of the first fed token that the text does not hold
+        self._left: int | None = None  # position of the first fed token that is not in the text
 
     def open(self) -> int:
         self.length, self._left = 0, None
@@ -195,10 +141,10 @@ class TraceModel:
             self._left = None
 
     def open_branch(self) -> int:
-        raise NotInTrace("a trace holds one sequence a draft: measure strategies that draft several")
+        raise NotInTrace("a trace holds one sequence per draft: measure strategies that draft several")
 
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
-        raise NotInTrace("a trace holds one sequence a draft: measure strategies that draft several")
+        raise NotInTrace("a trace holds one sequence per draft: measure strategies that draft several")
 
     def take_figures(self) -> int:
         """Rows of which a confidence, an entropy, a probability or a score was read since the last call."""
@@ -209,14 +155,14 @@ class TraceModel:
         return [self.answer(row) for row in rows]
 
     def answer(self, row: Forward) -> Output:
-        """One forward."""
+        """One forward pass."""
         top: list[int] = []
         places: list[tuple[int, int]] = []
         unseen = len(row.tokens) - row.keep
         self._feed(row.tokens[:unseen])
         for token in row.tokens[unseen:]:
             self._feed((token,))
-            self._say(top, places)
+            self._add_row(top, places)
         ended = False
         for _ in range(row.steps - 1):
             if ended:
@@ -224,11 +170,11 @@ class TraceModel:
             else:
                 self._feed((top[-1],))
                 ended = self._left is None and self.length >= len(self.text.ids)
-            if ended:  # behind the stop token of the text: a chain goes on, and what it says is dropped
+            if ended:  # after the stop token of the text: a chain continues, and its rows are dropped
                 top.append(OFF_TEXT)
                 places.append(places[-1])
             else:
-                self._say(top, places)
+                self._add_row(top, places)
         return TraceOutput(top, places, self)
 
     def _feed(self, tokens: tuple[int, ...]) -> None:
@@ -243,8 +189,8 @@ class TraceModel:
                 self._check_own(token)
             self.length += 1
 
-    def _say(self, top: list[int], places: list[tuple[int, int]]) -> None:
-        """Add the row behind the tokens in the slot."""
+    def _add_row(self, top: list[int], places: list[tuple[int, int]]) -> None:
+        """Add the row that follows the tokens in the slot."""
         if self.role == "target":
             known = self._left is None and self.length < len(self.text.ids)
             top.append(self.text.ids[self.length] if known else OFF_TEXT)
@@ -254,18 +200,18 @@ class TraceModel:
         places.append((place, element))
 
     def _check_own(self, token: int) -> None:
-        """Refuse a token beside the text that the draft did not choose itself (from an n-gram, say): nothing is known behind it."""
+        """Refuse a token off the text that the draft did not choose itself (an n-gram's, for example): nothing is known after it."""
         place, element = (self._left or 0) - self.text.prompt_length, self.length - (self._left or 0)
         known = self.text.tokens[place] if 0 <= place < len(self.text.tokens) else []
         if token != (known[element] if element < len(known) else OFF_TEXT):
-            raise NotInTrace(f"the draft was fed a token that is neither its own nor in {self.text.name}: measure this strategy")
+            raise NotInTrace(f"the draft was fed a token that is neither its own nor in {self.text.name}: measure this strategy instead")
 
     def _in_rollouts(self) -> tuple[int, int]:
-        """Row of the trace and element of its rollout that say what the draft puts next; element −1 behind the end."""
+        """Row of the trace and element of its rollout with the draft's next token; element −1 after the end."""
         left = self.length if self._left is None else self._left
         place, element = left - self.text.prompt_length, self.length - left
         if not 0 <= place < len(self.text.tokens):
-            raise NotInTrace(f"the draft was asked behind position {place} of {self.text.name}, which the trace does not hold")
+            raise NotInTrace(f"the trace holds no rollout at position {place} of {self.text.name}: measure this strategy instead")
         recorded = len(self.text.tokens[place])
         if element < recorded:
             return place, element

@@ -175,7 +175,7 @@ def test_bfloat16_counts_are_within_two_percent(number: int) -> None:
                                                   ("pearl", {"num_speculative_tokens": 8})])
 def test_sampled_counts_are_those_of_real_runs_on_average(name: str, parameters: dict[str, Any]) -> None:
     pair, resources = pair_in("float32"), resources_in("float32")
-    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, resources, profile_of(resources), seeds=4)
+    told = replay_expected(read_sampled(collected("float32", 0.7)), name, parameters, resources, profile_of(resources))
     sampling = pair.sampling(max_tokens=TOKENS["float32"], temperature=0.7)
     requests = [(pair.encode_prompt(prompt.prompt), replace(sampling, seed=5000 + i)) for i, prompt in enumerate(demo_prompts(PROMPTS))]
     real = [job.session.stats for job in real_runs(pair, resources, name, parameters, requests)]

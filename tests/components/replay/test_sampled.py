@@ -19,7 +19,6 @@ from components.replay.sampled import SampledTexts, read_sampled, replay_expecte
 from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
-from serving.errors import DraftwellError
 from serving.recording.trace import HEADER, TraceError
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
@@ -27,6 +26,7 @@ from serving.runtime.sampling import residual, warp
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
 from tests.support.models import tiny
 from tests.support.models.enumeration import Oracle, run_once
 from tests.support.models.resources import table_pair, table_resources
@@ -162,11 +162,8 @@ def test_an_expected_replay_is_the_mean_over_seeds_with_its_error() -> None:
     texts, resources = sampled_texts(50), table_resources()
     profile = resources.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
-    result = replay_expected(texts, "pearl", {"num_speculative_tokens": 1}, resources, profile, seeds=5, seed=2)
-    accepted = [
-        replay_strategy(texts.draw(2 + i), "pearl", {"num_speculative_tokens": 1}, resources, profile).stats.accepted
-        for i in range(5)
-    ]
+    result = replay_expected(texts, "pearl", {"num_speculative_tokens": 1}, resources, profile, seeds=range(2, 7))
+    accepted = [replay_strategy(texts.draw(2 + i), "pearl", {"num_speculative_tokens": 1}, resources, profile).stats.accepted for i in range(5)]
     assert [run.stats.accepted for run in result.runs] == accepted
     assert len(set(accepted)) > 1
     assert result.mean["accepted"] == pytest.approx(np.mean(accepted))
@@ -174,21 +171,21 @@ def test_an_expected_replay_is_the_mean_over_seeds_with_its_error() -> None:
     assert result.mean["emitted"] == 100
     assert result.error["emitted"] == 0
     assert result.exact
-    assert math.isnan(replay_expected(texts, "autoregressive", {}, resources, profile, seeds=1).error["target_calls"])
-    with pytest.raises(DraftwellError, match="at least 1"):
-        replay_expected(texts, "autoregressive", {}, resources, profile, seeds=0)
+    assert math.isnan(replay_expected(texts, "autoregressive", {}, resources, profile, seeds=[0]).error["target_calls"])
+    with raises_code("no_seeds"):
+        replay_expected(texts, "autoregressive", {}, resources, profile, seeds=[])
 
 
 def test_a_trace_at_temperature_0_and_an_old_one_are_refused(tmp_path: Path) -> None:
     pair = tiny.table_pair()
     greedy = collect_traces(pair, [Prompt("a", None, ["hello"])], tmp_path / "g", max_tokens=4, rollout=2)
-    with pytest.raises(TraceError, match="collected at temperature 0"):
+    with raises_code("greedy_trace", "temperature 0", error=TraceError):
         read_sampled(greedy)
     old = collect_traces(pair, [Prompt("a", None, ["hello"])], tmp_path / "s", max_tokens=4, rollout=2, temperature=0.7)
     first = old.header.model_copy(update={"version": 1})
     rows = old.read().drop_columns(["text_q", "text_p", "text_raw_q", "rollout_q"])
     old.write_shard(0, rows.replace_schema_metadata({HEADER: first.model_dump_json()}))
-    with pytest.raises(TraceError, match="trace schema 1, which tells too little"):
+    with raises_code("old_trace", "trace schema 1", error=TraceError):
         read_sampled(old)
 
 
@@ -207,7 +204,7 @@ def test_collected_texts_replay_to_the_means_of_real_runs(tmp_path: Path, name: 
     profile = resources.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
     texts = read_sampled(collect_traces(pair, prompts, tmp_path, max_tokens=length, rollout=length, temperature=temperature, hidden=False))
-    told = [one.stats for one in replay_expected(texts, name, parameters, resources, profile, seeds=1).runs[0].per_prompt]
+    told = [one.stats for one in replay_expected(texts, name, parameters, resources, profile, seeds=[0]).runs[0].per_prompt]
     sampling = pair.sampling(max_tokens=length, temperature=temperature)
     real = [pair.engine().generate(pair.encode_prompt("hello world"), replace(sampling, seed=10_000 + i),
                                    build_strategy(name, parameters, resources)).session.stats for i in range(runs)]
@@ -229,5 +226,5 @@ def test_a_collected_trace_is_read_and_read_texts_refuses_it(tmp_path: Path) -> 
         assert ((kept >= 0) & (kept <= 1)).all()
         rejectable = [i for i, chance in enumerate(kept) if chance < 1]
         assert all(text.tokens[i][0] != text.output[i] for i in rejectable)
-    with pytest.raises(TraceError, match="was sampled at temperature"):
+    with pytest.raises(TraceError, match=r"temperature 0\.7"):
         read_texts(trace)
