@@ -115,7 +115,9 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
         fields["deterministic"],
     )
     texts, profile = read_texts(traces), HardwareProfile.load(job / "profile")
-    search = Search(texts, resources, profile, fields["max_tokens"], fields["overlap"], Studies(None, fields["seed"]), fields["trace_digest"])
+    search = Search(
+        texts, resources, profile, fields["max_tokens"], fields["overlap"], Studies(None, fields["seed"]), fields["trace_digest"]
+    )
     return [vars(trial) for trial in search.search(name, share, search.predict)]
 
 

@@ -4,13 +4,13 @@ import pyarrow as pa
 import pytest
 
 from components.calibrate.acceptance_table import build_acceptance_table
-from tests.support.collecting import collect_traces
 from components.prompts.prompt import Prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceError
 from serving.runtime.strategies import build_strategy
+from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, table_pair
 

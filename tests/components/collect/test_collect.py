@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.collect import collect as collection, work as collection
+from components.collect import work as collection
 from components.collect.collect import cuts
 from components.collect.plan import exclusive_folder, is_complete
 from components.drift.prompts import prompts_of_trace

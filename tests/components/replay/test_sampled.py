@@ -163,7 +163,9 @@ def test_an_expected_replay_is_the_mean_over_seeds_with_its_error() -> None:
     profile = resources.artifacts["hardware_profile"]
     assert isinstance(profile, HardwareProfile)
     result = replay_expected(texts, "pearl", {"num_speculative_tokens": 1}, resources, profile, seeds=range(2, 7))
-    accepted = [replay_strategy(texts.draw(2 + i), "pearl", {"num_speculative_tokens": 1}, resources, profile).stats.accepted for i in range(5)]
+    accepted = [
+        replay_strategy(texts.draw(2 + i), "pearl", {"num_speculative_tokens": 1}, resources, profile).stats.accepted for i in range(5)
+    ]
     assert [run.stats.accepted for run in result.runs] == accepted
     assert len(set(accepted)) > 1
     assert result.mean["accepted"] == pytest.approx(np.mean(accepted))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from components.collect import collect as collection, work as collection
+from components.collect import work as collection
 from components.collect.plan import ForeignTrace, is_complete
 from components.prompts.prompt import Prompt
 from components.tune.search.search import Search, Trial

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from components.collect import collect as collection
-
 from components.drift.prompts import prompts_of_trace
 from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY
 from flows.context import StepContext

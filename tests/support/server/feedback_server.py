@@ -15,7 +15,7 @@ from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Event, Ticket
 from serving.server.settings import FeedbackSettings
-from tests.support.models.kits import table_kit
+from tests.support.models.resources import table_resources
 
 PROMPTS = ("the man in the inn", "an onion is in there", "on the other hand", "the end then", "in an hour", "none other")
 TOKENS = 24
@@ -36,7 +36,7 @@ class FeedbackServer:
         self.feedback = Feedback(feedback_settings(folder, **changes), spool)
         if follow:
             self.feedback.follow(pair)
-        self.scheduler = Scheduler(pair.engine(), build_strategy(strategy, {}, table_kit(8)), 4, threads=1, observers=[self.feedback],
+        self.scheduler = Scheduler(pair.engine(), build_strategy(strategy, {}, table_resources(8)), 4, threads=1, observers=[self.feedback],
                                    load=load)
 
     def ask(self, prompts: Sequence[str], *, bodies: bool = True, cancel: bool = False, client: str = "", strategy: Any = None,
