@@ -8,6 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+DOCS_STAMP := $(VENV)/.stamp-docs
 
 PAIR ?= default
 ALIAS ?= champion
@@ -24,6 +25,9 @@ GPU_OUT ?= .draftwell/bench-gpu.json
 JOBS ?= 2
 side_by_side = -n $(JOBS) --dist loadfile
 GATE_OUT ?= .draftwell/gate
+# Files and folders whose wording `make lint` checks; empty: all of the project.
+WORDING ?= README.md CONTRIBUTING.md SECURITY.md docs/methods.md docs/glossary.md docs/tutorial.md docs/install.md docs/add_a_gate.md \
+  docs/architecture.md docs/benchmarks.md docs/compose.md docs/deploying.md docs/exporting.md docs/learning.md docs/proofs.md docs/tuning.md
 # Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
 FLAGS ?=
 
@@ -46,7 +50,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test test-all test-timed soak lint audit bench bench-gpu gate deploy serve ui prefect-server worker schedule clean distclean
+.PHONY: help setup demo test test-all test-timed soak lint audit docs bench bench-gpu gate deploy serve ui prefect-server worker schedule clean distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,13 +81,21 @@ test-timed: $(STAMP) ## the tests that hold speeds, and counts in bfloat16, agai
 soak: $(STAMP) ## whole loops on the default pair, hands off: an idle machine, up to an hour
 	$(BIN)/python -m pytest -s --soak -m soak
 
-lint: $(STAMP) ## ruff, mypy and the import contracts
+lint: $(STAMP) ## ruff, the wording check, mypy and the import contracts
 	$(BIN)/ruff check
+	$(BIN)/python .ci/wording $(WORDING)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 audit: $(STAMP) ## look up installed packages in PyPI's advisories: 1 something found, 3 could not ask; FLAGS="--ignore-vuln ID"
 	PYTHON=$(BIN)/python .ci/audit $(FLAGS)
+
+docs: $(DOCS_STAMP) ## build the documentation into site/; warnings are errors: FLAGS="--site-dir public"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(FLAGS)
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	@touch $@
 
 bench: $(STAMP) ## strategies beside transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= OUT= FLAGS=
 	$(BIN)/draftwell bench --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) --max-tokens $(TOKENS) \
@@ -115,7 +127,7 @@ schedule: $(STAMP) ## deploy prefect.yaml for a pair: PAIR= FLAGS=
 	$(prefect_env) $(BIN)/draftwell schedule --pair $(PAIR) $(FLAGS)
 
 clean: ## remove results and caches: .draftwell (the registry too), dist, build
-	rm -rf .draftwell dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .draftwell dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find flows components registry serving tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove .venv too

@@ -1,0 +1,112 @@
+"""Pages as a whole: links lead somewhere, README is in the right order, made pages hold what they are made of."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.markdown import PAGES, commands
+from tests.support.paths import REPO
+
+README = (REPO / "README.md").read_text(encoding="utf-8")
+LOOP = ["collect", "train", "calibrate", "tune", "gate", "promote", "deploy", "serve"]
+HISTORY = ("docs/log.md", "CHANGELOG.md")
+"""They may name what is gone."""
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", REPO / "docs" / "hooks" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for address in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", address):
+            continue
+        name, _, heading = address.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), address
+        if heading:
+            assert heading in {slug(line) for line in re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)}, address
+
+
+def slug(heading: str) -> str:
+    """A heading as GitHub and mkdocs name it in addresses."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    if str(page.relative_to(REPO)) in HISTORY:
+        pytest.skip("history may name what is gone")
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:components|flows|registry|serving|docs|deploy|tests)/[\w./-]+\.(?:py|md|ya?ml|json))(?:`|::|:)", text))
+    assert sorted(name for name in named if not (REPO / name).exists()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_nothing_refers_to_papers_that_the_repository_lacks(page: Path) -> None:
+    if str(page.relative_to(REPO)) in HISTORY:
+        pytest.skip("history may name what is gone")
+    assert not re.findall(r"\bMETHODS\b|\bDESIGN\b|\bissue \d+|\.\./shared/", page.read_text(encoding="utf-8"))
+
+
+def test_readme_names_the_two_commands_and_the_loop_in_its_order() -> None:
+    called = [words[1] for place, words in commands("make") if place.startswith("README.md")]
+    assert called[:2] == ["demo", "test"]
+    steps = [words[1] for place, words in commands("draftwell") if place.startswith("README.md")]
+    assert steps[: len(LOOP)] == LOOP
+
+
+def test_readme_is_short_and_says_what_was_not_measured() -> None:
+    assert len(README.splitlines()) <= 135
+    assert "nothing was measured on CUDA" in README
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config: dict[str, Any] = yaml.safe_load((REPO / "mkdocs.yml").read_text(encoding="utf-8"))
+    listed = set(re.findall(r"'([\w/-]+\.md)'", repr(config["nav"])))
+    pages = {str(page.relative_to(REPO / "docs")) for page in PAGES if page.is_relative_to(REPO / "docs")}
+    assert sorted(pages - listed) == []
+
+
+def test_the_command_reference_has_every_command_and_option(reference: ModuleType) -> None:
+    from typer.main import get_command
+
+    from flows.cli.main import app
+
+    page = reference.commands()
+    groups: Any = get_command(app)
+    for name, command in groups.commands.items():
+        assert f"## draftwell {name}\n" in page
+        assert all(f"`{option}`" in page for p in command.params for option in p.opts)
+    assert "## draftwell-serve\n" in page
+
+
+def test_the_other_references_are_made_of_the_source(reference: ModuleType) -> None:
+    assert "`collect_prompts`" in reference.settings()
+    assert "`max_regression`" in reference.settings()
+    assert "## spide\n" in reference.strategies()
+    codes = reference.error_codes()
+    assert "`invalid_input`" in codes
+    assert "`context_too_long`" in codes
+
+
+def test_links_of_included_pages_are_rewritten(reference: ModuleType) -> None:
+    text = "[a](docs/tuning.md) [b](serving/runtime/strategies/PAPERS.md#x) [c](registry/gates.yaml) [d](https://example.org) [e](#f)"
+    assert reference.relinked(text, "", "index.md", "https://host/repo") == (
+        "[a](tuning.md) [b](papers.md#x) [c](https://host/repo/blob/main/registry/gates.yaml) [d](https://example.org) [e](#f)")
+    assert reference.relinked("[a](../README.md)", "docs", "x/y.md", "u") == "[a](../index.md)"
