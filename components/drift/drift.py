@@ -1,88 +1,88 @@
 """Drift: is the traffic still the one that the champion was calibrated on? Trace rows, artifacts and limits in, a report out.
 
-Five things are compared: how sure the draft is of itself, how many of its tokens the target keeps, whether the acceptance table foretells
-that, whether the verifier's scores are still probabilities, and whether the target's corrections are known ones. A check fails only if
-its figure is past its limit (the change matters) and a test by prompt says that chance alone does not do that (the change is real;
-`drift_statistics`). The permitted rate of false alarms is shared among the checks, so it holds for a report as a whole. Equal inputs give
-an equal report, to the last digit.
+Five things are compared: how sure the draft is of itself, how many of its tokens the target keeps, whether the acceptance table predicts
+that, whether the verifier's scores are still probabilities, and whether the target's corrections are known ones (`comparison`). Equal
+inputs give an equal report, to the last digit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from components.drift.schema import (
-    DRIFTED,
-    NOT_ENOUGH,
-    STEADY,
-    AcceptanceBin,
-    DriftCheck,
-    DriftLimits,
-    DriftReport,
-    NoveltyFigures,
-    Side,
-    VerifierFigures,
-)
-from components.drift.statistics import (
-    Exchanged,
-    Measure,
-    calibration_error,
-    calibration_rise,
-    exchange,
-    interval,
-    largest_gap,
-    rate_change,
-    rate_rise,
-    share,
-    stability_index,
-    table_error,
-)
+from components.drift.comparison import Comparison
+from components.drift.schema import DRIFTED, NOT_ENOUGH, STEADY, DriftLimits, DriftReport, Side
+from components.drift.statistics import share
 from components.drift.traffic import Traffic
-from components.train.logistic import sigmoid
-from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, PRIOR_WEIGHT, AcceptanceTable
+from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.verifier import Verifier
 from serving.errors import DraftwellError
 
-BINS = len(EDGES) + 1
-SCORE_BINS = 10
 MOST_UNDRAFTED = 0.05
 """Share of positions without the draft's view above which what is left is no fair sample of the traffic."""
-FINE = 256
-"""Cuts of the confidence that Kolmogorov and Smirnov's statistic is computed at under exchanges."""
 
 
-def compare_traffic(reference: Traffic, feedback: Traffic, limits: DriftLimits, *, pair: str, fingerprint: str, kinds: Sequence[str],
-            digests: tuple[str, str], baseline: str, table: AcceptanceTable | None = None, verifier: Verifier | None = None,
-            memory: CorrectionMemory | None = None, untouched: Sequence[str] = (), notes: Sequence[str] = (), doubts: Sequence[str] = (),
-            seed: int = 0) -> DriftReport:
-    """Hold feedback against the reference.
+@dataclass(frozen=True)
+class Subject:
+    """What a report is about, as it names it.
 
     Args:
-        kinds, digests, baseline: what is named in the report; digests of reference and feedback.
-        table, verifier, memory: the champion's.
-        untouched: prompts of the reference that the verifier neither learnt nor was chosen on (`untouched_prompts`).
+        kinds: of texts that are compared.
+        digests: of reference and feedback.
+        baseline: what serves the traffic, such as a release.
+    """
+
+    pair: str
+    fingerprint: str
+    kinds: Sequence[str]
+    digests: tuple[str, str]
+    baseline: str
+
+
+@dataclass(frozen=True)
+class WatchedArtifacts:
+    """The champion's artifacts that traffic is compared with; None for what it lacks.
+
+    Args:
+        untouched: prompts of the reference that the verifier neither learnt from nor was chosen on (`untouched_prompts`).
+    """
+
+    table: AcceptanceTable | None = None
+    verifier: Verifier | None = None
+    memory: CorrectionMemory | None = None
+    untouched: Sequence[str] = ()
+
+
+def compare_traffic(reference: Traffic, feedback: Traffic, limits: DriftLimits, subject: Subject,
+                    artifacts: WatchedArtifacts | None = None, *, notes: Sequence[str] = (), doubts: Sequence[str] = (),
+                    seed: int = 0) -> DriftReport:
+    """Compare feedback with the reference.
+
+    Args:
         notes: what was left out before.
-        doubts: why the feedback is not what is served now. They do not speak against a drift; but nothing is called steady then.
+        doubts: why the feedback is not what is served now. They do not rule out a drift; but nothing is called steady then.
         seed: of exchanges and bootstraps.
     Raises:
         DraftwellError: scipy is missing.
     """
     require_scipy()
-    sides = (side(digests[0], reference), side(digests[1], feedback))
+    watched = artifacts or WatchedArtifacts()
+    sides = (side(subject.digests[0], reference), side(subject.digests[1], feedback))
     comparison = Comparison(reference, feedback, limits, seed)
     few = [*lacking("feedback", sides[1], limits.min_prompts, limits, "wait for more traffic"), *chosen(feedback)]
     missing = [*lacking("reference", sides[0], limits.min_reference, limits, "calibrate on more prompts"), *(few and (doubts or few))]
+    table = watched.table if "target" in subject.kinds else None
     if not missing:
         comparison.confidence()
         comparison.acceptance()
-        if "target" in kinds:
+        if "target" in subject.kinds:
             comparison.table(table)
-        if verifier is not None:
-            comparison.verifier(verifier, untouched)
-        comparison.novelty(memory)
+        if watched.verifier is not None:
+            comparison.verifier(watched.verifier, watched.untouched)
+        comparison.novelty(watched.memory)
     checks = comparison.judged()
     past = tuple(check.words for check in checks if check.drifted)
     if missing:
@@ -94,19 +94,19 @@ def compare_traffic(reference: Traffic, feedback: Traffic, limits: DriftLimits, 
     else:
         verdict, reasons = STEADY, (f"none of {len(checks)} checks found more than chance and its limit allow",)
     return DriftReport.model_validate({
-        "pair": pair, "fingerprint": fingerprint, "baseline": baseline, "kinds": tuple(kinds), "reference": sides[0], "feedback": sides[1],
-        "limits": limits, "verdict": verdict, "reasons": reasons, "checks": checks,
-        "bins": comparison.bins(table if "target" in kinds else None),
-        "confidence_then": shares_of(comparison.histograms(reference)), "confidence_now": shares_of(comparison.histograms(feedback)),
-        "verifier": comparison.verifier_figures, "novelty": comparison.novelty_figures, "notes": (*notes, *comparison.notes)})
+        "pair": subject.pair, "fingerprint": subject.fingerprint, "baseline": subject.baseline, "kinds": tuple(subject.kinds),
+        "reference": sides[0], "feedback": sides[1], "limits": limits, "verdict": verdict, "reasons": reasons, "checks": checks,
+        "bins": comparison.bins(table), "confidence_then": shares_of(comparison.histograms(reference)),
+        "confidence_now": shares_of(comparison.histograms(feedback)), "verifier": comparison.verifier_figures,
+        "novelty": comparison.novelty_figures, "notes": (*notes, *comparison.notes)})
 
 
 def require_scipy() -> None:
-    """Say what is missing in words."""
+    """Refuse to continue without scipy."""
     try:
         import scipy.stats  # noqa: F401
     except ImportError as error:
-        raise DraftwellError("monitoring needs the package scipy: pip install 'draftwell[pipeline]'") from error
+        raise DraftwellError("monitoring needs the package scipy: pip install 'draftwell[pipeline]'", code="scipy_missing") from error
 
 
 def side(digest: str, traffic: Traffic) -> Side:
@@ -117,211 +117,22 @@ def side(digest: str, traffic: Traffic) -> Side:
                 confidence=float(traffic.confidence.mean()) if some else None, acceptance=kept)
 
 
-def lacking(name: str, side: Side, prompts: int, limits: DriftLimits, mend: str) -> list[str]:
-    """What a set has too little of, in words."""
-    return [f"the {name} has {had} {what}, {needed} are needed: {mend}"
+def lacking(name: str, side: Side, prompts: int, limits: DriftLimits, fix: str) -> list[str]:
+    """What a set has too little of, as sentences."""
+    return [f"the {name} has {had} {what}, {needed} are needed: {fix}"
             for had, needed, what in ((side.prompts, prompts, "different prompts"),
                                       (side.positions, limits.min_positions, "drafted positions")) if had < needed]
 
 
 def chosen(feedback: Traffic) -> list[str]:
-    """A word of warning where positions were left out by the strategy: it drafts where the draft is sure, which is no fair sample."""
-    whole = len(feedback) + feedback.undrafted
-    if feedback.undrafted <= MOST_UNDRAFTED * whole:
+    """A warning where positions were left out by the strategy: it drafts where the draft is sure, which is no fair sample."""
+    total = len(feedback) + feedback.undrafted
+    if feedback.undrafted <= MOST_UNDRAFTED * total:
         return []
-    return [f"{feedback.undrafted / whole:.0%} of the feedback's positions lack the draft's view, and those that a strategy chose to draft "
+    return [f"{feedback.undrafted / total:.0%} of the feedback's positions lack the draft's view, and those that a strategy chose to draft "
             "are no fair sample: let the server record every position of the texts that it spools"]
 
 
 def shares_of(sums: np.ndarray) -> tuple[float, ...]:
     """Shares of bins `[prompts, bins]`, over all prompts."""
     return tuple(float(x) for x in share(sums.sum(0), sums.sum()))
-
-
-class Comparison:
-    """Collects checks and figures about two sets of prompts."""
-
-    def __init__(self, reference: Traffic, feedback: Traffic, limits: DriftLimits, seed: int):
-        self.then, self.now, self.limits, self.seed = reference, feedback, limits, seed
-        self.found: list[tuple[str, float, Exchanged, str]] = []
-        self.notes: list[str] = []
-        self.verifier_figures: VerifierFigures | None = None
-        self.novelty_figures: NoveltyFigures | None = None
-
-    def judged(self) -> tuple[DriftCheck, ...]:
-        """All checks; the rate of false alarms is shared among them (Bonferroni)."""
-        needed = self.limits.false_alarm_rate / max(1, len(self.found))
-        made = []
-        for name, value, tested, words in self.found:
-            limit = float(getattr(self.limits, name))
-            drifted = value >= limit and tested.p_value <= needed
-            made.append(DriftCheck(name=name, value=value, limit=limit, chance=tested.chance, p_value=tested.p_value, p_needed=needed,
-                                   drifted=drifted, words=words))
-        return tuple(made)
-
-    def exchange(self, measure: Measure, sums: Sequence[np.ndarray]) -> Exchanged:
-        """A figure of the sums of both sets, with its test."""
-        then, now = sums
-        return exchange(then, now, measure, resamples=self.limits.resamples, seed=self.seed)
-
-    def confidence(self) -> None:
-        """Population stability index over the table's bins, and the Kolmogorov-Smirnov statistic."""
-        from scipy.stats import ks_2samp
-
-        means = f"mean confidence of the draft {self.then.confidence.mean():.2f} when calibrated, {self.now.confidence.mean():.2f} now"
-        stability = self.exchange(stability_index, [self.histograms(self.then), self.histograms(self.now)])
-        self.found.append(("confidence_psi", stability.value, stability, f"confidence has another distribution: stability index "
-                           f"{stability.value:.2f} ({stability.chance:.2f} by chance); {means}"))
-        cuts = np.unique(np.quantile(np.concatenate([self.then.confidence, self.now.confidence]), np.linspace(0, 1, FINE)))
-        gap = self.exchange(largest_gap, [self.counted(traffic, np.searchsorted(cuts, traffic.confidence), len(cuts) + 1)
-                                          for traffic in (self.then, self.now)])
-        exact = float(ks_2samp(self.then.confidence, self.now.confidence, method="asymp").statistic)
-        self.found.append(("confidence_ks", exact, gap, f"confidence has another distribution: Kolmogorov-Smirnov {exact:.2f} "
-                           f"({gap.chance:.2f} by chance); {means}"))
-
-    def acceptance(self) -> None:
-        """Share of judged tokens that are kept."""
-        sums = [traffic.sums(np.stack([traffic.judged * traffic.kept, traffic.judged], axis=1)) for traffic in (self.then, self.now)]
-        moved = self.exchange(rate_change, sums)
-        rates = [total[0] / total[1] for total in (sums[0].sum(0), sums[1].sum(0))]
-        self.found.append(("acceptance", moved.value, moved, f"the target keeps {rates[1]:.0%} of judged draft tokens, {rates[0]:.0%} when "
-                           f"calibrated (a change of {moved.value:.0%}, {moved.chance:.0%} by chance)"))
-
-    def table(self, table: AcceptanceTable | None) -> None:
-        """Acceptance at equal confidence. The test is against the reference's rows, the table's own where it was made of them."""
-        if table is None:
-            self.notes.append("no acceptance table: acceptance by confidence is held against the reference alone")
-        off = self.exchange(table_error(np.array(MIDPOINTS), float(PRIOR_WEIGHT)),
-                            [self.by_bin(traffic) for traffic in (self.then, self.now)])
-        self.found.append(("table", off.value, off, f"at equal confidence acceptance is off by {100 * off.value:.0f} points on average "
-                           f"({100 * off.chance:.0f} by chance): thresholds rest on a table that no longer holds"))
-
-    def verifier(self, verifier: Verifier, untouched: Sequence[str]) -> None:
-        """Calibration of the verifier's scores, against prompts that it was not fitted to."""
-        held = self.then.take(untouched)
-        recorded = all(set(verifier.features) <= set(traffic.parts) for traffic in (held, self.now))
-        if not recorded or np.isnan(self.now.ratio).any() or np.isnan(held.ratio).any():
-            self.notes.append(f"verifier not checked: it reads {' and '.join(verifier.features)}, which the traces do not all hold")
-            return
-        if len(held.names) < 2:
-            self.notes.append("verifier not checked: the reference holds less than two prompts that it was not fitted to")
-            return
-        then, now = (scored(verifier, traffic) for traffic in (held, self.now))
-        sums = [self.reliability(traffic, *parts) for traffic, parts in ((held, then), (self.now, now))]
-        rise = self.exchange(calibration_rise, sums)
-        errors = [float(calibration_error(part.sum(0))) for part in sums]
-        briers = [float(((score - label) ** 2).mean()) for score, label in (then, now)]
-        self.verifier_figures = VerifierFigures(brier_then=briers[0], brier_now=briers[1], error_then=errors[0], error_now=errors[1],
-                                                prompts_then=len(held.names))
-        self.found.append(("verifier", rise.value, rise, f"the verifier's scores are off by {100 * errors[1]:.0f} points on average, "
-                           f"{100 * errors[0]:.0f} when calibrated (Brier score {briers[0]:.3f} then, {briers[1]:.3f} now)"))
-
-    def novelty(self, memory: CorrectionMemory | None) -> None:
-        """Unknown rejection patterns. A memory knows its own prompts too well to be compared with, so the reference is halved: what one
-        half has not seen of the other is held against what it has not seen of the feedback."""
-        if (self.now.pattern < 0).any():
-            self.notes.append("novelty not checked: the spool keeps no tokens (draftwell-serve --feedback-text)")
-            return
-        names = np.random.default_rng([self.seed, 19]).permutation(np.array(self.then.names))
-        known, held = (self.then.take(part.tolist()) for part in (names[: len(names) // 2], names[len(names) // 2 :]))
-        seen = {tuple(pattern) for pattern in known.pattern[known.kept < 1].tolist()}
-        if not seen or not (held.kept < 1).any() or not (self.now.kept < 1).any():
-            self.notes.append("novelty not checked: too few rejections")
-            return
-        sums = [traffic.sums(np.stack([unknown(traffic, seen), 1 - traffic.kept], axis=1)) for traffic in (held, self.now)]
-        rise = self.exchange(rate_rise, sums)
-        then, now = (float(share(total[0], total[1])) for total in (sums[0].sum(0), sums[1].sum(0)))
-        in_memory = None
-        if memory is not None:
-            rejected = float((1 - self.now.kept).sum())
-            in_memory = float(unknown(self.now, set(memory.counts)).sum() / rejected)
-        else:
-            self.notes.append("no correction memory: novelty is held against the reference alone")
-        self.novelty_figures = NoveltyFigures(memory=in_memory, then=then, now=now)
-        self.found.append(("novelty", rise.value, rise, f"{now:.0%} of rejections have patterns that half of the reference does not know, "
-                           f"{then:.0%} of its other half's"))
-
-    def counted(self, traffic: Traffic, index: np.ndarray, bins: int) -> np.ndarray:
-        """`[prompts, bins]` positions of each bin."""
-        counts = np.zeros((len(traffic.names), bins))
-        np.add.at(counts, (traffic.unit, index), 1.0)
-        return counts
-
-    def histograms(self, traffic: Traffic) -> np.ndarray:
-        """`[prompts, 20]` positions in each of the table's bins of confidence."""
-        return self.counted(traffic, bins_of(traffic), BINS)
-
-    def by_bin(self, traffic: Traffic) -> np.ndarray:
-        """`[prompts, 40]`: kept in each bin, then judged in each."""
-        sums = np.zeros((len(traffic.names), 2 * BINS))
-        index = bins_of(traffic)
-        np.add.at(sums, (traffic.unit, index), traffic.judged * traffic.kept)
-        np.add.at(sums, (traffic.unit, BINS + index), traffic.judged)
-        return sums
-
-    def reliability(self, traffic: Traffic, score: np.ndarray, label: np.ndarray) -> np.ndarray:
-        """`[prompts, 30]`: positions, scores and labels in each of ten bins of the score."""
-        sums = np.zeros((len(traffic.names), 3 * SCORE_BINS))
-        index = np.minimum((score * SCORE_BINS).astype(int), SCORE_BINS - 1)
-        for place, values in enumerate((np.ones(len(score)), score, label.astype(float))):
-            np.add.at(sums, (traffic.unit, place * SCORE_BINS + index), values)
-        return sums
-
-    def bins(self, table: AcceptanceTable | None) -> tuple[AcceptanceBin, ...]:
-        """Acceptance in every bin of confidence, with intervals."""
-        if not len(self.now) or not len(self.then):
-            return ()
-        sums = [self.by_bin(traffic) for traffic in (self.then, self.now)]
-        low, high = interval(sums[1], rates_by_bin, resamples=min(2000, self.limits.resamples), seed=self.seed)
-        then, now = (rates_by_bin(part.sum(0)[None])[0] for part in sums)
-        positions = self.histograms(self.now).sum(0).astype(int)
-        edges = (0.0, *EDGES, 1.0)
-        made = []
-        for b in range(BINS):
-            ends = wilson(now[b], int(positions[b]))
-            made.append(AcceptanceBin(
-                low=edges[b], high=edges[b + 1], table=table.accepted[b] / table.total[b] if table and table.total[b] else None,
-                then=known(then[b]), now=known(now[b]), now_low=float(min(ends[0], low[b])) if positions[b] else None,
-                now_high=float(max(ends[1], high[b])) if positions[b] else None, positions=int(positions[b])))
-        return tuple(made)
-
-
-def bins_of(traffic: Traffic) -> np.ndarray:
-    """`[rows]` bin of each position's confidence, as `AcceptanceTable.bin_of`."""
-    return np.searchsorted(np.array(EDGES), traffic.confidence, side="right")
-
-
-def rates_by_bin(sums: np.ndarray) -> np.ndarray:
-    """Sums `[..., 40]` → shares `[..., 20]`, NaN where nothing was judged."""
-    kept, judged = sums[..., :BINS], sums[..., BINS:]
-    found: np.ndarray = np.where(judged > 0, share(kept, judged), np.nan)
-    return found
-
-
-def wilson(rate: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `count` positions: never of no width, as the bootstrap's is where all were kept."""
-    if not count:
-        return np.nan, np.nan
-    from scipy.stats import binomtest
-
-    ends = binomtest(min(count, round(rate * count)), count).proportion_ci(0.95, method="wilson")
-    return float(ends.low), float(ends.high)
-
-
-def known(value: float) -> float | None:
-    """A figure; None where it is NaN, which JSON has no word for."""
-    return None if np.isnan(value) else float(value)
-
-
-def scored(verifier: Verifier, traffic: Traffic) -> tuple[np.ndarray, np.ndarray]:
-    """The verifier's scores `[rows]` and its labels: 1 where q̄/p̄ is at most lambda."""
-    inputs = np.concatenate([traffic.parts[name] for name in verifier.features], axis=1)
-    z = inputs.astype(np.float64) @ verifier.weight.numpy() + verifier.bias
-    return sigmoid(z), traffic.ratio <= verifier.ratio
-
-
-def unknown(traffic: Traffic, seen: set[tuple[int, int]]) -> np.ndarray:
-    """`[rows]`: the chance of a rejection where its pattern was not seen, else 0."""
-    new = np.array([tuple(pattern) not in seen for pattern in traffic.pattern.tolist()], dtype=float)
-    found: np.ndarray = new * (1 - traffic.kept)
-    return found

@@ -1,26 +1,20 @@
 """What drift is measured on: positions of a trace set, by prompt.
 
-A feedback trace set is a *spool*: a folder to which a server adds shards in the trace schema (`serving/recording/trace.py`), each by an
-atomic rename. Only single positions are looked at, so that a server need not record rollouts: the columns of `COLUMNS`, and the draft's
-hidden states where the champion's verifier reads them. A shard that cannot be read is left out and named; it stops nobody.
+Only single positions are looked at, so that a server need not record rollouts: the columns of `COLUMNS`, and the draft's hidden states
+where the champion's verifier reads them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serving.errors import DraftwellError
-from serving.files import sha256_file
-from serving.recording.trace import LOSSY, TraceError, TraceHeader, TraceSet, trace_schema
+from serving.recording.trace import LOSSY
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,136 +28,6 @@ TOKENS = ("draft_token", "correction")
 """Needed too, but where a spool keeps no texts: such a position has no `token` either, its figures are there, its pattern is not."""
 NEAR = 1e-6
 """Temperatures that differ by no more are the same."""
-STAMPED = re.compile(r"shard-(\d{15})-\d+\.parquet")
-"""A shard that a server wrote, with the milliseconds since 1970."""
-
-
-@dataclass(frozen=True)
-class RecentTraffic:
-    """The newest prompts of a spool.
-
-    Args:
-        rows: their rows of `COLUMNS` (and `HIDDEN` if asked for), oldest first; none where all were at other temperatures.
-        headers: of the shards that were read.
-        digest: sha256 over these shards.
-        shards: their files' names.
-        newest: when the newest of them was written; None where none was read.
-        others: prompts beside them that were left out, because they were sampled at another temperature.
-        notes: what was left out, and why.
-    """
-
-    rows: pa.Table
-    headers: tuple[TraceHeader, ...]
-    digest: str
-    shards: tuple[str, ...] = ()
-    newest: datetime | None = None
-    others: int = 0
-    notes: tuple[str, ...] = ()
-
-
-def read_spool(folder: Path, fingerprint: str, *, window: int, hidden: bool = False, temperature: float | None = None,
-               since: datetime | None = None) -> RecentTraffic:
-    """The last `window` prompts of a spool; older shards are not opened.
-
-    Args:
-        fingerprint: of the pair; shards of other weights are left out.
-        hidden: also the draft's hidden states, most of a trace.
-        temperature: that prompts must have been sampled at to count: what cannot be compared must not crowd out what can. None takes all.
-        since: shards that were written before are left out.
-    Raises:
-        DraftwellError: the folder holds no shard, or none that can be read.
-    """
-    import pyarrow as pa
-
-    shards = TraceSet(folder).shards
-    if not shards:
-        raise DraftwellError(f"{folder} holds no traces: name a spool to which a server writes them, or `draftwell collect --out {folder}`")
-    columns = [*COLUMNS, *(HIDDEN if hidden else ())]
-    tables: list[pa.Table] = []
-    headers: list[TraceHeader] = []
-    digests: list[str] = []
-    names: list[str] = []
-    dates: list[datetime] = []
-    broken: list[TraceError] = []
-    prompts: set[str] = set()
-    others: set[str] = set()
-    other: TraceHeader | None = None
-    earlier = False
-    for path in reversed(shards):
-        shard = Shard(path, fingerprint)
-        try:
-            header = shard.header
-            if since is not None and written_at(path) < since:
-                other, earlier = header, True
-                break
-            if temperature is not None and abs(header.temperature - temperature) > NEAR:
-                others.update(shard.read(["prompt_id"]).column(0).to_pylist())
-                other = header
-                continue
-            table, digest, date = shard.read(columns).replace_schema_metadata(None), sha256_file(path), written_at(path)
-        except TraceError as error:
-            if path.exists():  # a server whose spool is full removes the oldest
-                broken.append(error)
-            continue
-        except FileNotFoundError:
-            continue
-        headers.append(header)
-        tables.append(table)
-        digests.append(digest)
-        names.append(path.name)
-        dates.append(date)
-        prompts.update(tables[-1].column("prompt_id").to_pylist())
-        if len(prompts) >= window:
-            break
-    if not tables and other is not None:
-        schema = trace_schema(other)
-        tables.append(pa.schema([schema.field(name) for name in columns]).empty_table())
-    if not tables:
-        raise broken[0] if broken else DraftwellError(f"the traces in {folder} are being replaced: look again")
-    notes = [f"{len(broken)} of {len(shards)} shards left out: {broken[0]}"] if broken else []
-    if others:
-        notes.append(f"{len(others)} prompts of the feedback left out: sampled at another temperature than {temperature:g}")
-    if earlier:
-        notes.append(f"what was recorded before {since:%Y-%m-%d at %H:%M} UTC is left out")
-    rows = newest(pa.concat_tables(tables[::-1]), window)
-    content = "\n".join([str(window), *reversed(digests)])
-    return RecentTraffic(
-        rows,
-        tuple(headers),
-        hashlib.sha256(content.encode()).hexdigest(),
-        tuple(reversed(names)),
-        max(dates, default=None),
-        len(others),
-        tuple(notes),
-    )
-
-
-def written_at(path: Path) -> datetime:
-    """When a shard was written: what a server put into its name, which a copy keeps, else the file's date."""
-    stamp = STAMPED.fullmatch(path.name)
-    return datetime.fromtimestamp(int(stamp[1]) / 1000 if stamp else path.stat().st_mtime, UTC)
-
-
-class Shard(TraceSet):
-    """One shard as a trace set of its own."""
-
-    def __init__(self, path: Path, fingerprint: str):
-        super().__init__(path.parent, fingerprint=fingerprint)
-        self.path = path
-
-    @property
-    def shards(self) -> list[Path]:
-        return [self.path]
-
-
-def newest(rows: pa.Table, window: int) -> pa.Table:
-    """The rows of the `window` prompts that come last; order is kept."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    ids = list(dict.fromkeys(reversed(rows.column("prompt_id").to_pylist())))
-    return rows if len(ids) <= window else rows.filter(pc.is_in(rows.column("prompt_id"), pa.array(ids[:window])))
-
 
 @dataclass(frozen=True)
 class Traffic:

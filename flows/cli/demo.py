@@ -28,10 +28,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo(pair: Pair = "default",
-         prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts instead of the shipped.")] = None,
-         dtype: Annotated[Dtype | None, typer.Option("--dtype")] = None, threads: Threads = None,
+         prompts: Annotated[Path | None, typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts.")] = None,
+         dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Number format of weights and cache. Default: "
+                                                                     "the pair's own.")] = None, threads: Threads = None,
          bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the final table.")] = 16) -> None:
-    """Run the whole loop: collect, train, calibrate, tune, gate, publish, deploy; then print one table.
+    """Run the complete loop: collect, train, calibrate, tune, gate, publish, deploy; then print one table.
 
     Example: draftwell demo
     """
@@ -44,7 +45,7 @@ def demo(pair: Pair = "default",
     from registry.pairs import find_pair
 
     settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, threads=threads, bench_prompts=bench_prompts)
-    find_pair(pair)  # a user's mistake is told here, in one line; inside the flow it would be tried again and traced
+    find_pair(pair)  # a user's mistake is reported here, in one line; inside the flow it would be retried, with a traceback
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
     from flows.orchestration.pipeline_flow import pipeline
@@ -64,7 +65,7 @@ def demo(pair: Pair = "default",
 
 
 def doctor() -> None:
-    """Check versions, known-bad combinations and devices; exit code 2 when something is wrong.
+    """Check versions, combinations known to fail, and devices; exit code 2 if something is wrong.
 
     Example: draftwell doctor
     """
@@ -77,7 +78,8 @@ def doctor() -> None:
         bad += not fine
     wide_console().print(table)
     if bad:
-        raise DraftwellError(f"{bad} check(s) failed: install with `pip install -c constraints.txt`, as `make setup` does")
+        raise DraftwellError(f"{bad} check(s) failed: install with `pip install -c constraints.txt`, as `make setup` "
+                             f"does", code="doctor_failed")
 
 
 def versions() -> list[tuple[str, str, str, bool]]:

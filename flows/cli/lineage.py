@@ -17,10 +17,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def lineage(what: Annotated[str, typer.Argument(
-                metavar="REPORT_OR_VERSION", help="A report of bench, gate or tune (JSON), or kind.pair@alias, kind.pair/3, "
+                metavar="REPORT_OR_VERSION", help="JSON report of bench, gate or tune; or a version: kind.pair@alias, kind.pair/3, "
                                                   "release.pair.cpu@champion.")],
             as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Walk from a table's rows, or from a version, back over config and artifacts to the traces.
+    """Show what a report's rows, or a registered version, were made from: config, artifacts and traces.
 
     Example: draftwell lineage release.default.cpu@champion
     """

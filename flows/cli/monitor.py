@@ -20,18 +20,18 @@ def add_to(app: typer.Typer) -> None:
 
 def monitor(pair: Pair = "default",
             spool: Annotated[Path | None, typer.Option(
-                "--spool", help="Folder to which a server writes traces; $DRAFTWELL_HOME/spool/<pair> if left out.")] = None,
+                "--spool", help="Folder of recorded requests, which a server writes. Default: $DRAFTWELL_HOME/spool/<pair>.")] = None,
             reference: Annotated[Path | None, typer.Option(
-                "--reference", help="Traces to compare with; those that the champion was calibrated on, if left out.")] = None,
+                "--reference", help="Traces to compare with. Default: those that the champion was calibrated on.")] = None,
             report: Annotated[Path | None, typer.Option(
-                "--report", help="Folder for drift.json, drift.md and the plots; the workspace's reports if left out.")] = None,
-            limits: Annotated[Path | None, typer.Option("--limits", help="YAML of limits; registry/drift.yaml if left out.")] = None,
+                "--report", help="Folder for drift.json, drift.md and the plots. Default: the workspace's reports.")] = None,
+            limits: Annotated[Path | None, typer.Option("--limits", help="YAML file of limits. Default: registry/drift.yaml.")] = None,
             as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
             device: Annotated[str, typer.Option("--device", help="Device of the champion: cpu or cuda.")] = "cpu",
             dtype: DtypeOption = None) -> None:
-    """Hold served traffic against what the champion was calibrated on; exit code 3 if it has drifted, 2 on an error, else 0.
+    """Compare served traffic with what the champion was calibrated on; exit code 3 if it has drifted, 2 on an error, else 0.
 
-    Looks only: nothing is announced and nothing is recalibrated, which is the deployed flow's part (docs/drift.md).
+    Only reports: the deployed flow of the same name announces a drift, and another recalibrates (docs/drift.md).
 
     Example: draftwell monitor --pair default --spool .draftwell/spool/smollm2-135m
     """

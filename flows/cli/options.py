@@ -27,24 +27,24 @@ class Runner(StrEnum):
 
 
 Pair = Annotated[str, typer.Option("--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file.")]
-DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Weights and cache; the pair's own if left out.")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; CUDA where there is a device, if left out.")]
+DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Number format of weights and cache. Default: the pair's own.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Default: cuda where there is such a device.")]
 DraftDevice = Annotated[str | None, typer.Option(
-    "--draft-device", help="Where the torch draft computes: cpu keeps it beside a target on CUDA; the target's device, if left out.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores if left out.")]
+    "--draft-device", help="Where the torch draft computes: cpu runs it alongside a target on CUDA. Default: the target's device.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads. Default: all cores.")]
 RunnerOption = Annotated[Runner, typer.Option(
     "--runner", help="Where workers run: threads of this process, or a Ray cluster (that of $RAY_ADDRESS, else one on this machine).")]
 Workers = Annotated[int, typer.Option(
-    "--workers", min=1, help="Parts at once; --threads are shared among them. What is measured is always measured one at a time.")]
+    "--workers", min=1, help="Jobs at the same time; --threads are shared among them. Timings are always taken one at a time.")]
 Prompts = Annotated[Path | None, typer.Option(
-    "--prompts", help="JSONL (or .jsonl.gz) with `prompt` or `turns`; the shipped demo prompts if left out.")]
+    "--prompts", help="JSONL (or .jsonl.gz) with `prompt` or `turns`. Default: the shipped demo prompts.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N prompts.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to emit per prompt at most.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random streams.")]
 PadTarget = Annotated[float | None, typer.Option(
-    "--pad-target", min=1.0, help="Pad the target with zeros to this many parameters: the same outputs at a larger model's cost.")]
-Artifacts = Annotated[Path | None, typer.Option("--artifacts", help="Folder of artifact folders that goes before the workspace's.")]
+    "--pad-target", min=1.0, help="Pad the target with zeros to this many parameters: the same outputs at the cost of a larger model.")]
+Artifacts = Annotated[Path | None, typer.Option("--artifacts", help="Folder of artifact folders, used before those of the workspace.")]
 
 
 def say(line: str) -> None:
@@ -60,13 +60,14 @@ def wide_console() -> Console:
 
 
 def pick_device(device: str | None) -> str:
-    """The torch device to run on; asking for CUDA where there is none is a mistake."""
+    """The torch device to run on; asking for CUDA where there is none is an error."""
     import torch
 
     if device not in (None, "cpu", "cuda"):
-        raise DraftwellError(f"unknown device {device!r}: choose cpu or cuda")
+        raise DraftwellError(f"unknown device {device!r}: choose cpu or cuda", code="unknown_device")
     if device == "cuda" and not torch.cuda.is_available():
-        raise DraftwellError("--device cuda: torch sees no CUDA device here: install a CUDA build of torch, or use --device cpu")
+        raise DraftwellError("--device cuda: torch sees no CUDA device here: install a CUDA build of torch, or use "
+                             "--device cpu", code="no_cuda")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -80,7 +81,7 @@ def pick_draft_device(draft_device: str | None, device: str) -> str | None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Fix the number of CPU threads before the first forward."""
+    """Fix the number of CPU threads before the first forward pass."""
     if threads:
         import torch
 
@@ -89,7 +90,7 @@ def set_threads(threads: int | None) -> None:
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr; the callback takes (done, total) and, if there are any, a few words."""
+    """A progress bar on stderr; the callback takes (done, total) and, optionally, a short text."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -100,17 +101,17 @@ def progress(title: str) -> Iterator[Callable[..., None]]:
 
 
 def check_output(path: Path) -> None:
-    """Refuse, before any work, a file that could not be written: a missing folder of the user's own choice is not made silently."""
+    """Refuse, before any work, a file that could not be written: a missing folder of the user's own choice is not created silently."""
     if path.is_dir():
-        raise DraftwellError(f"{path} is a folder: name a file in it")
+        raise DraftwellError(f"{path} is a folder: name a file in it", code="output_is_folder")
     if not path.parent.is_dir() and path.parent != Path(".draftwell"):
-        raise DraftwellError(f"the folder {path.parent} does not exist: make it first, or name another file")
+        raise DraftwellError(f"the folder {path.parent} does not exist: create it first, or name another file", code="no_output_folder")
 
 
 def check_folder(path: Path) -> None:
-    """Refuse, before any work, a folder that could not be made; one level is made."""
+    """Refuse, before any work, a folder that could not be created; one level is created."""
     if path.is_file() or not path.absolute().parent.is_dir():
-        raise DraftwellError(f"{path} is no folder and cannot be made one: name another")
+        raise DraftwellError(f"{path} is not a folder and cannot be created: name another folder", code="no_output_folder")
 
 
 def check_artifacts(folder: Path | None) -> None:

@@ -182,9 +182,10 @@ def check_device(device: str) -> None:
 
 
 def promote(pair: Pair = "default", device: Device = "cpu",
-            release: Annotated[str, typer.Option("--release", help="Alias or number of the release.")] = "candidate",
+            release: Annotated[str, typer.Option("--release", help="Alias or number of the release to promote.")] = "candidate",
             reason: Annotated[str | None, typer.Option(
-                "--reason", help="Why one that was rolled back, or judged beside another champion, shall serve; it is recorded.")] = None
+                "--reason", help="Why to promote a release that was rolled back, or that was compared with an "
+                                 "earlier champion; recorded.")] = None
             ) -> None:
     """Make a release that passed its gate the champion.
 
@@ -199,12 +200,12 @@ def promote(pair: Pair = "default", device: Device = "cpu",
     typer.echo(f"{done.name} is the champion; `draftwell deploy --pair {pair}` builds its bundle")
 
 
-def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champion is taken back; it is recorded.")],
+def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champion is rolled back; recorded with the release.")],
              pair: Pair = "default", device: Device = "cpu",
              to: Annotated[int | None, typer.Option(
-                 "--to", min=1, help="Number of the release that shall be champion; the one before, if left out.")] = None,
+                 "--to", min=1, help="Number of the release to make champion. Default: the previous champion.")] = None,
              out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist")) -> None:
-    """Make the champion before the champion again, and let `current` lead to its bundle.
+    """Make the previous champion the champion again, and point `current` at its bundle.
 
     Example: draftwell rollback --pair default --reason "answers in French are cut"
     """
@@ -222,12 +223,12 @@ def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champ
 
 
 def deploy(pair: Pair = "default", device: Device = "cpu",
-           alias: Annotated[str, typer.Option("--alias", help="Alias or number of the release.")] = "champion",
+           alias: Annotated[str, typer.Option("--alias", help="Alias or number of the release to deploy.")] = "champion",
            out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
            ungated: Annotated[str | None, typer.Option(
-               "--ungated", help="Deploy without a passed gate, for this reason; it is recorded.")] = None,
+               "--ungated", help="Deploy without a passed gate, for this reason, which is recorded.")] = None,
            with_weights: Annotated[bool, typer.Option("--with-weights", help="Copy the models into the bundle.")] = False) -> None:
-    """Build the bundle of a release and let `current` lead to it.
+    """Build the bundle of a release and point `current` at it.
 
     Example: draftwell deploy --pair default --alias champion
     """
@@ -244,9 +245,9 @@ def deploy(pair: Pair = "default", device: Device = "cpu",
     typer.echo(f"{bundle}  (and {bundle.parent / 'current'})")
 
 
-def ui(host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
-       port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 5000) -> None:
-    """Open MLflow's UI on this machine's registry.
+def ui(host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+       port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 5000) -> None:
+    """Start MLflow's UI on this machine's registry.
 
     Example: draftwell ui --port 5000
     """

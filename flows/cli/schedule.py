@@ -1,4 +1,4 @@
-"""`draftwell schedule`: flows that run by themselves."""
+"""`draftwell schedule`: flows that a Prefect server starts on a schedule."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ def add_to(app: typer.Typer) -> None:
 
 
 def schedule(pair: Pair = "default",
-             prompts: Annotated[Path | None, typer.Option("--prompts", help="Your own prompts instead of the shipped.")] = None,
-             device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu", dtype: DtypeOption = None,
+             prompts: Annotated[Path | None, typer.Option(
+                 "--prompts", help="JSONL of prompts, used until there is served traffic. Default: the shipped prompts.")] = None,
+             device: Annotated[str, typer.Option("--device", help="cpu or cuda, for all flows of the pair.")] = "cpu",
+             dtype: DtypeOption = None,
              settings: Annotated[list[str] | None, typer.Option(
-                 "--set", help="Any setting of the flows, such as --set trials=200 or --set spool=/srv/spool; repeatable.")] = None,
+                 "--set", help="A setting of the flows, such as --set trials=200 or --set spool=/srv/spool; repeatable.")] = None,
              gpu_slots: Annotated[int | None, typer.Option(
-                 "--gpu-slots", min=1, help="Flows that may compute at once, over all pairs; 1 at first, later what it is.")] = None,
-             file: Annotated[Path, typer.Option("--file", help="Deployments, with their hours.")] = Path("prefect.yaml")) -> None:
-    """Make work pool, limits and deployments for a pair on a Prefect server: collection, calibration, tuning, release, monitoring.
+                 "--gpu-slots", min=1, help="Flows that may compute at the same time, over all pairs. Default: keep "
+                                            "the server's limit, which starts at 1.")] = None,
+             file: Annotated[Path, typer.Option("--file", help="YAML file of the deployments and their "
+                                                               "schedules.")] = Path("prefect.yaml")) -> None:
+    """Create the work pool, limits and deployments of a pair on a Prefect server: collection, calibration, tuning, release, monitoring.
 
-    May be run again, after a change of prefect.yaml too. It needs a server (`make prefect-server`), and a worker to run anything
-    (`make worker`).
+    Safe to run again, for example after a change of prefect.yaml or an upgrade. Needs a server (`make prefect-server`); flows run
+    only while a worker does (`make worker`).
 
     Example: draftwell schedule --pair default
     """
@@ -44,11 +48,12 @@ def schedule(pair: Pair = "default",
     console = wide_console()
     console.print(table)
     for name, kind in made.pools.items():
-        console.print(f"work pool {name} ({kind}); one worker at least must run: make worker", soft_wrap=True)
+        console.print(f"work pool {name} ({kind}); flows run only while a worker does: make worker", soft_wrap=True)
     console.print("limits: " + ", ".join(f"{name} = {slots}" for name, slots in made.limits.items()), soft_wrap=True)
-    if made.forgets_turns:
-        console.print("this server keeps turns in memory: started again while a flow runs, it never gives the turn back. Start it with "
-                      f"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE={schedules.KEPT_TURNS}, as `make prefect-server` does", soft_wrap=True)
+    if made.forgets_leases:
+        console.print("this server keeps concurrency leases in memory: if it restarts while a flow runs, the slot "
+                      "stays taken. Start it with "
+                      f"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE={schedules.KEPT_LEASES}, as `make prefect-server` does", soft_wrap=True)
     console.print(f"UI: {made.ui}", soft_wrap=True)
 
 

@@ -1,6 +1,7 @@
-"""What `draftwell schedule` makes on a Prefect server: the work pool, the turns, and the deployments of `prefect.yaml` for one pair.
+"""What `draftwell schedule` creates on a Prefect server: the work pool, the limits, and the deployments of `prefect.yaml` for one pair.
 
-All of it may be run again: what exists stays, with what was changed in the UI; deployments take what the file says now.
+It may run again: pool and limits stay as they are, changes made in the UI included. A deployment is known by flow and pair, so an
+existing one is replaced: entrypoint, schedules and parameters are those of the file then.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 LOCAL_API = "http://127.0.0.1:4200/api"
 """The server of `make prefect-server`, where `PREFECT_API_URL` names no other."""
-KEPT_TURNS = "prefect.server.concurrency.lease_storage.filesystem"
+KEPT_LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 """Where a Prefect server has to keep leases to know them after a restart."""
 VARIABLE = "DRAFTWELL_PAIR"
 """What `prefect.yaml` calls the pair."""
@@ -50,21 +51,21 @@ class Deployed:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What stands on the server.
+    """What is on the server now.
 
     Args:
         ui: address of the UI, without a password.
         pools: work pool → its type.
         limits: global concurrency limit → slots.
         deployments: in the order of the file.
-        forgets_turns: the server loses who holds a turn when it is started again.
+        forgets_leases: the server loses who holds a concurrency slot when it restarts.
     """
 
     ui: str
     pools: dict[str, str]
     limits: dict[str, int]
     deployments: list[Deployed]
-    forgets_turns: bool = False
+    forgets_leases: bool = False
 
 
 def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = None) -> Scheduled:
@@ -73,7 +74,7 @@ def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = No
     Args:
         given: settings, `pair` among them; each flow gets those that it has, and keeps its defaults for the others.
         file: `prefect.yaml`.
-        gpu_slots: flows that may compute at once; None leaves what is there, 1 where there is nothing.
+        gpu_slots: flows that may compute at the same time; None keeps the server's limit, 1 where there is none.
     Raises:
         DraftwellError: no such pair or file, a setting that flows refuse, a server that does not answer: nothing is deployed then. Or
             Prefect refuses a deployment: those before it are deployed.
@@ -84,21 +85,21 @@ def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = No
     from flows.workers.task_runners import reaching_prefect
 
     name = find_pair(str(given["pair"])).name
-    contents = for_pair(read_deployments(file), {**given, "pair": whole_path(str(given["pair"]), name)}, settings_class)
+    contents = for_pair(read_deployments(file), {**given, "pair": absolute_pair(str(given["pair"]), name)}, settings_class)
     address = PREFECT_API_URL.value() or LOCAL_API
     shown = hidden(address)
     with temporary_settings({PREFECT_API_URL: address}), reaching_prefect(), get_client(sync_client=True) as client:
         if (error := client.api_healthcheck()) is not None:
             raise DraftwellError(f"no Prefect server answers at {shown} ({type(error).__name__}): start one with `make prefect-server`, "
-                                 "or name yours in PREFECT_API_URL")
+                                 "or name yours in PREFECT_API_URL", code="no_prefect_server")
         pools = {pool: make_pool(client, pool) for pool in pools_of(contents)}
         limits = make_limits(client, name, gpu_slots)
         deploy_all(contents, name, address)
-        return Scheduled(shown.removesuffix("/api"), pools, limits, found(client, contents, name), forgets_turns(client))
+        return Scheduled(shown.removesuffix("/api"), pools, limits, found(client, contents, name), forgets_leases(client))
 
 
-def whole_path(pair: str, name: str) -> str:
-    """How flows name a pair: a YAML file by its whole path, because a worker may start elsewhere; any other by its own name."""
+def absolute_pair(pair: str, name: str) -> str:
+    """How flows name a pair: a YAML file by its absolute path, because a worker may start elsewhere; any other by its own name."""
     return str(Path(pair).expanduser().absolute()) if pair.endswith((".yaml", ".yml")) else name
 
 
@@ -107,12 +108,14 @@ def read_deployments(file: Path) -> dict[str, Any]:
     try:
         contents = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DraftwellError(f"there is no {file} here: run this in Draftwell's checkout, or name the file with --file") from None
+        raise DraftwellError(f"there is no {file} here: run this in Draftwell's checkout, or name the file with "
+                             f"--file", code="no_deployments_file") from None
     except yaml.YAMLError as error:
-        raise DraftwellError(f"{file} is no YAML: {error}") from error
+        raise DraftwellError(f"{file} is not valid YAML: {error}", code="bad_deployments_file") from error
     deployments = contents.get("deployments") if isinstance(contents, dict) else None
     if not isinstance(deployments, list) or not deployments or not all(isinstance(d, dict) and "entrypoint" in d for d in deployments):
-        raise DraftwellError(f"{file} names no deployments: it should have a list `deployments`, each with an entrypoint")
+        raise DraftwellError(f"{file} names no deployments: it should have a list `deployments`, each with an "
+                             f"entrypoint", code="bad_deployments_file")
     return dict(contents)
 
 
@@ -127,7 +130,7 @@ def for_pair(contents: Mapping[str, Any], given: Mapping[str, Any], class_of: Ca
     classes = [class_of(deployment["entrypoint"]) for deployment in contents["deployments"]]
     names = {name: None for each in classes for name in each.model_fields}
     if unknown := [name for name in given if name not in names]:
-        raise DraftwellError(f"no flow has a setting {unknown[0]}: they have {', '.join(names)}")
+        raise DraftwellError(f"no flow has a setting {unknown[0]}: they have {', '.join(names)}", code="unknown_setting")
     deployments = []
     for deployment, each in zip(contents["deployments"], classes, strict=True):
         parameters = deployment.get("parameters") or {}
@@ -142,7 +145,8 @@ def checked(settings: type[BaseModel], given: Mapping[str, Any]) -> dict[str, An
         return settings.model_validate(given).model_dump(mode="json", exclude_unset=True)
     except ValidationError as error:
         first = error.errors()[0]
-        raise DraftwellError(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}") from error
+        raise DraftwellError(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}, not "
+                             f"{first['input']!r}", code="bad_setting") from error
 
 
 def settings_class(entrypoint: str) -> type[BaseModel]:
@@ -153,7 +157,8 @@ def settings_class(entrypoint: str) -> type[BaseModel]:
     try:
         flow = getattr(import_module(file.removesuffix(".py").replace("/", ".")), name)
     except (ImportError, AttributeError) as error:
-        raise DraftwellError(f"there is no flow {entrypoint} ({error}): correct the entrypoint in the file of deployments") from error
+        raise DraftwellError(f"there is no flow {entrypoint} ({error}): correct the entrypoint in the file of deployments, or take the "
+                             "prefect.yaml of this version", code="no_such_flow") from error
     found = get_type_hints(flow.fn).get("settings") if isinstance(flow, Flow) else None
     if not isinstance(found, type) or not issubclass(found, BaseModel):
         raise DraftwellError(f"{entrypoint} is no flow with a parameter `settings` that is a pydantic model")
@@ -178,7 +183,7 @@ def make_pool(client: SyncPrefectClient, name: str) -> str:
 
 
 def make_limits(client: SyncPrefectClient, pair: str, gpu_slots: int | None) -> dict[str, int]:
-    """Make the turns of a pair, unless they are there; returns limit → slots."""
+    """Create the concurrency limits of a pair, unless they exist; returns limit → slots."""
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
     from prefect.exceptions import ObjectAlreadyExists
 
@@ -192,17 +197,17 @@ def make_limits(client: SyncPrefectClient, pair: str, gpu_slots: int | None) -> 
     return {name: client.read_global_concurrency_limit_by_name(name).limit for name in (pair_slot(pair), GPU_SLOT)}
 
 
-def forgets_turns(client: SyncPrefectClient) -> bool:
-    """Whether the server keeps leases in memory, as Prefect does unless told otherwise: one that is held while the server is started
+def forgets_leases(client: SyncPrefectClient) -> bool:
+    """Whether the server keeps leases in memory, as Prefect does by default: one that is held while the server is started
     again is never given back, because the slots are counted in the database. False where a server does not say (Prefect Cloud)."""
     from httpx import HTTPStatusError
     from prefect.exceptions import PrefectHTTPStatusError
 
     try:
-        told = client.request("GET", "/admin/settings").json()
+        answer = client.request("GET", "/admin/settings").json()
     except (PrefectHTTPStatusError, HTTPStatusError):
         return False
-    return str(told.get("server", {}).get("concurrency", {}).get("lease_storage", "")).endswith(".memory")
+    return str(answer.get("server", {}).get("concurrency", {}).get("lease_storage", "")).endswith(".memory")
 
 
 def deploy_all(contents: Mapping[str, Any], pair: str, address: str) -> None:
@@ -213,8 +218,8 @@ def deploy_all(contents: Mapping[str, Any], pair: str, address: str) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(copy)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        told = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise DraftwellError(f"Prefect refused {copy}: {hidden(' '.join(told[-3:]))[-400:]}")
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise DraftwellError(f"Prefect refused {copy}: {hidden(' '.join(lines[-3:]))[-400:]}", code="deployment_refused")
 
 
 def found(client: SyncPrefectClient, contents: Mapping[str, Any], pair: str) -> list[Deployed]:

@@ -141,9 +141,10 @@ def collect_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
 def promoted(settings: DriftSettings, folder: str) -> bool:
     """Whether the release that was published here is the champion."""
     try:
-        release = json.loads((Path(folder) / STEPS / "publish.json").read_text(encoding="utf-8"))["result"]
-    except (OSError, ValueError, LookupError, TypeError):
+        kept = json.loads((Path(folder) / STEPS / "publish.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
+    release = kept.get("result") if isinstance(kept, dict) else kept  # an older version kept the number alone
     return bool(release == champion_number(Workspace(settings.pair, settings.dtype, announce), settings.device))
 
 

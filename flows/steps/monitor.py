@@ -67,8 +67,9 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     Raises:
         DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of another pair.
     """
-    from components.drift.drift import compare_traffic
-    from components.drift.traffic import COLUMNS, HIDDEN, read_spool, read_traffic
+    from components.drift.drift import Subject, WatchedArtifacts, compare_traffic
+    from components.drift.spool import read_spool
+    from components.drift.traffic import COLUMNS, HIDDEN, read_traffic
 
     limits = limits or load_limits()
     champion = served(space, device)
@@ -98,9 +99,9 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     if origin != champion.trace_digest:
         notes.append(f"{champion.name} was not calibrated on this reference")
     watched: dict[str, Any] = {str(KINDS[name].drift_role): champion.artifacts.get(name) for name in WATCHED}
-    report = compare_traffic(then, today, limits, pair=space.spec.name, fingerprint=champion.fingerprint, kinds=kinds,
-                     digests=(digest, found.digest), baseline=champion.name, notes=notes, doubts=doubts,
-                     untouched=untouched(verifier, origin, rows), **watched)
+    subject = Subject(space.spec.name, champion.fingerprint, kinds, (digest, found.digest), champion.name)
+    artifacts = WatchedArtifacts(**watched, untouched=untouched(verifier, origin, rows))
+    report = compare_traffic(then, today, limits, subject, artifacts, notes=notes, doubts=doubts)
     if digest == champion.trace_digest:
         keep_reference(space, traces, digest)
     return report, champion

@@ -37,7 +37,7 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
         DraftwellError: no spool, an empty one, or too few prompts in it.
     """
     from components.drift.prompts import spooled_prompts
-    from components.drift.traffic import read_spool
+    from components.drift.spool import read_spool
 
     if not spool.is_dir():
         raise DraftwellError(f"there is no spool {spool}: name the folder to which the server writes with --spool")

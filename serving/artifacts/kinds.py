@@ -39,7 +39,7 @@ class ArtifactKind:
         fingerprinted: it carries the pair's fingerprint; False for what is part of the fingerprint itself.
         calibrated: calibration makes it for every pair, and registers it.
         read_by_strategies: some `Strategy.artifacts` names it, so a tuned choice names it as a parent.
-        drift_role: parameter of `compare_traffic` that takes it; None where monitoring does not look at it.
+        drift_role: field of `components.drift.drift.WatchedArtifacts` that takes it; None where monitoring does not look at it.
         pictures: patterns of the files among a workspace's reports that are published with it.
     """
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from scipy.stats import ks_2samp, permutation_test
 
 from components.calibrate.acceptance_table import build_acceptance_table
-from components.drift.drift import BINS, Comparison
+from components.drift.comparison import BINS, Comparison
 from components.drift.prompts import untouched_prompts
 from components.drift.report import drift_json, drift_markdown, drift_plots, drift_table, headline
 from components.drift.schema import CHECKS, DriftLimits, DriftReport

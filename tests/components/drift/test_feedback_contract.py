@@ -12,7 +12,8 @@ import torch
 
 from components.drift.prompts import prompts_of_trace, spooled_prompts
 from components.drift.schema import DRIFTED, STEADY
-from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_spool, read_traffic, shared_kinds
+from components.drift.spool import read_spool
+from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_traffic, shared_kinds
 from components.prompts.prompt import Prompt
 from serving.artifacts.verifier import Verifier
 from serving.errors import DraftwellError
@@ -200,18 +201,18 @@ def test_with_texts_the_prompts_come_back(tmp_path: Path, collected: tuple[Any, 
 
 
 def test_a_spool_that_loses_its_oldest_shards_meanwhile_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from components.drift import traffic as drift_data
+    from components.drift import spool
 
     for i in range(3):
         served(tmp_path, rows(i, 10, first=10 * i), text=True)
     oldest = TraceSet(tmp_path).shards[0]
-    sha256 = drift_data.sha256_file
+    sha256 = spool.sha256_file
 
     def removing(path: Path) -> str:
         oldest.unlink(missing_ok=True)
         return sha256(path)
 
-    monkeypatch.setattr(drift_data, "sha256_file", removing)
+    monkeypatch.setattr(spool, "sha256_file", removing)
     found = read_spool(tmp_path, FINGERPRINT, window=100)
     assert len(np.unique(found.rows.column("prompt_id").to_pylist())) == 20
     assert found.notes == ()

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.drift.prompts import spooled_prompts, write_prompts
-from components.drift.traffic import Shard, newest, read_spool, shared_kinds
+from components.drift.spool import Shard, newest, read_spool
+from components.drift.traffic import shared_kinds
 from components.prompts.prompt import Prompt, ids_of, read_prompts
 from serving.errors import DraftwellError
 from tests.support.collecting import collect_traces

@@ -181,14 +181,14 @@ def test_given_settings_reach_the_flows_that_have_them_and_leave_the_file_as_it_
         schedules.for_pair(contents, {"pair": "tiny", "spoll": "here"}, lambda entrypoint: classes[entrypoint])
 
 
-def test_a_pair_of_ones_own_is_named_by_its_whole_path(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_of_ones_own_is_named_by_its_absolute_path(pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker starts elsewhere."""
     monkeypatch.chdir(pair_file.parent)
-    assert schedules.whole_path("tiny.yaml", "tiny") == str(pair_file)
-    assert schedules.whole_path("default", "smollm2-135m") == "smollm2-135m"
+    assert schedules.absolute_pair("tiny.yaml", "tiny") == str(pair_file)
+    assert schedules.absolute_pair("default", "smollm2-135m") == "smollm2-135m"
 
 
-def test_folders_are_named_by_their_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_named_by_their_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.cli.schedule import read_settings
 
     monkeypatch.chdir(tmp_path)
@@ -314,24 +314,24 @@ def test_servers_keep_turns_over_a_restart() -> None:
     name = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
     made = subprocess.run(["make", "--dry-run", "prefect-server"], cwd=REPO, capture_output=True, text=True, check=True,
                           env={key: value for key, value in os.environ.items() if key != name})
-    assert f"{name}=\"${{{name}:-{schedules.KEPT_TURNS}}}\"" in made.stdout
+    assert f"{name}=\"${{{name}:-{schedules.KEPT_LEASES}}}\"" in made.stdout
     server = yaml.safe_load((REPO / "deploy" / "compose.yaml").read_text())["services"]["prefect"]
-    assert server["environment"][name] == schedules.KEPT_TURNS
+    assert server["environment"][name] == schedules.KEPT_LEASES
     assert f"prefect:{server['environment']['PREFECT_HOME']}" in server["volumes"]
 
 
-def test_a_server_that_forgets_turns_is_told(limits: Any) -> None:
+def test_a_server_that_forgets_leases_is_told(limits: Any) -> None:
     from prefect.settings import PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE
 
-    memory = schedules.KEPT_TURNS.replace("filesystem", "memory")
+    memory = schedules.KEPT_LEASES.replace("filesystem", "memory")
     assert PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE.value() == memory
-    assert schedules.forgets_turns(limits)
+    assert schedules.forgets_leases(limits)
 
     def server(told: Any, status: int = 200) -> Any:
         return SimpleNamespace(request=lambda *words: httpx.Response(status, json=told, request=httpx.Request(*words)).raise_for_status())
 
-    assert not schedules.forgets_turns(server({"server": {"concurrency": {"lease_storage": schedules.KEPT_TURNS}}}))
-    assert not schedules.forgets_turns(server({}, 404)), "Prefect Cloud does not say"
+    assert not schedules.forgets_leases(server({"server": {"concurrency": {"lease_storage": schedules.KEPT_LEASES}}}))
+    assert not schedules.forgets_leases(server({}, 404)), "Prefect Cloud does not say"
 
 
 def test_limits_that_somebody_changed_stay(limits: Any) -> None:

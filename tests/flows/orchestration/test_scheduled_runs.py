@@ -27,7 +27,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.orchestration.concurrency import LEASE
-from flows.orchestration.deployments import KEPT_TURNS
+from flows.orchestration.deployments import KEPT_LEASES
 from flows.settings import PipelineSettings
 from serving.recording.trace import TraceSet
 from tests.support.loop import secrets
@@ -118,7 +118,7 @@ class Place:
                             "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", "PREFECT_HOME": str(folder / "prefect"),
                             "PREFECT_API_URL": f"{self.url}/api", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
                             "PREFECT_WORKER_QUERY_SECONDS": "2",
-                            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": KEPT_TURNS,  # as under `make prefect-server`
+                            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": KEPT_LEASES,  # as under `make prefect-server`
                             "PREFECT_LOGGING_LEVEL": "INFO"}  # commands that other tests have called in this process want less
         self.server_log, self.worker_log = folder / "server.log", folder / "worker.log"
         self.worker: subprocess.Popen[bytes] | None = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from components.drift.drift import compare_traffic
+from components.drift.drift import WatchedArtifacts
 from serving.artifacts.kinds import KINDS, READ_BY_STRATEGIES, ArtifactKind, find_kind
 from serving.runtime.strategies import STRATEGIES
 from tests.support.errors import raises_code
@@ -36,7 +36,7 @@ def test_what_strategies_read_is_in_the_table() -> None:
 
 def test_monitoring_takes_every_watched_kind() -> None:
     roles = {kind.drift_role for kind in KINDS.values() if kind.drift_role}
-    assert roles <= set(inspect.signature(compare_traffic).parameters)
+    assert roles <= {field.name for field in fields(WatchedArtifacts)}
 
 
 def test_an_unknown_kind_is_refused_by_name() -> None:

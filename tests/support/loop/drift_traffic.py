@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from components.drift.drift import compare_traffic
+from components.drift.drift import Subject, WatchedArtifacts, compare_traffic
 from components.drift.schema import DriftLimits, DriftReport
 from components.drift.traffic import Traffic, read_traffic
 from serving.artifacts.base import Provenance
@@ -71,10 +72,11 @@ def traffic(table: pa.Table, **settings: Any) -> Traffic:
 def compared(then: pa.Table, now: pa.Table, limits: DriftLimits = LIMITS, **more: Any) -> DriftReport:
     """A report with a verifier that has learnt from the first two thirds of the reference."""
     reference, feedback = traffic(then), traffic(now)
-    settings: dict[str, Any] = {"pair": "tiny", "fingerprint": FINGERPRINT, "kinds": ("target",), "digests": ("a" * 64, "b" * 64),
-                                "baseline": "a release", "verifier": verifier(),
-                                "untouched": reference.names[2 * len(reference.names) // 3 :]}
-    return compare_traffic(reference, feedback, limits, **{**settings, **more})
+    subject = Subject("tiny", FINGERPRINT, ("target",), ("a" * 64, "b" * 64), "a release")
+    watched = WatchedArtifacts(verifier=verifier(), untouched=reference.names[2 * len(reference.names) // 3 :])
+    about, of_champion = ({field.name: more.pop(field.name) for field in fields(part) if field.name in more}
+                          for part in (subject, watched))
+    return compare_traffic(reference, feedback, limits, replace(subject, **about), replace(watched, **of_champion), **more)
 
 
 def spool(folder: Path, tables: list[pa.Table]) -> Path:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.drift.traffic import Shard, read_spool
+from components.drift.spool import Shard, read_spool
 from serving.errors import DraftwellError
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.recording.recorder import PositionRecorder

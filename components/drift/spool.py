@@ -1,0 +1,157 @@
+"""Reading a spool: the folder to which a server adds shards of recorded traffic, each by an atomic rename.
+
+Shards have the trace schema (`serving/recording/trace.py`). Only the newest are opened; one that cannot be read is left out and named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.drift.traffic import COLUMNS, HIDDEN, NEAR
+from serving.errors import DraftwellError
+from serving.files import sha256_file
+from serving.recording.trace import TraceError, TraceHeader, TraceSet, trace_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STAMPED = re.compile(r"shard-(\d{15})-\d+\.parquet")
+"""A shard that a server wrote, with the milliseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class RecentTraffic:
+    """The newest prompts of a spool.
+
+    Args:
+        rows: their rows of `COLUMNS` (and `HIDDEN` if asked for), oldest first; none where all were at other temperatures.
+        headers: of the shards that were read.
+        digest: sha256 over these shards.
+        shards: their files' names.
+        newest: when the newest of them was written; None where none was read.
+        others: prompts beside them that were left out, because they were sampled at another temperature.
+        notes: what was left out, and why.
+    """
+
+    rows: pa.Table
+    headers: tuple[TraceHeader, ...]
+    digest: str
+    shards: tuple[str, ...] = ()
+    newest: datetime | None = None
+    others: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Found:
+    """What was read of a spool so far, the newest shard first."""
+
+    tables: list[pa.Table] = field(default_factory=list)
+    headers: list[TraceHeader] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    dates: list[datetime] = field(default_factory=list)
+    prompts: set[str] = field(default_factory=set)
+    others: set[str] = field(default_factory=set)
+    broken: list[TraceError] = field(default_factory=list)
+    skipped: TraceHeader | None = None
+    """Of a shard that could be read and was left out: its columns are those of an empty answer."""
+
+    def add(self, shard: Shard, columns: list[str]) -> None:
+        """Read a shard; nothing is added where that fails."""
+        table = shard.read(columns).replace_schema_metadata(None)
+        header, digest, date = shard.header, sha256_file(shard.path), written_at(shard.path)
+        self.tables.append(table)
+        self.headers.append(header)
+        self.digests.append(digest)
+        self.names.append(shard.path.name)
+        self.dates.append(date)
+        self.prompts.update(table.column("prompt_id").to_pylist())
+
+
+def read_spool(folder: Path, fingerprint: str, *, window: int, hidden: bool = False, temperature: float | None = None,
+               since: datetime | None = None) -> RecentTraffic:
+    """The last `window` prompts of a spool; older shards are not opened.
+
+    Args:
+        fingerprint: of the pair; shards of other weights are left out.
+        hidden: also the draft's hidden states, most of a trace.
+        temperature: that prompts must have been sampled at to count: what cannot be compared must not crowd out what can. None takes all.
+        since: shards that were written before are left out.
+    Raises:
+        DraftwellError: the folder holds no shard, or none that can be read.
+    """
+    import pyarrow as pa
+
+    shards = TraceSet(folder).shards
+    if not shards:
+        raise DraftwellError(f"{folder} holds no traces: name a folder of recorded requests to which a server writes (--feedback-dir), or "
+                             f"`draftwell collect --out {folder}`", code="spool_empty")
+    columns = [*COLUMNS, *(HIDDEN if hidden else ())]
+    found, notes = _Found(), list[str]()
+    for path in reversed(shards):
+        shard = Shard(path, fingerprint)
+        try:
+            header = shard.header
+            if since is not None and written_at(path) < since:
+                found.skipped = header
+                notes.append(f"what was recorded before {since:%Y-%m-%d at %H:%M} UTC is left out")
+                break
+            if temperature is not None and abs(header.temperature - temperature) > NEAR:
+                found.others.update(shard.read(["prompt_id"]).column(0).to_pylist())
+                found.skipped = header
+                continue
+            found.add(shard, columns)
+        except TraceError as error:
+            if path.exists():  # a server whose spool is full removes the oldest
+                found.broken.append(error)
+        except FileNotFoundError:
+            continue
+        if len(found.prompts) >= window:
+            break
+    if not found.tables and found.skipped is not None:
+        schema = trace_schema(found.skipped)
+        found.tables.append(pa.schema([schema.field(name) for name in columns]).empty_table())
+    if not found.tables:
+        raise found.broken[0] if found.broken else DraftwellError(
+            f"the traces in {folder} are being replaced: run it again", code="spool_replaced")
+    if found.others:
+        notes.insert(0, f"{len(found.others)} prompts of the feedback left out: sampled at another temperature than {temperature:g}")
+    if found.broken:
+        notes.insert(0, f"{len(found.broken)} of {len(shards)} shards left out: {found.broken[0]}")
+    content = "\n".join([str(window), *reversed(found.digests)])
+    return RecentTraffic(newest(pa.concat_tables(found.tables[::-1]), window), tuple(found.headers),
+                         hashlib.sha256(content.encode()).hexdigest(), tuple(reversed(found.names)), max(found.dates, default=None),
+                         len(found.others), tuple(notes))
+
+
+def written_at(path: Path) -> datetime:
+    """When a shard was written: what a server put into its name, which a copy keeps, else the file's date."""
+    stamp = STAMPED.fullmatch(path.name)
+    return datetime.fromtimestamp(int(stamp[1]) / 1000 if stamp else path.stat().st_mtime, UTC)
+
+
+class Shard(TraceSet):
+    """One shard as a trace set of its own."""
+
+    def __init__(self, path: Path, fingerprint: str):
+        super().__init__(path.parent, fingerprint=fingerprint)
+        self.path = path
+
+    @property
+    def shards(self) -> list[Path]:
+        return [self.path]
+
+
+def newest(rows: pa.Table, window: int) -> pa.Table:
+    """The rows of the `window` prompts that come last; order is kept."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ids = list(dict.fromkeys(reversed(rows.column("prompt_id").to_pylist())))
+    return rows if len(ids) <= window else rows.filter(pc.is_in(rows.column("prompt_id"), pa.array(ids[:window])))
