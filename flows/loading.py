@@ -1,4 +1,4 @@
-"""Loading a pair once for all flows of a process."""
+"""Loading a pair once for all flows of a process, and the prompts of each pipeline step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 _kept: dict[Any, StepContext] = {}
-"""The pair that was loaded last, by all that it was loaded with."""
+"""The pair that was loaded last, by the arguments it was loaded with."""
 
 
 def _loaded(*asked: Any) -> StepContext:
-    """The kept pair, or another in its place; it is let go before the next is loaded, as both may not fit into memory."""
+    """The kept pair, or another one instead; the old one is released before the next is loaded, as both may not fit into memory."""
     if asked not in _kept:
         _kept.clear()
         _kept[asked] = _load(*asked)
@@ -45,7 +45,7 @@ def open_pair(name: str, dtype: str | None = None, *, device: str = "cpu", slots
 
     Args:
         max_context: positions of a slot; None takes the models' own limit, at most 4096.
-        any_strategy: also what only some strategies need, such as the draft in ONNX Runtime: for tuning and profiles.
+        any_strategy: also load what only some strategies need, such as the draft in ONNX Runtime; for tuning and profiles.
         pad_target: as in `load_pair`.
     """
     step = _loaded(name, dtype, device, slots, max_context, any_strategy, pad_target, say, draftwell_home().absolute(), Path.cwd())
@@ -53,7 +53,7 @@ def open_pair(name: str, dtype: str | None = None, *, device: str = "cpu", slots
 
 
 def open_from_settings(settings: PipelineSettings, say: Say = announce, **load: Any) -> StepContext:
-    """The station of a pipeline's settings; `load`: further arguments of `open_pair`."""
+    """The loaded pair of a pipeline's settings; `load`: further arguments of `open_pair`."""
     if settings.threads:
         import torch
 
@@ -62,14 +62,14 @@ def open_from_settings(settings: PipelineSettings, say: Say = announce, **load: 
 
 
 def worker_pool_of(settings: PipelineSettings) -> WorkerPool | None:
-    """How a pipeline's settings spread its stations over workers."""
+    """How a pipeline's settings spread shards and replays over workers; None where one worker does all."""
     from flows.workers.task_runners import worker_pool_for
 
     return worker_pool_for(settings.runner, settings.workers, threads=settings.threads, device=settings.device)
 
 
 def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
-    """The prompts of each station, cut from one file: bench first, then collect (tuning and the memory use collect's)."""
+    """The prompts of each pipeline step, cut from one file: bench first, then collect; calibration and tuning use some of collect's."""
     from components.prompts.prompt import demo_prompts, read_prompts
 
     rows = read_prompts(settings.prompts) if settings.prompts else demo_prompts()

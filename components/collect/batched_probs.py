@@ -1,7 +1,7 @@
-"""Distributions of many positions of one model at once, over those tokens that the model can say at all.
+"""Distributions of many positions of one model at once, over the tokens that the model's head covers.
 
-A distilled draft's head covers a part of the vocabulary; everything else has logit −∞. Figures of its distributions (METHODS,
-"Two pairs of distributions") need the head's own columns only, which is most of what a trace costs to compute.
+A distilled draft's head covers a part of the vocabulary; everything else has logit −∞. Metrics of raw and warped distributions
+(docs/methods.md) need the head's own columns only. That saves most of the time that a trace takes to compute.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Distributions:
 
     @classmethod
     def of(cls, output: Output) -> Distributions:
-        """Of the kept positions of a forward."""
+        """Of the kept positions of a forward pass."""
         return cls(output.compact, output.support, output.vocab_size)
 
     def tokens(self, columns: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Distributions:
 
     @property
     def top(self) -> Tensor:
-        """The likeliest token of each position `[n]`; of equals the first."""
+        """The likeliest token of each position `[n]`; the first one of a tie."""
         return self.tokens(self._first)
 
     @cached_property
@@ -68,7 +68,7 @@ class Distributions:
         return self._at(self.raw, tokens, 0.0)
 
     def rank(self, tokens: Tensor) -> Tensor:
-        """How many tokens each position prefers to its one `[n]`."""
+        """How many tokens are likelier than the given one of each position `[n]`."""
         return (self.logits > self._at(self.logits, tokens, float("-inf"))[:, None]).sum(-1)
 
     def gap(self) -> Tensor:
@@ -97,7 +97,7 @@ class Distributions:
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """A column of each row of `probs` `[n, columns]` (need not be normalised), by inversion of `uniforms` `[n]` in [0, 1)."""
+    """A column drawn from each row of `probs` `[n, columns]` (need not be normalised), by inversion of `uniforms` `[n]` in [0, 1)."""
     cumulative = probs.double().cumsum(-1)
     points = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
     columns = torch.searchsorted(cumulative, points, right=True).squeeze(1)  # right: the column drawn always has mass of its own

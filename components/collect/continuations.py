@@ -1,7 +1,7 @@
-"""The texts that a trace is made of: what target, draft or both write behind a prompt.
+"""The texts that a trace is made of: what target, draft or both write after a prompt.
 
 SPRINTER (section 3.2) trains on four kinds of prefix: (a) original text, (b) with draft text, (c) with target text,
-(d) with text by both, which is what its loop meets when it runs.
+(d) with text by both, which is what its loop sees when it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serving.runtime.session import Session
 from serving.runtime.strategies import Strategy, StrategyConfig, StrategyResources, build_strategy
 
 TRUST = 0.75
-"""Chance that a mixed text keeps a draft token unseen: runs of four on average, about SPRINTER's own."""
+"""Chance that a mixed text keeps a draft token unverified: runs of four on average, about SPRINTER's own."""
 LONGEST_RUN = 20
 
 Written = Callable[[str, int, float], None]
@@ -40,7 +40,7 @@ class WrittenText:
     """A prompt's turn with a continuation.
 
     Args:
-        prompt_tokens: what stands before the continuation, at least one token.
+        prompt_tokens: all tokens before the continuation, at least one.
         tokens: the continuation, at least one token, up to and with a stop token.
         cut_tokens: left out of the prompt, which was too long.
     """
@@ -70,10 +70,12 @@ class Interleaved(Strategy):
 
 
 def room_for_prompts(pair: LoadedPair, max_tokens: int, rollout: int, strategy: Strategy | None = None) -> int:
-    """Tokens of a prompt that fit every model's context beside a continuation and the rollout behind its end.
+    """Longest prompt, in tokens, that fits every model's context together with a continuation and the rollout after its end.
 
     Args:
         strategy: that writes texts; its models count too.
+    Raises:
+        DraftwellError: no prompt fits.
     """
     roles = {"target", "draft", *(strategy.roles if strategy else ())}
     context = min(model.max_context for role, model in pair.models.items() if role in roles)
@@ -85,7 +87,7 @@ def room_for_prompts(pair: LoadedPair, max_tokens: int, rollout: int, strategy: 
 
 
 def turns_of(prompt: Prompt, turns: int) -> int:
-    """How many turns of a prompt get a text; 0 stands for all."""
+    """How many turns of a prompt get a text; `turns` 0 means all."""
     return min(turns, len(prompt.turns)) if turns else len(prompt.turns)
 
 
@@ -137,7 +139,7 @@ def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], se
 
 
 def asked(pair: LoadedPair, prompt: Prompt, turn: int, history: Sequence[Message], room: int) -> tuple[list[int], int]:
-    """What a turn's answer is written behind, in at most `room` tokens, and how many were left out."""
+    """The tokens before a turn's answer, at most `room`, and how many were left out."""
     if prompt.tokens:
         return keep_end(pair, list(prompt.tokens[turn]), room)
     return keep_end(pair, ids_of(pair, prompt), room) if prompt.raw else cut_messages(pair, history, room)
@@ -154,28 +156,28 @@ def _write(pair: LoadedPair, kind: str, requests: list[tuple[list[int], Sampling
 
 
 def _writer(kind: str, lossy: Strategy | None) -> Strategy:
-    """What decodes the texts of a kind; those of kind `lossy` as a server decodes them, but that no request learns from another."""
+    """The strategy that writes the texts of a kind; those of kind `lossy` as a server does, but no request learns from another."""
     if kind == LOSSY:
-        assert lossy is not None  # checked by `collection.check_inputs`
+        assert lossy is not None  # checked by `work.check_inputs`
         return type(lossy)(lossy.config, replace(lossy.resources, deterministic=True))
     return Interleaved(Interleaved.Config(), StrategyResources()) if kind == "mixed" else build_strategy("autoregressive")
 
 
 def bare(ids: list[int], max_tokens: int, head: int, tail: int) -> tuple[list[int], list[int]]:
-    """A prompt as its own continuation: its end, without the chat template's tokens around it, which anybody could foretell."""
+    """A prompt as its own continuation: its end, without the chat template's tokens around it, which are always the same."""
     own = ids[: len(ids) - tail]
     cut = min(len(own), max(1, head, len(own) - max_tokens))
     return own[:cut], own[cut:]
 
 
 def template_around(pair: LoadedPair, *, raw: bool = False) -> tuple[int, int]:
-    """Tokens that the chat template puts before a first message and behind a last one; of raw text what the tokenizer adds."""
+    """Number of tokens that the chat template puts before a first message and after a last one; for raw text, those of the tokenizer."""
     one, other = ((pair.encode if raw else pair.encode_prompt)(text) for text in ("a", "b"))
     return shared_beginning(one, other), shared_beginning(one[::-1], other[::-1])
 
 
 def shared_beginning(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts have in common before they part."""
+    """Length of the longest common prefix."""
     differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differing, min(len(one), len(other)))
 
@@ -183,18 +185,18 @@ def shared_beginning(one: Sequence[int], other: Sequence[int]) -> int:
 def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tuple[list[int], int]:
     """Ids of a conversation in at most `room` tokens, and how many tokens were left out.
 
-    The chat template stays whole, as a model expects it: first the oldest turns go, but for a system message, then the beginning
-    of the last message. Plain text keeps its end, behind a special token at its start.
+    The chat template stays complete, as a model expects it: first the oldest turns are removed, except a system message, then the
+    beginning of the last message. Plain text keeps its end, after a special token at its start.
     """
     ids = pair.encode_messages(messages)
-    whole = len(ids)
-    if whole <= room:
+    total = len(ids)
+    if total <= room:
         return ids, 0
     if pair.chat and pair.tokenizer.chat_template:
         kept = list(messages)
         while len(ids) > room and (earlier := [i for i, message in enumerate(kept[:-1]) if message["role"] != "system"]):
-            behind = next(i for i, message in enumerate(kept) if i > earlier[0] and (message["role"] == "user" or i == len(kept) - 1))
-            del kept[earlier[0] : behind]  # what follows begins with a user again: templates ask for that
+            following = next(i for i, message in enumerate(kept) if i > earlier[0] and (message["role"] == "user" or i == len(kept) - 1))
+            del kept[earlier[0] : following]  # the rest begins with a user again: templates require that
             ids = pair.encode_messages(kept)
         content = pair.encode(kept[-1]["content"])
         left = len(content)
@@ -202,13 +204,13 @@ def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tu
             text = pair.decode(content[-left:]).lstrip("\N{REPLACEMENT CHARACTER}")  # half a character
             ids = pair.encode_messages([*kept[:-1], {**kept[-1], "content": text}])
         if len(ids) <= room:
-            return ids, whole - len(ids)
+            return ids, total - len(ids)
     ids, _ = keep_end(pair, ids, room)
-    return ids, whole - room
+    return ids, total - room
 
 
 def keep_end(pair: LoadedPair, ids: list[int], room: int) -> tuple[list[int], int]:
-    """The last tokens of a text in at most `room`, behind a special token at its start, and how many were left out."""
+    """The last tokens of a text, at most `room` with a special token at its start, and how many were left out."""
     if len(ids) <= room:
         return ids, 0
     start = ids[:1] if ids[0] in pair.special_tokens and room > 1 else []
@@ -216,5 +218,5 @@ def keep_end(pair: LoadedPair, ids: list[int], room: int) -> tuple[list[int], in
 
 
 def sampling_of(base: Sampling, index: int) -> Sampling:
-    """Parameters of the prompt with this number: a seed of its own, so that no draw depends on the other prompts."""
+    """Sampling parameters of the prompt with this number: each has its own seed, so that no draw depends on other prompts."""
     return replace(base, seed=base.seed + index)

@@ -49,10 +49,11 @@ def decode_all(engine: Engine, requests: Sequence[Request], strategies: Sequence
 
 
 def encode_all(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int, roles: Iterable[Role]) -> list[list[int]]:
-    """Token ids of all prompts, each of which fits beside `max_tokens` more: who is to decode many says so before the first.
+    """Token ids of all prompts, each checked to fit with `max_tokens` more, so that a prompt that is too long is refused before any
+    is decoded.
 
     Args:
-        roles: of the models that will read them; those that the pair lacks are not asked.
+        roles: of the models that will read them; roles that the pair lacks are ignored.
     Raises:
         ContextTooLong: a prompt is too long for one of these models; it is named.
     """

@@ -1,7 +1,7 @@
-"""Branches: what a model says behind every prefix of a text, all prefixes at once.
+"""Branches: what a model predicts after every prefix of a text, all prefixes at once.
 
 A rollout asks, for every position of a text, which tokens the draft would write from there on. Step j of all branches is
-one packed forward: each query reads the text's keys and values up to its own position, which lie in the slot already,
+one packed forward pass: each query reads the text's keys and values up to its own position, which are in the slot already,
 and those of its own branch. A prefix is read once and not once a branch; `SlowBranches` feeds each one separately and
 is the reference that `TransformersBranches` must equal.
 """
@@ -26,14 +26,14 @@ BRANCHES = "draftwell_branches"
 
 
 class Branches(Protocol):
-    """One branch behind each of n prefixes of a text; tokens are fed to all of them in step."""
+    """One branch after each of n prefixes of a text; tokens are fed to all of them in step."""
 
     def step(self, tokens: Sequence[int]) -> Output:
-        """Feed branch i its next token `tokens[i]`; what the model says behind it is position i of the output."""
+        """Feed branch i its next token `tokens[i]`; the model's prediction after it is position i of the output."""
 
 
 def branches(model: Model, slot: int, ids: Sequence[int], starts: Sequence[int], depth: int) -> Branches:
-    """Branches behind `ids[:start]` for each start.
+    """Branches after `ids[:start]` for each start.
 
     Args:
         slot: holds at least `ids[: max(starts)]`; nothing else is fed to it while the branches are in use.
@@ -46,7 +46,7 @@ def branches(model: Model, slot: int, ids: Sequence[int], starts: Sequence[int],
 
 
 class SlowBranches:
-    """The reference: every branch is fed to the slot by itself, behind its prefix."""
+    """The reference: every branch is fed to the slot by itself, after its prefix."""
 
     def __init__(self, model: Model, slot: int, ids: Sequence[int], starts: Sequence[int]):
         self.model, self.slot = model, slot
@@ -110,7 +110,7 @@ class TransformersBranches:
 
 @contextmanager
 def _attention_of_branches(module: Any) -> Iterator[None]:
-    """Let a module's layers attend as branches, and afterwards over slots again."""
+    """Let a module's layers attend as branches, and then over slots again."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(BRANCHES, branch_attention)
@@ -122,18 +122,19 @@ def _attention_of_branches(module: Any) -> Iterator[None]:
 
 
 def branch_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-                     scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
-                     sliding_window: int | None = None, **kwargs: Any) -> tuple[Tensor, None]:
+                     **options: Any) -> tuple[Tensor, None]:
     """Attention of one token of each branch over its prefix in the slot and over its own branch.
 
     Args:
         query: `[1, heads, n, head_dim]`; key, value: `[1, kv_heads, n, head_dim]`.
-        kwargs: must hold `draftwell_branches`, a `BranchStep`.
+        options: as transformers passes them (`scaling`, `softcap`, `sliding_window`), with `draftwell_branches`, a `BranchStep`.
     Returns:
         `[1, n, heads, head_dim]`.
     """
-    window = sliding_window or getattr(module, "sliding_window", None)
-    return attend(kwargs["draftwell_branches"], module.layer_idx, query[0], key[0], value[0], scaling, softcap, window)[None], None
+    window = options.get("sliding_window") or getattr(module, "sliding_window", None)
+    out = attend(options["draftwell_branches"], module.layer_idx, query[0], key[0], value[0], options.get("scaling"),
+                 options.get("softcap"), window)
+    return out[None], None
 
 
 def lean_attention(now: BranchStep, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -169,6 +170,6 @@ def _visible(now: BranchStep, length: int, window: int | None) -> Tensor:
     visible = torch.cat([text < now.starts[:, None], mine], 1)
     if window:
         position = now.starts[:, None] + now.at
-        behind = torch.cat([position - text, position - (now.starts[:, None] + own)], 1)
-        visible &= behind < window
+        distance = torch.cat([position - text, position - (now.starts[:, None] + own)], 1)
+        visible &= distance < window
     return visible

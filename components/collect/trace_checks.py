@@ -1,4 +1,4 @@
-"""What a trace must hold before its rollouts are counted or replayed: texts of the target, rollouts along them, finite figures."""
+"""Checks of a trace before its rollouts are counted or replayed: texts of the target, rollouts along them, finite values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROLLOUT_FIGURES = ("rollout_q", "rollout_confidence", "rollout_entropy")
 
 
 def targets_own(table: pa.Table) -> pa.Table:
-    """The rows whose text the target wrote: elsewhere the text does not say what it would have accepted.
+    """The rows whose text the target wrote: other texts do not show what it would have accepted.
 
     Raises:
         TraceError: there are none.
@@ -22,24 +22,25 @@ def targets_own(table: pa.Table) -> pa.Table:
     import pyarrow.compute as pc
 
     if table.num_rows == 0:
-        raise TraceError("the trace holds no rows: collect one with `draftwell collect`")
+        raise TraceError("the trace holds no rows: collect one with `draftwell collect`", code="empty_trace")
     rows = table.filter(pc.equal(table.column("kind"), "target"))
     if rows.num_rows == 0:
-        raise TraceError("the trace holds no text written by the target: collect with the prefix kind target")
+        raise TraceError("the trace holds no text written by the target: collect with the prefix kind target", code="no_target_texts")
     return rows
 
 
 def check_rollouts(rows: pa.Table) -> None:
-    """Refuse rows that a reader of rollouts would take for something else; columns that the table lacks are not looked at.
+    """Refuse rows without usable rollouts; columns that the table lacks are not checked.
 
     Raises:
-        DraftwellError: rows without rollouts, such as a server's spool holds, or figures that are NaN or infinite.
+        DraftwellError: rows without rollouts, such as those that a server records, or values that are NaN or infinite.
     """
     import pyarrow.compute as pc
 
     known = set(rows.column_names)
     if any(rows.column(name).null_count for name in ("rollout_tokens", *ROLLOUT_FIGURES) if name in known):
-        raise TraceError("the trace holds no rollouts along the target's texts: collect with rollouts for them (`draftwell collect`)")
+        raise TraceError("the trace holds no rollouts along the target's texts: collect with rollouts for them (`draftwell collect`)",
+                         code="no_rollouts")
     for name in ROLLOUT_FIGURES:
         if name in known:
             check_finite(name, pc.list_flatten(rows.column(name)).to_numpy(zero_copy_only=False))
@@ -49,10 +50,10 @@ def greedy_header(trace: TraceSet) -> TraceHeader:
     """The header of a trace whose rollouts are the draft's own greedy ones.
 
     Raises:
-        TraceError: no trace, a foreign one, or one that was sampled: there every rollout begins with a token that the target rejects.
+        TraceError: no trace, a foreign one, or one that was sampled, where every rollout begins with a token that the target rejects.
     """
     header = trace.header
     if header.temperature > 0:
         raise TraceError(f"{trace.folder} was sampled at temperature {header.temperature:g}: collect one at temperature 0 for this "
-                         "(`draftwell collect --temperature 0`)")
+                         "(`draftwell collect --temperature 0`)", code="sampled_trace")
     return header

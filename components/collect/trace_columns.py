@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def check_finite(name: str, values: np.ndarray) -> None:
-    """Refuse what no score can be computed from."""
+    """Refuse values from which no score can be computed."""
     if not np.isfinite(values).all():
-        raise DraftwellError(f"the trace holds NaN or infinity in {name}: collect it again, a model's weights or dtype may be broken")
+        raise DraftwellError(f"the trace holds NaN or infinity in {name}: collect it again, a model's weights or dtype may be broken",
+                             code="not_finite")
 
 
 def column(table: pa.Table, name: str) -> np.ndarray:
@@ -25,7 +26,7 @@ def column(table: pa.Table, name: str) -> np.ndarray:
 
 
 def texts(table: pa.Table, name: str) -> np.ndarray:
-    """`[rows]` of words; "" where the table has none."""
+    """`[rows]` of text; "" where the table has none."""
     import pyarrow as pa
 
     if name not in table.column_names:
@@ -43,6 +44,6 @@ def matrix(table: pa.Table, name: str) -> np.ndarray | None:
         return None
     flat = lists.combine_chunks().flatten().to_numpy(zero_copy_only=False)
     if len(flat) % table.num_rows:
-        raise DraftwellError(f"the trace holds lists of different lengths in {name}: collect it again")
+        raise DraftwellError(f"the trace holds lists of different lengths in {name}: collect it again", code="bad_trace")
     rows: np.ndarray = flat.reshape(table.num_rows, -1)
     return rows if rows.shape[1] else None

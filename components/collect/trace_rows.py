@@ -1,4 +1,4 @@
-"""What two models say along a text: one teacher-forced pass of each, and the draft's rollouts from its positions."""
+"""The rows of a trace: one teacher-forced pass of each model over a text, and the draft's rollouts from its positions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def observe(models: dict[Role, Model], texts: Sequence[WrittenText], header: Tra
 
     Args:
         models: target and draft, each with a free slot.
-        texts: in any order; where one begins like the one before it, that beginning is read once.
+        texts: in any order; a prefix that a text shares with the one before it is read once.
         hidden: also keep the draft's hidden states.
     """
     with Reading(models["target"], "target") as target, Reading(models["draft"], "draft") as draft:
@@ -37,7 +37,7 @@ def observe(models: dict[Role, Model], texts: Sequence[WrittenText], header: Tra
 
 
 class Reading:
-    """A slot that reads texts, one after the other."""
+    """A slot that reads texts, one after another."""
 
     def __init__(self, model: Model, role: Role):
         self.model, self.role, self.ids = model, role, list[int]()
@@ -50,10 +50,10 @@ class Reading:
         self.model.close(self.slot)
 
     def read(self, text: WrittenText) -> Output:
-        """What the model says at every position of the continuation."""
+        """The model's output at every position of the continuation."""
         ids = [*text.prompt_tokens, *text.tokens[:-1]]
         known = 0
-        for mine, other in zip(self.ids, text.prompt_tokens[:-1], strict=False):  # the prompt's last token says what comes first
+        for mine, other in zip(self.ids, text.prompt_tokens[:-1], strict=False):  # the prompt's last token predicts the first one
             if mine != other:
                 break
             known += 1
@@ -66,7 +66,7 @@ class Observation:
     """Columns of one text.
 
     Args:
-        target, draft: what both said at every position.
+        target, draft: outputs of both at every position.
         reading: the draft's slot, which has just read the text.
     """
 
@@ -75,11 +75,11 @@ class Observation:
         self.states = draft.hidden
         self.target, self.draft = Distributions.of(target), Distributions.of(draft)
         self.device = draft.compact.device
-        # Streams of its own for every text: no uniform that wrote it is used again.
+        # A stream of its own for every text: no uniform that wrote it is used again.
         self.random = np.random.default_rng([text.sampling.seed, 17, text.turn, (*KINDS, LOSSY).index(text.kind)])
 
     def columns(self, hidden: bool) -> dict[str, Any]:
-        """Everything that is known about the text's positions."""
+        """All columns about the text's positions."""
         drawn = self._greedy() if self.text.sampling.greedy else self._drawn()
         rejected = drawn.pop("rejected")
         said = self._judgements(drawn)
@@ -91,7 +91,7 @@ class Observation:
         return said | rolled
 
     def _greedy(self) -> dict[str, Tensor]:
-        """Temperature 0: the committed token of a target's text is its argmax, whichever way a near-tie fell here."""
+        """Temperature 0: the committed token of a target's text counts as its argmax, whichever token wins a near-tie here."""
         tokens = torch.tensor(self.text.tokens)
         drafted = self.draft.top.cpu()
         chosen = tokens if self.text.kind == "target" else self.target.top.cpu()
@@ -114,7 +114,7 @@ class Observation:
         return torch.from_numpy(self.random.random(len(self.text.tokens) if count is None else count))
 
     def _judgements(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Columns about the two distributions of each position (METHODS, "Two pairs of distributions")."""
+        """Columns about the two distributions of each position (docs/methods.md)."""
         p, q, device = self.target, self.draft, self.device
         drafted, tokens = drawn["draft_token"].to(device), torch.tensor(self.text.tokens, device=device)
         likely, likely_q = q.candidates(CANDIDATES)
@@ -125,10 +125,10 @@ class Observation:
                 "confidence": q.confidence, "entropy": q.entropy, "candidates": likely, "candidate_q": likely_q}
 
     def _rollouts(self, first: Tensor) -> dict[str, Tensor]:
-        """What the draft writes from every position behind `first` `[n]`, K tokens with it.
+        """What the draft writes from every position, K tokens with `first` `[n]` as the first.
 
         At temperature 0, where the draft's token is the text's, the rest of its rollout is that of the next position. Only the
-        others, and the last one, are written out.
+        others, and the last one, are computed.
         """
         n, depth, sampling = len(self.text.tokens), self.header.rollout, self.text.sampling
         alone = self._alone(first) if sampling.greedy else list(range(n))
@@ -158,7 +158,7 @@ class Observation:
         return columns
 
     def _after(self, drafted: Tensor) -> Tensor:
-        """The draft's state `[n, hidden]` having read its token, which is the next position's where the text holds that token."""
+        """The draft's state `[n, hidden]` after its own token: the next position's, where the text holds that token."""
         alone = self._alone(drafted)
         states = self._branches(alone, 1).step(drafted[torch.tensor(alone)].tolist()).hidden
         assert states is not None
@@ -171,7 +171,7 @@ class Observation:
         return after
 
     def _alone(self, drafted: Tensor) -> list[int]:
-        """Positions behind whose draft token the text says nothing about what the draft does next."""
+        """Positions whose draft token is not the text's, so that its continuation is not known from the next position."""
         tokens = self.text.tokens
         return [i for i, token in enumerate(drafted.tolist()) if i == len(tokens) - 1 or token != tokens[i]]
 
@@ -185,12 +185,12 @@ class Observation:
 
 
 def _halves(states: Tensor) -> Tensor:
-    """float16 on the CPU, with what it cannot hold cut to its largest value."""
+    """float16 on the CPU; values out of its range become its largest."""
     return states.float().clamp(-65504, 65504).half().cpu()
 
 
 def _table(text: WrittenText, header: TraceHeader, said: dict[str, Any]) -> pa.Table:
-    """All columns of the schema; those that nothing is known about are null."""
+    """All columns of the schema; missing ones are null."""
     import pyarrow as pa
 
     n = len(text.tokens)

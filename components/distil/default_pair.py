@@ -18,9 +18,9 @@ import torch
 import typer
 
 from components.distil.distil import LONGEST_PROMPT, Source, distil_draft
-from components.distil.family import keep_layers
+from components.distil.family import grow, keep_layers
 from components.distil.instructions import from_passages, from_rows, invent
-from components.distil.training import Recipe, grow
+from components.distil.training import Recipe
 from components.distil.writers import LeanWriter, Writer
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, weights_digest
@@ -58,7 +58,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
          work: Annotated[Path, typer.Option(help="Folder for shards and checkpoints.")],
          out: Annotated[Path, typer.Option(help="Folder of the artifact.")],
          role: Annotated[str, typer.Option(help="draft or qualifier: how many layers are kept.")] = "draft",
-         start: Annotated[Path | None, typer.Option(help="A draft to go on from; a qualifier needs one to grow out of.")] = None,
+         start: Annotated[Path | None, typer.Option(help="A draft to continue from; a qualifier needs one to grow out of.")] = None,
          minutes: Annotated[float, typer.Option(help="Training time.")] = 60.0,
          limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most.")] = None) -> None:
     """Make a draft or a qualifier for a Llama-shaped target."""
@@ -70,7 +70,8 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     pair = load_pair(PairFiles("smollm2-135m", target), dtype="float32", max_context=1024, keep_modules=True)
     writer = LeanWriter(pair.modules["target"], pair.stop_tokens, torch.bfloat16)
     asked = [pair.encode_prompt(text) for text in instructions(writer, pair.tokenizer, data, work)[:limit]]
-    source = Source(pair, weights_digest(target), writer, [ids for ids in asked if len(ids) <= LONGEST_PROMPT], [])
+    source = Source(pair, weights_digest(target), writer, [ids for ids in asked if len(ids) <= LONGEST_PROMPT], [],
+                    name="smollm2-135m", data=DATA)
 
     def new(module: Any) -> Any:
         draft = keep_layers(module, LAYERS["draft"])
@@ -79,7 +80,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
         return draft if role == "draft" else grow(draft, module, MIDDLE, MIDDLE_AT)
 
     recipe = Recipe(LAYERS[role], minutes=minutes) if start is None else Recipe(LAYERS[role], minutes=minutes, peak_rate=GENTLE)
-    artifact, _ = distil_draft(source, recipe, work, name="smollm2-135m", data=DATA, new=new, folder=role, say=typer.echo)
+    artifact, _ = distil_draft(source, recipe, work, new=new, folder=role, say=typer.echo)
     artifact.provenance.parameters["started_from"] = (
         "the target's layers" if start is None else f"a draft trained on {trained_on(start)} output tokens")
     artifact.save(out)

@@ -1,14 +1,14 @@
-"""The whole way from a target and prompts to a measured draft: corpus, training, artifact, agreement.
+"""From a target and prompts to a measured draft: corpus, training, artifact, agreement.
 
 Every step keeps what is finished in a work folder: shards of the target's own outputs, the training checkpoint. A second
-call with the same inputs goes on where the first was stopped.
+call with the same inputs resumes where the first was stopped.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,10 @@ class Source:
         writer: how the target writes.
         prompts: ids of the prompts to learn on.
         untouched: (task, ids) of prompts that agreement is measured on.
-        new_tokens: tokens that the target writes behind a prompt at most.
+        new_tokens: tokens that the target writes after a prompt at most.
         batch: prompts of a shard of the corpus.
+        name: of the pair that target and draft will be.
+        data: what the prompts are in a few words, for the provenance.
     """
 
     target: LoadedPair
@@ -51,28 +53,28 @@ class Source:
     untouched: Sequence[tuple[str, list[int]]]
     new_tokens: int = 128
     batch: int = 128
+    name: str = field(kw_only=True)
+    data: str = field(kw_only=True)
 
 
-def distil_draft(source: Source, recipe: Recipe, work: Path, *, name: str, data: str, new: Callable[[Any], Any] | None = None,
-           folder: str = "training", log: Log = lambda name, value, step: None, say: Callable[[str], None] = print,
-           ) -> tuple[DistilledDraft, dict[str, Any]]:
+def distil_draft(source: Source, recipe: Recipe, work: Path, *, new: Callable[[Any], Any] | None = None, folder: str = "training",
+                 log: Log = lambda name, value, step: None, say: Callable[[str], None] = print) -> tuple[DistilledDraft, dict[str, Any]]:
     """Distil a draft.
 
     Args:
         work: folder for shards and checkpoint.
-        name: name of the pair that target and draft will be.
-        data: a few words on what the prompts are, for the provenance.
         new: makes the draft to train out of the target's module; None keeps the recipe's layers.
-        folder: where in `work` the checkpoint lies.
+        folder: of the checkpoint, in `work`.
         log, say: as in `train_draft`.
     Returns:
-        the artifact with its provenance, and a report: what `train_draft` says, `agreement` (as in `export.agreement`, after
-        rounding to int8) and `corpus`.
+        the artifact with its provenance, and a report: what `train_draft` returns, `agreement` (of `artifact.agreement`,
+        after rounding to int8) and `corpus`.
     Raises:
         DraftwellError: no prompts, layers that the target lacks, or another run's checkpoint.
     """
     if not source.prompts:
-        raise DraftwellError(f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give shorter ones")
+        raise DraftwellError(f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give shorter ones",
+                             code="no_prompt_fits")
     module = source.target.modules["target"]
     draft = (new or (lambda target: keep_layers(target, recipe.layers)))(module)  # refused before hours are spent on the corpus
     shards = write_corpus(source.writer, source.prompts, work, donor=source.donor, new_tokens=source.new_tokens, batch=source.batch,
@@ -80,7 +82,7 @@ def distil_draft(source: Source, recipe: Recipe, work: Path, *, name: str, data:
     corpus = read_corpus(shards)
     head = head_of(corpus, module, recipe.head_tokens, source.target.models["target"].vocab_size)
     progress = train_draft(draft, corpus, head, recipe, work / folder, bound={"target": source.donor}, log=log, say=say)
-    made_of = provenance_of(source, recipe, corpus, progress, name=name, data=data, head_tokens=len(head.ids))
+    made_of = provenance_of(source, recipe, corpus, progress, head_tokens=len(head.ids))
     artifact = to_artifact(draft, head.ids, source.donor, made_of)
     artifact.save(work / CANDIDATE)
     report: dict[str, Any] = {**progress, "corpus": {"conversations": len(corpus), "output_tokens": output_tokens(corpus)}}
@@ -91,21 +93,21 @@ def distil_draft(source: Source, recipe: Recipe, work: Path, *, name: str, data:
 
 
 def measured(source: Source, draft: DistilledDraft, say: Callable[[str], None]) -> dict[str, Any]:
-    """Agreement on the untouched prompts, of the draft as it will run."""
+    """Agreement of the draft as it will run, on the untouched prompts."""
     say(f"measuring agreement on {len(source.untouched)} prompts that were not trained on")
     slots = room(source.target.engine(), len(source.untouched))
     pair = with_draft(source.target, draft, slots=slots, max_context=source.target.models["target"].max_context)
     return agreement(pair, source.untouched, max_tokens=source.new_tokens)
 
 
-def provenance_of(source: Source, recipe: Recipe, corpus: Sequence[Conversation], progress: dict[str, Any], *, name: str, data: str,
+def provenance_of(source: Source, recipe: Recipe, corpus: Sequence[Conversation], progress: dict[str, Any], *,
                   head_tokens: int) -> Provenance:
     """Where a draft comes from. Its fingerprint is the donor's digest: that of its pair is not known before the draft is."""
     parameters = {
         "layers": ",".join(map(str, recipe.layers)), "head_tokens": head_tokens, "loss": recipe.loss, "steps": progress["steps"],
         "tokens_processed": progress["tokens"], "minutes": round(progress["minutes"], 1), "conversations": len(corpus),
-        "output_tokens": output_tokens(corpus), "data": data}
-    return Provenance(pair=name, fingerprint=source.donor, trace_digest=corpus_digest(corpus), git_commit=git_commit(),
+        "output_tokens": output_tokens(corpus), "data": source.data}
+    return Provenance(pair=source.name, fingerprint=source.donor, trace_digest=corpus_digest(corpus), git_commit=git_commit(),
                       library_versions=library_versions(), parameters={key: plain(value) for key, value in parameters.items()})
 
 

@@ -125,6 +125,29 @@ def keep_layers(module: Any, layers: Sequence[int]) -> Any:
     return draft
 
 
+def grow(shallow: Any, target: Any, layers: Sequence[int], at: int) -> Any:
+    """A deeper draft that starts out as a shallow, trained one: new layers add nothing until they are trained.
+
+    Args:
+        shallow: a trained draft, Llama-shaped.
+        layers: the target's layers that are inserted after the first `at` layers of `shallow`; their two output projections
+            start at zero, so that at first every new layer returns its input unchanged.
+    """
+    old = shallow.config.num_hidden_layers
+    deep = keep_layers(target, [*range(at), *layers, *range(old - at)])  # the right shapes; the old layers are filled in below
+    trained = shallow.state_dict()
+    state = {name: t for name, t in trained.items() if ".layers." not in name}
+    for i in range(old):
+        place = i if i < at else i + len(layers)
+        source = f"model.layers.{i}."
+        state |= {name.replace(source, f"model.layers.{place}.", 1): t for name, t in trained.items() if name.startswith(source)}
+    deep.load_state_dict(state, strict=False)
+    for layer in deep.model.layers[at : at + len(layers)]:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    return deep
+
+
 def source_of(name: str, prefix: str, layers: Sequence[int]) -> str:
     """What a weight of the draft is called in the target.
 

@@ -5,16 +5,23 @@ Three sources, mixed and shuffled:
 1. rows of prompt files, each task with a share;
 2. passages of plain text under templates (summarise, answer from a passage, continue, translate);
 3. instructions that the target invents itself when it is given only the start of a user's turn (the idea of Magpie,
-   arXiv 2406.08464), from many different first words, which widens the mix to whatever the target expects users to say.
+   arXiv 2406.08464), from many different first words, which widens the mix to whatever the target expects users to write.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from components.distil.writers import Writer
+from components.prompts.prompt import Prompt, context_of
+from serving.errors import DraftwellError
+from serving.files import json_digest, write_atomically
+from serving.runtime.pair import LoadedPair
 
 OPENINGS = (
     ["", "", "", "", "", "", "What", "What is the", "Who", "Who was the", "When did", "When was", "Where is", "Where did",
@@ -30,7 +37,9 @@ OPENINGS = (
 )
 
 INVENTED_TOKENS = 56
-"""Length of an invented instruction behind its opening, at most."""
+"""Tokens of an invented instruction after its opening, at most."""
+UNTOUCHED = 24
+"""Prompts that agreement is measured on, at most."""
 PASSAGE = (
     "Summarize: {p}",
     "Summarize the following passage in two sentences.\n\n{p}",
@@ -87,7 +96,7 @@ def from_rows(rows: dict[str, list[dict]], shares: dict[str, int], rng: random.R
 
 
 def invent(writer: Writer, tokenizer: Any, count: int, *, chat: bool = True, seed: int = 3) -> list[str]:
-    """Instructions that the target writes itself behind the start of a user's turn, sampled at temperature .9.
+    """Instructions that the target writes itself after the start of a user's turn, sampled at temperature 0.9.
 
     A target without a chat template is given the bare start: it writes beginnings of texts.
 
@@ -107,8 +116,38 @@ def invent(writer: Writer, tokenizer: Any, count: int, *, chat: bool = True, see
 
 
 def user_turn(tokenizer: Any, text: str) -> tuple[str, str]:
-    """The chat template around a user's text: (everything up to and with it, everything behind it)."""
+    """The chat template around a user's text: (everything up to and with it, everything after it)."""
     mark = "\x00"
     turn = [{"role": "user", "content": mark}]
     before, after = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False).split(mark)
     return before + text, after
+
+
+def kept_instructions(writer: Writer, pair: LoadedPair, count: int, donor: str, folder: Path, say: Callable[[str], None]) -> list[Prompt]:
+    """Instructions by the target itself, shuffled; a second call with the same inputs reads them from `folder`.
+
+    Args:
+        donor: sha256 of the target's weights.
+    """
+    path = folder / f"instructions-{json_digest([donor, writer.identity, count, pair.chat])[:24]}.json"
+    if not path.is_file():
+        say(f"the target invents {count} instructions")
+        made = invent(writer, pair.tokenizer, count, chat=pair.chat)
+        random.Random(7).shuffle(made)
+        write_atomically(path, json.dumps(made).encode())
+    return [Prompt(f"invented/{i}", None, [text]) for i, text in enumerate(json.loads(path.read_text()))]
+
+
+def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts to learn on, and about a tenth of them, evenly spread, that no training sees. Only first turns are asked.
+
+    Raises:
+        DraftwellError: fewer than three prompts.
+    """
+    if len(prompts) < 3:
+        raise DraftwellError(f"{len(prompts)} prompts are too few to learn on two and measure on one: give more", code="too_few_prompts")
+    count = min(UNTOUCHED, max(1, len(prompts) // 10))
+    chosen = {round(i * (len(prompts) - 1) / max(1, count - 1)) for i in range(count)}
+    untouched = [prompts[i] for i in sorted(chosen)]
+    asked = [context_of(p) for p in untouched]  # a prompt that is in a file twice is not learnt either
+    return [p for p in prompts if context_of(p) not in asked], untouched

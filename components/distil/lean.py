@@ -1,16 +1,21 @@
 """A minimal batched Llama for generating a target's own outputs fast on a CPU.
 
 Purpose: distillation needs about a million tokens of the target's own text. `generate` of transformers copies the
-cache at every step; this keeps one static cache, fuses the projections and folds the query groups of grouped-query
-attention into the sequence axis, so that keys are never repeated. It serves generation of training data only, the
-engine under `serving/` has its own models.
+cache at every step; this keeps one static cache, fuses the projections (as `serving.runtime.models.lean_llama` does)
+and folds the query groups of grouped-query attention into the sequence axis, so that keys are never repeated. It
+writes training data only; the engine under `serving/` has its own models.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from serving.runtime.models.lean_llama import Layer
 
 LIKELIEST = 64
 """Sampled tokens come from this many of the likeliest."""
@@ -36,27 +41,17 @@ class BatchedLlama:
     """Llama weights in a static left-padded batch.
 
     Args:
-        state: state dict of a `LlamaForCausalLM` with tied embeddings.
-        config: its configuration.
+        module: a `LlamaForCausalLM` with tied embeddings.
         dtype: dtype of weights and cache.
     """
 
-    def __init__(self, state: dict[str, Tensor], config, dtype: torch.dtype = torch.bfloat16):
-        self.config, self.dtype = config, dtype
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = config.head_dim
-        get = lambda name: state[name].to(dtype).contiguous()  # noqa: E731
-        self.embed = get("model.embed_tokens.weight")
-        self.final_norm = get("model.norm.weight")
-        self.layers = []
-        for i in range(config.num_hidden_layers):
-            p = f"model.layers.{i}."
-            qkv = torch.cat([state[f"{p}self_attn.{n}_proj.weight"] for n in "qkv"]).to(dtype).contiguous()
-            gate_up = torch.cat([state[f"{p}mlp.{n}_proj.weight"] for n in ("gate", "up")]).to(dtype).contiguous()
-            self.layers.append(
-                (get(f"{p}input_layernorm.weight"), qkv, get(f"{p}self_attn.o_proj.weight"),
-                 get(f"{p}post_attention_layernorm.weight"), gate_up, get(f"{p}mlp.down_proj.weight"))
-            )
+    def __init__(self, module: Any, dtype: torch.dtype = torch.bfloat16):
+        config = module.config
+        self.dtype, self.eps = dtype, config.rms_norm_eps
+        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        with torch.no_grad():
+            self.embed, self.final_norm = (weight.to(dtype) for weight in (module.model.embed_tokens.weight, module.model.norm.weight))
+            self.layers = [Layer(layer, lambda weight: partial(F.linear, weight=weight.to(dtype))) for layer in module.model.layers]
         self.cos, self.sin = (t.to(dtype) for t in rope_tables(config.rope_parameters["rope_theta"], self.head_dim, LONGEST))
         self.cache: list[tuple[Tensor, Tensor]] = []
 
@@ -66,7 +61,7 @@ class BatchedLlama:
         self.cache = [(torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)) for _ in self.layers]
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
+        return F.rms_norm(x, (x.shape[-1],), weight.to(self.dtype), self.eps)
 
     def forward(self, ids: Tensor, at: int, positions: Tensor, visible: Tensor) -> Tensor:
         """Run `ids` `[batch, k]`, stored at cache columns `at..at+k`.
@@ -82,17 +77,19 @@ class BatchedLlama:
         x = self.embed[ids]
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         mask = visible[:, None].repeat(1, 1, groups, 1)  # [batch, 1, groups * k, columns]
-        for (norm1, qkv, out, norm2, gate_up, down), (keys, values) in zip(self.layers, self.cache, strict=True):
-            y = F.linear(self.norm(x, norm1), qkv).view(batch, k, self.heads + 2 * self.kv_heads, self.head_dim).transpose(1, 2)
+        for layer, (keys, values) in zip(self.layers, self.cache, strict=True):
+            y = layer.qkv(self.norm(x, layer.attention_norm)).view(batch, k, self.heads + 2 * self.kv_heads, self.head_dim).transpose(1, 2)
             q, key, value = y.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
             q, key = rotate(q, cos, sin), rotate(key, cos, sin)
             keys[:, :, at : at + k], values[:, :, at : at + k] = key, value
             q = q.reshape(batch, self.kv_heads, groups * k, self.head_dim)
             a = F.scaled_dot_product_attention(q, keys[:, :, : at + k], values[:, :, : at + k], attn_mask=mask)
             a = a.view(batch, self.heads, k, self.head_dim).transpose(1, 2).reshape(batch, k, -1)
-            x = x + F.linear(a, out)
-            gate, up = F.linear(self.norm(x, norm2), gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, down)
+            x = x + layer.out(a)
+            normed = self.norm(x, layer.mlp_norm)
+            for gate_up, down in layer.feed_forwards:
+                gate, up = gate_up(normed).chunk(2, dim=-1)
+                x = x + down(F.silu(gate) * up)
         return self.norm(x, self.final_norm)
 
 
@@ -124,7 +121,7 @@ def generate_batch(model: BatchedLlama, prompts: list[list[int]], new_tokens: in
         if temperature == 0:
             token = logits.argmax(-1)
         else:
-            best = logits.topk(LIKELIEST)  # drawing from the whole vocabulary takes longer than the forward
+            best = logits.topk(LIKELIEST)  # drawing from the whole vocabulary takes longer than the forward pass
             drawn = torch.multinomial((best.values / temperature).softmax(-1), 1, generator=generator)
             token = best.indices.gather(1, drawn).squeeze(1)
         tokens.append(token)

@@ -13,9 +13,7 @@ same machine and number of threads, it ends with the weights of an unbroken run,
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from components.distil.checkpoint import restore, save
 from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens
-from components.distil.family import Head, keep_layers
+from components.distil.family import Head
 from serving.errors import DraftwellError
 
-CHECKPOINT = "checkpoint.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What AdamW keeps of every weight."""
 Log = Callable[[str, float, int], None]
 
 
@@ -79,29 +75,6 @@ class Recipe:
         """Learning rate of the next step: a cosine over the budget, behind a linear warm-up."""
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.spent(progress))))
         return (self.final_rate + (self.peak_rate - self.final_rate) * cosine) * min(1.0, (progress["steps"] + 1) / self.warmup_steps)
-
-
-def grow(shallow: Any, target: Any, layers: Sequence[int], at: int) -> Any:
-    """A deeper draft that starts out as a shallow, trained one: new layers add nothing until they are trained.
-
-    Args:
-        shallow: a trained draft, Llama-shaped.
-        layers: the target's layers that are put in behind the first `at` layers of `shallow`; their two output projections
-            start at zero, so that at first every new layer hands on what it is given.
-    """
-    old = shallow.config.num_hidden_layers
-    deep = keep_layers(target, [*range(at), *layers, *range(old - at)])  # the right shapes; the old layers are filled in below
-    trained = shallow.state_dict()
-    state = {name: t for name, t in trained.items() if ".layers." not in name}
-    for i in range(old):
-        place = i if i < at else i + len(layers)
-        source = f"model.layers.{i}."
-        state |= {name.replace(source, f"model.layers.{place}.", 1): t for name, t in trained.items() if name.startswith(source)}
-    deep.load_state_dict(state, strict=False)
-    for layer in deep.model.layers[at : at + len(layers)]:
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-    return deep
 
 
 def losses(draft: Any, group: Sequence[Conversation], head: Head, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
@@ -231,48 +204,3 @@ def held_out(draft: Any, held: Sequence[Conversation], head: Head, recipe: Recip
     """Top-1 agreement on conversations that are not trained on, weighted by batch."""
     shares = [losses(draft, g, head, recipe)[1]["agreement"] for g in batches(held, recipe.batch_tokens, random.Random(0))]
     return sum(shares) / len(shares)
-
-
-def save(draft: Any, optimizer: Any, progress: Mapping[str, Any], folder: Path, identity: Mapping[str, str]) -> None:
-    """Write a checkpoint atomically: weights and both Adam moments in one safetensors file, progress and identity in its metadata."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    for name, p in draft.named_parameters():
-        if p.requires_grad:
-            tensors[name] = p.detach()
-            tensors |= {f"{name}#{key}": optimizer.state[p][key] for key in MOMENTS if key in optimizer.state.get(p, {})}
-    partial = folder / "checkpoint.partial"
-    save_file(tensors, partial, metadata={"progress": json.dumps(progress), "identity": json.dumps(identity)})
-    os.replace(partial, folder / CHECKPOINT)
-
-
-def restore(draft: Any, optimizer: Any, folder: Path, identity: Mapping[str, str]) -> dict[str, Any]:
-    """Load the checkpoint of a folder, if there is one, and return the progress.
-
-    Raises:
-        DraftwellError: it belongs to another run, or cannot be read; nothing was changed.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    path = folder / CHECKPOINT
-    if not path.is_file():
-        return {"steps": 0, "tokens": 0, "minutes": 0.0, "passes": 0, "position": 0, "curve": []}
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            theirs, progress = json.loads(metadata.get("identity", "{}")), dict(json.loads(metadata["progress"]))
-            other = sorted(key for key in {*theirs, *identity} if theirs.get(key) != identity.get(key))
-            if other:
-                raise DraftwellError(f"{path} belongs to a draft with another {' and '.join(other)}: name another --work, or remove it")
-            known = set(file.keys())
-            for name, p in draft.named_parameters():
-                if name in known:
-                    p.data.copy_(file.get_tensor(name))
-                    # AdamW counts its steps on the CPU, whatever device the weights are on
-                    optimizer.state[p] = {key: file.get_tensor(f"{name}#{key}").to("cpu" if key == "step" else p.device)
-                                          for key in MOMENTS if f"{name}#{key}" in known}
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise DraftwellError(f"{path} is no checkpoint that can be read ({type(error).__name__}): remove it to begin again") from error
-    return progress

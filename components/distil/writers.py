@@ -59,7 +59,7 @@ class LeanWriter:
     """
 
     def __init__(self, module: Any, stops: frozenset[int], dtype: torch.dtype):
-        self.model, self.stops = BatchedLlama(module.state_dict(), module.config, dtype), stops
+        self.model, self.stops = BatchedLlama(module, dtype), stops
         self.identity = f"lean {dtype}"
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:

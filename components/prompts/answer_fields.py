@@ -1,5 +1,4 @@
-"""The fields by which answers are checked (`task_checks`), looked at when prompts are read: a wrong type found later, behind a bench,
-would cost all that was measured."""
+"""Checks the fields that answers are graded by when prompts are read: a wrong type found after a bench would cost all its results."""
 
 from __future__ import annotations
 
@@ -8,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 KEYS = ("answer_key", "answerKey", "answer")
-"""Where the right choice's letter is looked for, in this order."""
+"""Fields that may hold the letter of the right choice, in this order."""
 
 
 def wrong_field(fields: Mapping[str, Any]) -> str | None:
-    """What is wrong with the fields of a row whose answer a checker would look at, and the mend; None where nothing is.
+    """What is wrong with the fields by which an answer would be graded, and how to fix it; None where nothing is.
 
     A field that no checker would read may be anything: in other tables its name means something else.
 
     >>> wrong_field({"test_list": "assert f(1)"})
-    'its `test_list` must be a list of assertions, each a text: mend or remove it'
+    'its `test_list` must be a list of assertions, each a text: correct or remove it'
     >>> wrong_field({"choices": 5}), wrong_field({"choices": ["bank", "library"], "answer_key": "B"})
     (None, None)
     """
@@ -29,11 +28,11 @@ def wrong_field(fields: Mapping[str, Any]) -> str | None:
             wrong = "`test_setup_code` must be text"
     else:
         wrong = wrong_choices(fields)
-    return None if wrong is None else f"its {wrong}: mend or remove it"
+    return None if wrong is None else f"its {wrong}: correct or remove it"
 
 
 def wrong_choices(fields: Mapping[str, Any]) -> str | None:
-    """The same of `choices` or `options` beside a letter."""
+    """As `wrong_field`, for `choices` or `options` with the letter of the right one."""
     name = "choices" if fields.get("choices") else "options"
     key = next((fields[known] for known in KEYS if fields.get(known)), None)
     if not fields.get(name) or not (isinstance(key, str) and re.fullmatch(r"\s*[A-Za-z]\s*", key)):
@@ -43,5 +42,5 @@ def wrong_choices(fields: Mapping[str, Any]) -> str | None:
 
 
 def is_list_of(kind: Any, values: Any) -> bool:
-    """Whether these are a list of things of one kind."""
+    """Whether `values` is a list whose items are all of one type."""
     return isinstance(values, list) and all(isinstance(value, kind) for value in values)

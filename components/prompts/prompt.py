@@ -24,7 +24,7 @@ IDS, TASKS = ("id", "question_id", "task_id"), ("task", "category")
 KNOWN = frozenset({*IDS, *TASKS, "prompt", "turns", "messages", "responses", "reference"})
 """Keys of a row that have a place of their own in `Prompt`."""
 ROLES = {"human": "user", "gpt": "assistant"}
-"""What recordings call a role → what chat templates call it."""
+"""Role names of recorded conversations → those of chat templates."""
 
 Message = dict[str, str]
 """`role` (system, user, assistant …) and `content`."""
@@ -32,7 +32,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a user says, turn by turn.
+    """What a user asks, turn by turn.
 
     Args:
         id: unique within its file.
@@ -40,11 +40,11 @@ class Prompt:
         turns: the user's turns, at least one, none empty.
         reference: an answer to compare with, or None.
         messages: what stands before the first turn, verbatim: a system message, earlier turns.
-        answers: recorded answers to the first turns, verbatim; who needs an answer to a later one asks the target.
-        fields: the row's other keys, for those who check answers (`answer`, `test`, …).
+        answers: recorded answers to the first turns, verbatim; answers to later turns come from the target.
+        fields: the row's other keys, which answers are graded by (`answer`, `test`, …).
         raw: the text goes to the model as it is, without a chat template, as a server's completions do; then it is the only turn.
-        tokens: what the answer to each turn is written behind, where that is known as token ids and not as text (`prompts_of_trace`);
-            `turns` and `answers` then only say how many there are.
+        tokens: for each turn the token ids before its answer, where those are known and not the text (`prompts_of_trace`);
+            `turns` and `answers` then only give their number.
     """
 
     id: str
@@ -66,19 +66,19 @@ class Prompt:
 def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> list[Prompt]:
     """Prompts of a .jsonl or .jsonl.gz file, whose rows have `prompt` (a string), `turns` (strings) or `messages`.
 
-    `"raw": true` beside a `prompt` or one turn says that it goes to the model as it is.
+    With `"raw": true` a `prompt` or single turn goes to the model as it is.
 
     Args:
         limit: read at most this many, None reads all.
         skip: leave out this many at the start.
     Raises:
-        DraftwellError: a missing, empty or unreadable file, or a bad line; the message names it and the mend.
+        DraftwellError: a missing, empty or unreadable file, or a bad line; the message names it and the fix.
     """
     path = Path(path)
     if limit is not None and limit < 1:
-        raise DraftwellError(f"the number of prompts must be at least 1, not {limit}")
+        raise DraftwellError(f"the number of prompts must be at least 1, not {limit}", code="bad_limit")
     if skip < 0:
-        raise DraftwellError(f"the number of prompts to skip must be at least 0, not {skip}")
+        raise DraftwellError(f"the number of prompts to skip must be at least 0, not {skip}", code="bad_limit")
     prompts: list[Prompt] = []
     seen: dict[str, int] = {}
     for number, line in numbered_lines(path):
@@ -87,13 +87,14 @@ def read_prompts(path: str | Path, limit: int | None = None, skip: int = 0) -> l
         prompt = _parse(path, number, line)
         if prompt.id in seen:
             first = seen[prompt.id]
-            raise DraftwellError(f"{path} line {number}: id {prompt.id!r} is on line {first} too: make it unique")
+            raise DraftwellError(f"{path} line {number}: id {prompt.id!r} is on line {first} too: make it unique",
+                                 code="duplicate_prompt_id")
         seen[prompt.id] = number
         prompts.append(prompt)
     if not prompts:
-        raise DraftwellError(f"{path} holds no prompts: write one JSON object a line, {EXAMPLE}")
+        raise DraftwellError(f"{path} holds no prompts: write one JSON object a line, {EXAMPLE}", code="no_prompts")
     if len(prompts) <= skip:
-        raise DraftwellError(f"{path} holds only {len(prompts)} prompts, of which {skip} are skipped: skip fewer")
+        raise DraftwellError(f"{path} holds only {len(prompts)} prompts, of which {skip} are skipped: skip fewer", code="no_prompts")
     return prompts[skip:]
 
 
@@ -115,7 +116,7 @@ def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def ids_of(pair: LoadedPair, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt's first turn behind all that stands before it, as the pair's target is asked."""
+    """Token ids of a prompt's first turn with the messages before it, as the pair's target is asked."""
     if prompt.tokens:
         return list(prompt.tokens[0])
     if prompt.raw:
@@ -124,17 +125,17 @@ def ids_of(pair: LoadedPair, prompt: Prompt) -> list[int]:
 
 
 def context_of(prompt: Prompt) -> list[Any]:
-    """All that a first answer depends on, as plain JSON: the first turn, and what stands before it where there is something."""
+    """All that a first answer depends on, as plain JSON: the first turn and the messages before it."""
     return [prompt.prompt, *prompt.messages, *(["raw"] if prompt.raw else [])]
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """sha256 over ids, first turns and what stands before these, in order."""
+    """sha256 over ids, first turns and the messages before these, in order."""
     return hashlib.sha256(json.dumps([[p.id, *context_of(p)] for p in prompts]).encode()).hexdigest()
 
 
 def several_turns(prompts: Sequence[Prompt]) -> int:
-    """How many have more than one turn."""
+    """How many prompts have more than one turn."""
     return sum(len(prompt.turns) > 1 for prompt in prompts)
 
 
@@ -152,22 +153,22 @@ def numbered_lines(path: Path, *, growing: bool = False) -> Iterator[tuple[int, 
                 except UnicodeDecodeError as error:
                     if growing and not raw.endswith(b"\n") and error.reason == "unexpected end of data":
                         return
-                    raise DraftwellError(f"{path} line {number}: not UTF-8: save the file as UTF-8") from error
+                    raise DraftwellError(f"{path} line {number}: not UTF-8: save the file as UTF-8", code="not_utf8") from error
                 if line.strip():
                     yield number, line
     except FileNotFoundError as error:
-        raise DraftwellError(f"there is no prompt file {path}: check the path") from error
+        raise DraftwellError(f"there is no prompt file {path}: check the path", code="no_such_source") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DraftwellError(f"{path} is no complete gzip file: compress it again or give the plain .jsonl") from error
+        raise DraftwellError(f"{path} is no complete gzip file: compress it again or give the plain .jsonl", code="bad_gzip") from error
     except OSError as error:
-        raise DraftwellError(f"cannot read prompt file {path}: {error.strerror}") from error
+        raise DraftwellError(f"cannot read prompt file {path}: {error.strerror}", code="unreadable_source") from error
 
 
 def _parse(path: Path, number: int, line: str) -> Prompt:
-    """A row; everything wrong with it is said in one line."""
+    """The prompt of a line; everything wrong with it becomes one line."""
 
     def wrong(what: str) -> DraftwellError:
-        return DraftwellError(f"{path} line {number}: {what}")
+        return DraftwellError(f"{path} line {number}: {what}", code="bad_prompt")
 
     try:
         row: Any = json.loads(line)
@@ -183,18 +184,18 @@ def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], Draftwel
 
     Args:
         name: id of a row that has none.
-        wrong: makes the error that says where the row is.
+        wrong: makes the error, which names the row.
     """
-    said = next((row[key] for key in ("turns", "prompt", "messages") if row.get(key) is not None), None)
-    if said is None:
-        raise wrong(f"it has neither `prompt`, `turns` nor `messages` (keys: {', '.join(row) or 'none'}): name one of them so")
+    asked = next((row[key] for key in ("turns", "prompt", "messages") if row.get(key) is not None), None)
+    if asked is None:
+        raise wrong(f"it has neither `prompt`, `turns` nor `messages` (keys: {', '.join(row) or 'none'}): rename one of them")
     answers = row.get("responses")
     recorded = tuple(answers) if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) else ()
     messages: tuple[Message, ...] = ()
-    if isinstance(said, list) and said and all(isinstance(turn, Mapping) for turn in said):
-        messages, turns, recorded = conversation(said, wrong)
+    if isinstance(asked, list) and asked and all(isinstance(turn, Mapping) for turn in asked):
+        messages, turns, recorded = conversation(asked, wrong)
     else:
-        turns = [said] if isinstance(said, str) else said
+        turns = [asked] if isinstance(asked, str) else asked
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
         raise wrong("`prompt` must be a string, `turns` a list of strings and `messages` a list of roles and contents")
     if not turns or not all(turn.strip() for turn in turns):
@@ -204,39 +205,39 @@ def prompt_of(row: Mapping[str, Any], name: str, wrong: Callable[[str], Draftwel
     if raw := fields.get("raw") is True:
         del fields["raw"]
         if messages or len(turns) > 1:
-            raise wrong("`raw` goes with a `prompt` or with one turn, not with a conversation: leave it out")
+            raise wrong("`raw` needs a `prompt` or a single turn, not a conversation: leave it out")
     if (problem := wrong_field(fields)) is not None:
         raise wrong(problem)
     return Prompt(_text(row, *IDS) or name, _text(row, *TASKS), turns, recorded[0] if reference is None and recorded else reference,
                   messages, recorded, fields, raw)
 
 
-def conversation(said: Sequence[Mapping[str, Any]],
+def conversation(recorded: Sequence[Mapping[str, Any]],
                  wrong: Callable[[str], DraftwellError]) -> tuple[tuple[Message, ...], list[str], tuple[str, ...]]:
     """Messages before the first turn, the user's turns, and the recorded answers to them.
 
-    What ends with a user's message is a request: all before that message stands before its only turn. What ends with an
-    answer is a recording: every user's message is a turn, if users and assistant alternate behind a system message; else
-    the last one alone is.
+    Messages that end with a user's are a request: the last one is its only turn. Messages that end with an answer are a
+    recording: every user's message is a turn if users and assistant alternate after a system message, otherwise only the
+    last one is.
 
     Args:
-        said: OpenAI's `role` and `content`, or `from` and `value` (human, gpt).
+        recorded: OpenAI's `role` and `content`, or `from` and `value` (human, gpt).
     """
-    messages = [_message(one, wrong) for one in said]
-    asked = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    if not asked:
-        raise wrong("its messages hold none of a user: write one with the role user")
-    roles = [message["role"] for message in messages[asked[0] :]]
+    messages = [_message(one, wrong) for one in recorded]
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not users:
+        raise wrong("none of its messages is a user's: write one with the role user")
+    roles = [message["role"] for message in messages[users[0] :]]
     if roles == ["user", "assistant"] * (len(roles) // 2):
-        contents = [message["content"] for message in messages[asked[0] :]]
-        return tuple(messages[: asked[0]]), contents[::2], tuple(contents[1::2])
-    last = asked[-1]
+        contents = [message["content"] for message in messages[users[0] :]]
+        return tuple(messages[: users[0]]), contents[::2], tuple(contents[1::2])
+    last = users[-1]
     answers = [message["content"] for message in messages[last + 1 : last + 2] if message["role"] == "assistant"]
     return tuple(messages[:last]), [messages[last]["content"]], tuple(answers)
 
 
 def _message(one: Mapping[str, Any], wrong: Callable[[str], DraftwellError]) -> Message:
-    """Role and text of a recorded message; of a content in parts the texts."""
+    """Role and text of a recorded message; the parts of a content are joined."""
     role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
     if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
         content = "\n".join(part["text"] for part in content)
@@ -250,7 +251,7 @@ def _text(row: Mapping[str, Any], *keys: str) -> str | None:
 
 
 def _reference(value: Any) -> str | None:
-    """A string as it is; of a list (an answer for each turn) the first."""
+    """A string as it is; the first of a list (an answer for each turn)."""
     if isinstance(value, list):
         value = value[0] if value else None
     return None if value is None else str(value)

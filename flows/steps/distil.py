@@ -1,4 +1,4 @@
-"""The station that makes a draft for a target that has none: from a hub id or a folder to a pair that every other command takes."""
+"""The pipeline step that makes a draft for a target that has none: from a hub id or a folder to a pair that every command takes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from registry.pairs import NAME, ModelSource, PairSpec, fetch, find_pair, list_pairs, write_pair
 from serving.artifacts.pair_files import PairFiles, draftwell_home
 from serving.errors import DraftwellError
+from serving.files import write_json
 
 if TYPE_CHECKING:
     from components.distil.distil import Source
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
     from serving.runtime.pair import LoadedPair
 
 Say = Callable[[str], None]
-UNTOUCHED = 24
-"""Prompts that agreement is measured on, at most."""
 SHARD = 64
-"""Prompts of a shard of the corpus: what a killed run writes again, at most."""
+"""Prompts of a shard of the corpus, at most what a killed run writes again."""
 AT_ONCE = {"cpu": 16, "cuda": 64}
 """Requests in one batch of the engine, by device."""
 
@@ -33,11 +32,11 @@ class DistilRequest:
     """What a user asked for.
 
     Args:
-        target: a hub id, a folder, or a pair, whose target is then meant.
+        target: a hub id, a folder, or a pair, of which the target is taken.
         layers: numbers of the layers to keep; None takes the first two and the last two.
         prompts: what the target is asked; None lets it invent `invented` instructions.
-        name: name of the new pair; None makes one of the target's.
-        work: folder of what is unfinished; None takes `$DRAFTWELL_HOME/distill/<name>`.
+        name: of the new pair; None derives it from the target's.
+        work: folder of unfinished work; None takes `$DRAFTWELL_HOME/distill/<name>`.
         out: folder of the draft; None takes `$DRAFTWELL_HOME/pairs/<name>/draft`.
     """
 
@@ -59,7 +58,7 @@ class DistilRequest:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What came of it: the pair's file, the draft's folder, and the report of `components.distil.distil`."""
+    """The result: the pair's file, the draft's folder, and the report of `components.distil.distil`."""
 
     pair: PairSpec
     file: Path
@@ -73,6 +72,9 @@ def run_distil(wanted: DistilRequest, *, say: Say = print, log: Log = lambda nam
     Everything that a user can get wrong is refused before models are loaded; an earlier draft is replaced only by a
     finished one.
     """
+    from components.distil.distil import distil_draft
+    from components.distil.instructions import split
+
     source, known = find_target(wanted.target)
     name = wanted.name or name_of(wanted.target)
     file = draftwell_home() / "pairs" / f"{name}.yaml"
@@ -85,21 +87,12 @@ def run_distil(wanted: DistilRequest, *, say: Say = print, log: Log = lambda nam
                     dtype=wanted.dtype, draft=ModelSource(artifact=written(out, file.parent)))
     files = fetch(spec.model_copy(update={"draft": None}), progress=say)
     config = read_config(files.target)
-    from components.distil.distil import distil_draft as run
-
     recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
     with exclusive_pair(name, work_of(wanted, name)):
         pair = load_target(files, spec, wanted, longest, say)
-        artifact, report = run(
-            material(pair, files, wanted, chosen, say),
-            recipe,
-            work_of(wanted, name),
-            name=name,
-            data=training_summary(wanted),
-            folder=f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}",
-            log=log,
-            say=say,
-        )
+        folder = f"{'-'.join(map(str, recipe.layers))}-{recipe.loss}"
+        artifact, report = distil_draft(source_of(pair, files, wanted, chosen, say), recipe, work_of(wanted, name), folder=folder, log=log,
+                                        say=say)
         artifact.save(out)
         write_pair(spec, file)
     return Distilled(spec, file, out, report)
@@ -107,8 +100,8 @@ def run_distil(wanted: DistilRequest, *, say: Say = print, log: Log = lambda nam
 
 @contextmanager
 def exclusive_pair(name: str, work: Path) -> Iterator[None]:
-    """Hold a pair's name and a work folder against other distillations: of one name only the last would be left."""
-    from components.collect.collect import exclusive_folder
+    """Hold a pair's name and a work folder against other distillations: of two with the same name only the last would remain."""
+    from components.collect.plan import exclusive_folder
 
     with ExitStack() as held:
         for folder in {work.expanduser().absolute(), (draftwell_home() / "pairs" / name).absolute()}:
@@ -117,47 +110,45 @@ def exclusive_pair(name: str, work: Path) -> Iterator[None]:
 
 
 def check_out(out: Path, work: Path) -> None:
-    """Refuse a folder for the draft that would lose what lies there: a finished draft takes the place of the whole folder."""
+    """Refuse a folder with other content: a finished draft replaces the folder."""
     from serving.artifacts.base import MANIFEST, read_manifest
 
     here, there = out.expanduser().absolute(), work.expanduser().absolute()
     if here == there or here in there.parents or there in here.parents:
-        raise DraftwellError(f"the draft's folder {out} and the work folder {work} must lie apart: choose another --out or --work")
+        raise DraftwellError(f"the draft's folder {out} and the work folder {work} overlap: choose another --out or --work",
+                             code="folders_overlap")
     if here == Path.cwd() or here in Path.cwd().parents:
-        raise DraftwellError(f"{out} holds the folder you are in: choose another --out")
+        raise DraftwellError(f"{out} holds the folder you are in: choose another --out", code="folder_in_use")
     if not here.is_dir() or not any(here.iterdir()):
         return
     if not (here / MANIFEST).is_file() or read_manifest(here).get("kind") != "distilled_draft":
-        raise DraftwellError(f"{out} holds something else than a draft, which would be lost: choose an empty or a new folder as --out")
+        raise DraftwellError(f"{out} holds something other than a draft, which would be lost: choose an empty or a new folder as --out",
+                             code="folder_not_empty")
 
 
 def keep_report(made: Distilled) -> Path:
     """Write the report into the pair's workspace."""
-    import json
-
     from flows.workspace import Workspace
-    from serving.files import write_atomically
 
-    path = Workspace(str(made.file)).reports / "distilled_draft.json"
-    write_atomically(path, (json.dumps(made.report, indent=2) + "\n").encode())
-    return path
+    return write_json(Workspace(str(made.file)).reports / "distilled_draft.json", made.report)
 
 
 def find_target(target: str) -> tuple[ModelSource, PairSpec | None]:
-    """Where a target comes from, and the pair that it was taken from, if it was."""
+    """Where a target comes from, and the pair that it is taken from, if any."""
     folder = Path(target).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise DraftwellError(f"--target {target} holds no model (no config.json): name a model folder of transformers")
+            raise DraftwellError(f"--target {target} holds no model (no config.json): name a model folder of transformers",
+                                 code="no_model")
         return ModelSource(path=str(folder.absolute())), None
     if re.fullmatch(r"\w[\w.-]*/[\w.-]+", target) and not target.endswith((".yaml", ".yml")):
         return ModelSource(hub=target, revision="main"), None
     if "/" in target and not target.endswith((".yaml", ".yml")):
-        raise DraftwellError(f"--target {target}: there is no such folder, and a hub id is ORG/NAME")
+        raise DraftwellError(f"--target {target}: there is no such folder, and a hub id is ORG/NAME", code="unknown_target")
     try:
         spec = find_pair(target)
     except DraftwellError as error:
-        raise DraftwellError(f"--target {target} is no folder, no hub id (ORG/NAME) and no pair: {error}") from error
+        raise DraftwellError(f"--target {target} is no folder, no hub id (ORG/NAME) and no pair: {error}", code="unknown_target") from error
     if spec.target.path is None:
         return spec.target, spec
     return ModelSource(path=str((spec.folder / Path(spec.target.path).expanduser()).absolute())), spec
@@ -174,34 +165,37 @@ def name_of(target: str) -> str:
 
 
 def check_name(name: str, source: ModelSource, file: Path) -> None:
-    """Refuse a name that something else has; the pair of an earlier distillation of the same target is replaced."""
+    """Refuse a name that is taken, except by an earlier distillation of the same target, which is replaced."""
     if not re.fullmatch(NAME, name):
-        raise DraftwellError(f"{name!r} cannot name a pair: choose --name of lower case letters, digits, dots, dashes, underscores")
+        raise DraftwellError(f"{name!r} cannot name a pair: choose --name of lower case letters, digits, dots, dashes, underscores",
+                             code="bad_pair_name")
     owners = [spec for spec in list_pairs() if name in (spec.name, *spec.aliases)]
     if not owners and not file.exists():
         return
     ours = [spec for spec in owners if (spec.name, spec.folder, spec.target) == (name, file.parent, source)
             and spec.draft is not None and spec.draft.artifact is not None]
     if not ours or not file.is_file():
-        raise DraftwellError(f"there is a pair named {name} already, with another target or draft: choose another --name")
+        raise DraftwellError(f"there is a pair named {name} already, with another target or draft: choose another --name",
+                             code="pair_exists")
 
 
 def written(out: Path, base: Path) -> str:
-    """How the pair's file names the draft's folder: from there on where it lies below it, so that both can be moved."""
-    whole = out.expanduser().absolute()
-    return str(whole.relative_to(base)) if whole.is_relative_to(base) else str(whole)
+    """How the pair's file names the draft's folder: relative where the folder is below it, so that both can be moved together."""
+    path = out.expanduser().absolute()
+    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
 
 def read_config(folder: Path) -> Any:
-    """A target's configuration, which is read before its weights."""
+    """A target's configuration, read before its weights are."""
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
-        raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again") from error
+        raise DraftwellError(f"{folder} holds no readable model ({type(error).__name__}): fetch or save it again",
+                             code="no_model") from error
     if config.get_text_config() is not config:
-        raise DraftwellError(f"{config.model_type} models read more than text: name a text-only target")
+        raise DraftwellError(f"{config.model_type} models read more than text: name a text-only target", code="not_text_only")
     return config
 
 
@@ -221,7 +215,8 @@ def longest_of(wanted: DistilRequest, config: Any) -> int:
 
     longest = getattr(config, "max_position_embeddings", None) or LONGEST_PROMPT + wanted.max_tokens
     if longest <= wanted.max_tokens:
-        raise DraftwellError(f"--max-tokens {wanted.max_tokens} leaves no room for a prompt in the target's {longest} positions: lower it")
+        raise DraftwellError(f"--max-tokens {wanted.max_tokens} leaves no room for a prompt in the target's {longest} positions: lower it",
+                             code="no_room")
     return min(longest, LONGEST_PROMPT + wanted.max_tokens)
 
 
@@ -237,61 +232,28 @@ def load_target(files: PairFiles, spec: PairSpec, wanted: DistilRequest, longest
                      max_context=longest, chat=spec.chat, keep_modules=True)
 
 
-def material(
-    pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen: tuple[list[Prompt], list[Prompt]] | None, say: Say
-) -> Source:
-    """Prompts to learn on and prompts that stay untouched, as ids.
+def source_of(pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen: tuple[list[Prompt], list[Prompt]] | None,
+              say: Say) -> Source:
+    """What is distilled: prompts to learn on, and prompts that agreement is measured on, as ids.
 
     Args:
-        chosen: both, of a user's prompts; where there are none, the target invents what it is asked, and the shipped demo
-            prompts stay untouched.
+        chosen: both, of a user's prompts; None has the target invent what it is asked, and measures on the shipped demo prompts.
     """
     from components.distil.distil import LONGEST_PROMPT, Source
+    from components.distil.instructions import UNTOUCHED, kept_instructions
     from components.distil.writers import writer_of
     from components.prompts.prompt import demo_prompts, ids_of
     from serving.artifacts.pair_files import weights_digest
 
     donor, writer = weights_digest(files.target), writer_of(pair, AT_ONCE[wanted.device])
     room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
-    learnt, untouched = chosen or (invented(pair, writer, wanted, donor, say), demo_prompts(UNTOUCHED))
+    learnt, untouched = chosen or (kept_instructions(writer, pair, wanted.invented, donor, work_of(wanted, pair.name), say),
+                                   demo_prompts(UNTOUCHED))
     rows = [ids for p in learnt if 0 < len(ids := ids_of(pair, p)) <= room]
     if len(rows) < len(learnt):
         say(f"{len(learnt) - len(rows)} prompts of more than {room} tokens are left out")
     kept = [(p.task or "", ids) for p in untouched if 0 < len(ids := ids_of(pair, p)) <= room]
-    return Source(pair, donor, writer, rows, kept, wanted.max_tokens, SHARD)
-
-
-def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to learn on, and about a tenth of them, evenly spread, that no training sees. Only first turns are asked."""
-    from components.prompts.prompt import context_of
-
-    if len(prompts) < 3:
-        raise DraftwellError(f"{len(prompts)} prompts are too few to learn on two and measure on one: give more")
-    count = min(UNTOUCHED, max(1, len(prompts) // 10))
-    chosen = {round(i * (len(prompts) - 1) / max(1, count - 1)) for i in range(count)}
-    untouched = [prompts[i] for i in sorted(chosen)]
-    asked = [context_of(p) for p in untouched]  # a prompt that stands twice in a file is not learnt either
-    return [p for p in prompts if context_of(p) not in asked], untouched
-
-
-def invented(pair: LoadedPair, writer: Any, wanted: DistilRequest, donor: str, say: Say) -> list[Prompt]:
-    """Instructions by the target itself, shuffled; kept in the work folder."""
-    import hashlib
-    import json
-    import random
-
-    from components.distil.instructions import invent
-    from components.prompts.prompt import Prompt
-    from serving.files import write_atomically
-
-    key = hashlib.sha256(json.dumps([donor, writer.identity, wanted.invented, pair.chat]).encode()).hexdigest()[:24]
-    path = work_of(wanted, pair.name) / f"instructions-{key}.json"
-    if not path.is_file():
-        say(f"the target invents {wanted.invented} instructions")
-        made = invent(writer, pair.tokenizer, wanted.invented, chat=pair.chat)
-        random.Random(7).shuffle(made)
-        write_atomically(path, json.dumps(made).encode())
-    return [Prompt(f"invented/{i}", None, [text]) for i, text in enumerate(json.loads(path.read_text()))]
+    return Source(pair, donor, writer, rows, kept, wanted.max_tokens, SHARD, name=pair.name, data=training_summary(wanted))
 
 
 def work_of(wanted: DistilRequest, name: str) -> Path:

@@ -1,7 +1,7 @@
-"""Prompts of served traffic, for flows that run by themselves.
+"""Prompts of served traffic, for scheduled flows.
 
-A recalibration after drift tunes on what is served. If the weekly flows went on with the pipeline's prompts, each would undo the other's
-choice, so they take the spool's prompts too, as soon as there are enough of them.
+A recalibration after drift tunes on what is served. If the weekly flows kept using the pipeline's prompts, each would undo the other's
+choice. So they too take prompts from the spool (the folder of recorded requests), as soon as there are enough of them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 FEWEST = 24
 """Different prompts that a calibration on traffic needs: a third is kept for the gate, and a verifier splits the others."""
 PROMPTS = "served_prompts.jsonl"
-"""In a workspace: what its traces were collected on, where that was served traffic."""
+"""In a workspace: the prompts of its traces, where those were served traffic."""
 
 Settings = TypeVar("Settings", bound=PipelineSettings)
 
 
 def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
-    """The prompts that the monitor looks at, in random order: what the settings use of them is a fair sample of what is watched.
+    """The prompts that the monitor reads, in random order, so that any number of them is a fair sample of what is monitored.
 
-    Those at the temperature of the champion's traces, then; all where there is nothing yet to compare traffic with.
-    The newest alone would not do: after a change the monitor still sees older traffic for a while, and would call that the drift.
+    Only those at the temperature of the champion's traces; all where there is no champion to compare traffic with yet.
+    The newest alone would not do: after a change the monitor still sees older traffic for a while, and would report it as drift.
 
     Raises:
         DraftwellError: no spool, an empty one, or too few prompts in it.
@@ -40,7 +40,8 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
     from components.drift.spool import read_spool
 
     if not spool.is_dir():
-        raise DraftwellError(f"there is no spool {spool}: name the folder to which the server writes with --spool")
+        raise DraftwellError(f"there is no spool {spool}: name the folder of recorded requests that the server writes with --spool",
+                             code="no_spool")
     step, window = open_from_settings(settings), load_limits().window
     pair = step.pair
     temperature = watched_temperature(step.workspace, settings.device, getattr(settings, "reference", None))
@@ -51,12 +52,11 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
 def take_prompts(settings: TrafficSettings, space: Workspace) -> None:
     """Fix the prompts of a week: the newest of the spool, or none where there is no spool.
 
-    They are fixed where traces are collected, because the spool grows: what is tuned and gated later must be cut from the same ones, or
-    the gate would judge on prompts that the choice was made on. A spool with too few, or that cannot be read, leaves those of the last
-    time.
+    They are fixed when traces are collected, because the spool grows: later steps must use the same prompts, or the gate would judge
+    on prompts that the choice was made on. If the spool has too few or cannot be read, the prompts of the last time stay.
 
     Raises:
-        DraftwellError: the registry, which knows at what temperature the champion's traffic is watched, does not answer.
+        DraftwellError: the registry, which records the temperature of the champion's traces, does not answer.
     """
     from components.drift.prompts import write_prompts
 
@@ -76,13 +76,13 @@ def take_prompts(settings: TrafficSettings, space: Workspace) -> None:
 
 
 def on_taken(settings: TrafficSettings, space: Workspace) -> TrafficSettings:
-    """The settings with the prompts that `take_prompts` fixed; as they are where there are none."""
+    """The settings with the prompts that `take_prompts` fixed; unchanged where there are none."""
     file = space.root / PROMPTS
     return on_prompts(settings, file) if file.is_file() else settings
 
 
 def on_prompts(settings: Settings, file: Path) -> Settings:
-    """The settings with the prompts of a file, of which a third, at most, is kept for the gate."""
+    """The settings with the prompts of a file, of which at most a third is kept for the gate."""
     from components.prompts.prompt import read_prompts
 
     return settings.model_copy(update={"prompts": file, "bench_prompts": min(settings.bench_prompts, len(read_prompts(file)) // 3)})

@@ -38,7 +38,7 @@ def main(folder: Path, *point: str) -> None:
         die_at(point[0], point[1], int(point[2]))
     recipe = Recipe(layers=(0, 3), head_tokens=48, tokens=6000, batch_tokens=256, warmup_steps=5, peak_rate=5e-3, save_seconds=0.0,
                     measure_steps=7)
-    _, report = distil_draft(tiny_source("llama"), recipe, folder, name="tiny", data="a test", say=lambda line: None)
+    _, report = distil_draft(tiny_source("llama"), recipe, folder, say=lambda line: None)
     print(digest_of(folder / "candidate"), report["steps"], report["agreement"]["agreement"], report["curve"])
 
 

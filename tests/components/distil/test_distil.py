@@ -14,12 +14,13 @@ import torch
 
 from components.distil import training
 from components.distil.artifact import agreement, to_artifact
+from components.distil.checkpoint import CHECKPOINT
 from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, read_corpus, write_corpus
 from components.distil.distil import distil_draft
-from components.distil.family import keep_layers
+from components.distil.family import grow, keep_layers
 from components.distil.instructions import detokenise, from_passages, from_rows, invent, user_turn
 from components.distil.lean import BatchedLlama, generate_batch
-from components.distil.training import Recipe, grow, head_of, losses, train_draft
+from components.distil.training import Recipe, head_of, losses, train_draft
 from components.distil.writers import EngineWriter, LeanWriter, writer_of
 from serving.artifacts.base import Provenance, digest_of
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
@@ -65,7 +66,7 @@ def shards(target, tmp_path_factory) -> list[Path]:
 
 
 def test_lean_batches_equal_transformers_one_by_one(target):
-    lean = BatchedLlama(target.state_dict(), target.config, torch.float32)
+    lean = BatchedLlama(target, torch.float32)
     prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]
     for prompt, (out, hidden) in zip(prompts, generate_batch(lean, prompts, 20, STOPS), strict=True):
         ids = torch.tensor([prompt])
@@ -77,7 +78,7 @@ def test_lean_batches_equal_transformers_one_by_one(target):
 
 
 def test_a_text_ends_at_the_first_of_several_stop_tokens(target):
-    lean = BatchedLlama(target.state_dict(), target.config, torch.float32)
+    lean = BatchedLlama(target, torch.float32)
     (whole, _), = generate_batch(lean, [[5, 6, 7]], 20, frozenset())
     stops = frozenset({whole[4], whole[9]})
     (out, hidden), = generate_batch(lean, [[5, 6, 7]], 20, stops)
@@ -243,17 +244,17 @@ def test_a_checkpoint_of_another_run_is_refused(target, shards, tmp_path, change
     corpus = read_corpus(shards)
     short = replace(STEADY, tokens=500)
     train_draft(keep_layers(target, short.layers), corpus, head_of(corpus, target, 48), short, tmp_path, bound={"target": "a"}, say=quiet)
-    before = (tmp_path / training.CHECKPOINT).read_bytes()
+    before = (tmp_path / CHECKPOINT).read_bytes()
     other = replace(short, **changed)
     draft, head = keep_layers(target, other.layers), head_of(corpus, target, other.head_tokens)
     with pytest.raises(DraftwellError, match=f"another {word}: name another --work"):
         train_draft(draft, corpus, head, other, tmp_path, bound={"target": "a" if changed else "b"}, say=quiet)
-    assert (tmp_path / training.CHECKPOINT).read_bytes() == before
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint at all, though long enough to be one"])
 def test_a_checkpoint_that_cannot_be_read(target, shards, tmp_path, content):
-    (tmp_path / training.CHECKPOINT).write_bytes(content)
+    (tmp_path / CHECKPOINT).write_bytes(content)
     corpus = read_corpus(shards)
     with pytest.raises(DraftwellError, match="remove it to begin again"):
         train_draft(keep_layers(target, STEADY.layers), corpus, head_of(corpus, target, 48), STEADY, tmp_path, say=quiet)
@@ -268,7 +269,7 @@ def test_too_little_text(target, shards, tmp_path):
 def test_distilling_from_prompts_to_an_artifact(tmp_path):
     """The whole way, with an agreement that an independent count finds too; a second run makes the same draft."""
     source = tiny_source("qwen2")
-    artifact, report = distil_draft(source, STEADY, tmp_path, name="tiny", data="a test", say=quiet)
+    artifact, report = distil_draft(source, STEADY, tmp_path, say=quiet)
     assert artifact.provenance.parameters["layers"] == "0,3"
     assert artifact.provenance.metrics["agreement"] == report["agreement"]["agreement"]
     artifact.save(tmp_path / "saved")
@@ -285,7 +286,7 @@ def test_distilling_from_prompts_to_an_artifact(tmp_path):
         hits, count = hits + int((said == wanted).sum()), count + len(wanted)
     assert report["agreement"]["positions"] == count
     assert report["agreement"]["agreement"] == pytest.approx(hits / count, abs=1.5 / count)  # a near-tie may fall either way
-    again, _ = distil_draft(source, STEADY, tmp_path, name="tiny", data="a test", say=quiet)
+    again, _ = distil_draft(source, STEADY, tmp_path, say=quiet)
     again.save(tmp_path / "again")
     assert digest_of(tmp_path / "again") == digest_of(tmp_path / "saved") == digest_of(tmp_path / "candidate")
 
@@ -324,7 +325,7 @@ def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
 
 def test_no_prompt_that_fits(tmp_path):
     with pytest.raises(DraftwellError, match="no prompt fits"):
-        distil_draft(replace(tiny_source("qwen2"), prompts=[]), STEADY, tmp_path, name="tiny", data="a test", say=quiet)
+        distil_draft(replace(tiny_source("qwen2"), prompts=[]), STEADY, tmp_path, say=quiet)
 
 
 def test_artifact_round_trip_changes_logits_only_by_rounding(target, shards, tmp_path):

@@ -88,8 +88,8 @@ def test_a_target_that_asks_itself(run: Any, place: Path, pair_file: Path, monke
     (("--max-tokens", 300), ("--max-tokens 300", "256")),
     (("--prompts", "nowhere.jsonl"), ("nowhere.jsonl",)),
     (("--out", "no/such/folder"), ("no/such/folder",)),
-    (("--out", Path(__file__).parent), ("holds something else than a draft",)),
-    (("--out", "both", "--work", "both"), ("must lie apart",)),
+    (("--out", Path(__file__).parent), (str(Path(__file__).parent), "--out")),
+    (("--out", "both", "--work", "both"), ("--out", "--work", "both")),
     (("--out", "."), ("you are in",)),
     (("--device", "tpu"), ("tpu",)),
 ])
@@ -170,8 +170,8 @@ def test_too_few_prompts(run: Any, place: Path, pair_file: Path) -> None:
 
 def test_what_is_measured_is_not_learnt() -> None:
     """A prompt that stands twice in a file cannot be on both sides."""
+    from components.distil.instructions import split
     from components.prompts.prompt import Prompt
-    from flows.steps.distil import split
 
     learnt, untouched = split([Prompt(str(i), None, [f"text {i % 45}"]) for i in range(60)])
     assert len(untouched) == 6
@@ -182,6 +182,7 @@ def test_what_is_measured_is_not_learnt() -> None:
 
 def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is asked with the system message, and the same turn behind another one is another prompt."""
+    from components.distil.instructions import split
     from components.prompts.prompt import Prompt, ids_of
     from flows.steps import distil as distil_step
     from tests.support.models.tiny import table_pair
@@ -189,12 +190,12 @@ def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pyte
     system = {"role": "system", "content": "be brief"}
     told = [Prompt(f"told{i}", None, [text], messages=(system,)) for i, text in enumerate(["abc", "hello", "zebra"])]
     bare = [Prompt(f"bare{i}", None, prompt.turns) for i, prompt in enumerate(told)]
-    learnt, untouched = distil_step.split([*told, *bare])
+    learnt, untouched = split([*told, *bare])
     assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
     monkeypatch.setattr("serving.artifacts.pair_files.weights_digest", lambda folder: "d" * 64)
     monkeypatch.setattr("components.distil.writers.writer_of", lambda pair, batch: None)
     pair, files = table_pair(), distil_step.PairFiles("tiny", tmp_path)
-    source = distil_step.material(pair, files, distil_step.DistilRequest("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
+    source = distil_step.source_of(pair, files, distil_step.DistilRequest("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
     assert source.prompts == [ids_of(pair, prompt) for prompt in learnt]
     assert [ids for _, ids in source.untouched] == [ids_of(pair, told[0])]
     assert len(source.untouched[0][1]) > len(pair.encode_prompt("abc"))

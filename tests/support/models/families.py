@@ -55,4 +55,5 @@ def tiny_source(name: str, *, prompts: int = 48, new_tokens: int = 16) -> Source
     """What is distilled of a tiny target."""
     pair = target_pair(tiny_target(name))
     untouched = [("a", ids) for ids in some_prompts(4, seed=9)]
-    return Source(pair, "d" * 64, EngineWriter(pair, 8), some_prompts(prompts), untouched, new_tokens, batch=16)
+    return Source(pair, "d" * 64, EngineWriter(pair, 8), some_prompts(prompts), untouched, new_tokens, batch=16, name="tiny",
+                  data="a test")
