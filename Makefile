@@ -31,8 +31,8 @@ WORDING ?= README.md CONTRIBUTING.md SECURITY.md docs/methods.md docs/glossary.m
 # Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
 FLAGS ?=
 
-# Schedules: where the server of `make prefect-server` answers, and where it and the worker keep their state. Turns lie in files: a server
-# that keeps them in memory, and is started again while one is held, never gives it back.
+# Schedules: where the server of `make prefect-server` answers, and where it and the worker keep their state. Concurrency leases
+# are kept in files: a server that keeps them in memory, and is restarted while one is held, never frees it.
 PREFECT_HOST ?= 127.0.0.1
 PREFECT_PORT ?= 4200
 prefect_env = PREFECT_HOME="$${PREFECT_HOME:-$(CURDIR)/.draftwell/prefect}" \
@@ -50,7 +50,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test test-all test-timed soak lint audit docs bench bench-gpu gate deploy serve ui prefect-server worker schedule clean distclean
+.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu gate deploy serve ui prefect-server worker schedule clean distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,17 +75,19 @@ test: $(STAMP) ## run the quick tests: JOBS=
 test-all: $(STAMP) ## run every test, the slow ones too: JOBS=
 	$(BIN)/python -m pytest $(side_by_side)
 
-test-timed: $(STAMP) ## the tests that hold speeds, and counts in bfloat16, against bars; the machine must be idle
+test-timed: $(STAMP) ## the tests that compare speeds, and counts in bfloat16, with limits; needs an idle machine
 	$(BIN)/python -m pytest -s --timed -m timed
 
-soak: $(STAMP) ## whole loops on the default pair, hands off: an idle machine, up to an hour
+soak: $(STAMP) ## complete unattended loops on the default pair: needs an idle machine, up to an hour
 	$(BIN)/python -m pytest -s --soak -m soak
 
-lint: $(STAMP) ## ruff, the wording check, mypy and the import contracts
+lint: $(STAMP) wording ## the wording check, ruff, mypy and the import contracts
 	$(BIN)/ruff check
-	$(BIN)/python .ci/wording $(WORDING)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+wording: $(STAMP) ## refuse private words in pages, help and error messages: WORDING=
+	$(BIN)/python .ci/wording $(WORDING)
 
 audit: $(STAMP) ## look up installed packages in PyPI's advisories: 1 something found, 3 could not ask; FLAGS="--ignore-vuln ID"
 	PYTHON=$(BIN)/python .ci/audit $(FLAGS)
@@ -97,7 +99,7 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	@touch $@
 
-bench: $(STAMP) ## strategies beside transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= OUT= FLAGS=
+bench: $(STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= OUT= FLAGS=
 	$(BIN)/draftwell bench --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) --max-tokens $(TOKENS) \
 	  --runs $(RUNS) --peer transformers --json $(OUT) $(FLAGS)
 

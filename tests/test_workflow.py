@@ -1,4 +1,4 @@
-"""The example workflow runs the gate and posts its table, also where the gate failed or never ran."""
+"""The workflows: lint and tests, and the gate, whose table is posted also if it failed or never ran."""
 
 from __future__ import annotations
 
@@ -50,3 +50,42 @@ def test_the_step_posts_the_table(steps: list[dict[str, Any]], tmp_path: Path, v
     text = (tmp_path / "summary").read_text()
     assert text.startswith("before\n")
     assert posted in text
+
+
+@pytest.mark.parametrize("path", sorted((REPO / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_every_workflow_calls_make_within_limits(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]["group"].endswith("${{ github.ref }}")
+    assert "cpu" in workflow["env"]["PIP_EXTRA_INDEX_URL"]
+    makefile = (REPO / "Makefile").read_text(encoding="utf-8")
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] <= 60
+        targets = [target for step in job["steps"] for target in re.findall(r"^make ([a-z-]+)", step.get("run", ""), re.MULTILINE)]
+        assert targets[0] == "setup"
+        assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+def test_pull_requests_are_linted_tested_and_documented() -> None:
+    jobs = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]
+    called = {step["run"] for job in jobs.values() for step in job["steps"] if "run" in step}
+    assert called == {"make setup", "make lint", "make docs", "make test"}
+
+
+@pytest.mark.parametrize("path", sorted((REPO / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem)
+def test_issue_forms_have_what_github_asks_for(path: Path) -> None:
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if path.stem == "config":
+        assert form["contact_links"]
+        return
+    assert {"name", "description", "body"} <= set(form)
+    names = [part["id"] for part in form["body"]]
+    assert len(set(names)) == len(names)
+    assert all(part["attributes"]["label"] for part in form["body"])
+
+
+def test_hooks_call_what_setup_installs_or_make_knows() -> None:
+    hooks = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [repo["repo"] for repo in hooks] == ["local"]
+    entries = [hook["entry"] for hook in hooks[0]["hooks"]]
+    assert all(entry.startswith((".venv/bin/", "make ")) for entry in entries)

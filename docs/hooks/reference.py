@@ -30,8 +30,9 @@ def pages() -> dict[str, str]:
 
 
 def cell(value: Any) -> str:
-    """A value as text of a table's cell."""
-    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
+    """A value as text of a table's cell; what is in backticks stays as it is."""
+    escaped = {"|": "\\|", "<": "&lt;"}
+    return re.sub(r"`[^`]*`|[|<]", lambda match: escaped.get(match[0], match[0]), " ".join(str(value).split()))
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
@@ -56,7 +57,7 @@ def commands() -> str:
     for name, command in [*found, ("draftwell-serve", get_command(server))]:
         help_text = re.sub(r"^Example: (.*)", lambda match: f"```bash\n{match[1]}\n```", (command.help or "").replace("\b", ""),
                            flags=re.MULTILINE)
-        rows = [(", ".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)), f"`{p.display_type(context).strip('<>')}`",
+        rows = [(", ".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)), f"`{p.display_type(context).strip('<>').replace('|', ', ')}`",
                  "required" if p.required else default_of(p), getattr(p, "help", "") or "") for p in command.params if p.name != "help"]
         parts.append(f"## {name}\n\n{help_text}\n\n{table(('option', 'type', 'default', 'what'), rows)}")
     return "\n".join(parts)
