@@ -17,7 +17,8 @@ from serving.server.http.errors import APIError, install_error_handlers
 from serving.server.http.page import page_router
 from serving.server.http.schemas import ChatRequest, CompletionRequest
 from serving.server.http.security import Security, install_security, is_trusted
-from serving.server.metrics.metrics import CountAnswers, Metrics, metrics_router
+from serving.server.metrics.endpoint import CountAnswers, metrics_router
+from serving.server.metrics.metrics import Metrics
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.observer import Observer
 from serving.server.settings import DRAIN_SECONDS, QUEUE

@@ -18,6 +18,7 @@ DRAIN_SECONDS = 20.0
 STATE_SECONDS = 30.0
 FEEDBACK_PER_MINUTE = 60
 FEEDBACK_MEGABYTES = 256
+FEEDBACK_BYTES_PER_MINUTE = 16 << 20
 
 
 class FeedbackSettings(BaseModel):
@@ -30,7 +31,7 @@ class FeedbackSettings(BaseModel):
     text: bool = Field(False, description="record prompts and outputs too; recalibration needs them")
     per_minute: float = Field(FEEDBACK_PER_MINUTE, gt=0, description="most requests recorded in a minute")
     max_bytes: int = Field(FEEDBACK_MEGABYTES << 20, gt=0, description="size of the spool; beyond it the oldest files are deleted")
-    bytes_per_minute: int = Field(16 << 20, gt=0, description="most bytes recorded in a minute")
+    bytes_per_minute: int = Field(FEEDBACK_BYTES_PER_MINUTE, gt=0, description="most bytes recorded in a minute")
     seed: int | None = Field(None, description="of the random choice of requests; None: a new one at each start")
 
 

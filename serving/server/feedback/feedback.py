@@ -29,8 +29,9 @@ from serving.recording.trace import LOSSY
 from serving.runtime.engine.engine import Job
 from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
-from serving.server.deployment.deployments import CHECKER
-from serving.server.feedback.spool import Record, RecordOrigin, Spool
+from serving.server.deployment.deployment import CHECKER
+from serving.server.feedback.record import Record, RecordOrigin
+from serving.server.feedback.spool import Spool
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.ticket import End, Event, Ticket
 from serving.server.settings import FeedbackSettings

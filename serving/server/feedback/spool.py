@@ -9,8 +9,6 @@ more than `max_bytes`, the oldest go first; a kill leaves at most a hidden tempo
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import logging
 import os
 import queue
@@ -18,16 +16,14 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from serving.errors import DraftwellError
 from serving.files import write_atomically
-from serving.recording.trace import TraceHeader, trace_schema
-from serving.runtime.requests import Sampling
+from serving.server.feedback.record import Record, contents, size_of_all
+from serving.server.settings import FEEDBACK_BYTES_PER_MINUTE, FEEDBACK_MEGABYTES
 
 log = logging.getLogger(__name__)
 
@@ -42,53 +38,6 @@ ABANDONED_SECONDS = 3600.0
 """A temporary file of a process that seems to live is removed all the same when it is older than this."""
 
 
-@dataclass(frozen=True)
-class RecordOrigin:
-    """The pair that a record is of."""
-
-    pair: str
-    fingerprint: str
-    dtype: str
-
-
-@dataclass(frozen=True)
-class Record:
-    """A served request.
-
-    Args:
-        positions: of its output, each with the names of the trace schema.
-        kind: target, or `trace.LOSSY` where a lossy strategy wrote.
-        prompt: its tokens; None where texts are not kept, and then no position holds a token either.
-        body: as the client sent it (`messages` or `prompt`) with the `output`; None where texts are not kept, or nobody knows it.
-    """
-
-    id: str
-    origin: RecordOrigin
-    sampling: Sampling
-    kind: str
-    positions: Sequence[Mapping[str, Any]]
-    prompt: Sequence[int] | None = None
-    body: Mapping[str, Any] | None = None
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """What records of one shard have in common."""
-        origin, asked = self.origin, self.sampling
-        return (origin.pair, origin.fingerprint, origin.dtype, asked.temperature, asked.top_k, asked.top_p,
-                tuple(sorted(asked.stop_token_ids)))
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a position."""
-        shared = {"prompt_id": self.id, "turn": 0, "kind": self.kind, "temperature": self.sampling.temperature}
-        made = [{**shared, **position} for position in self.positions]
-        if self.prompt is not None:
-            made[0].update(prompt_tokens=list(self.prompt), cut_tokens=0)
-            if self.kind == "target":
-                for row in made:
-                    row["target_token"] = row["token"]
-        return made
-
-
 class Spool:
     """Writes records to a folder.
 
@@ -101,8 +50,9 @@ class Spool:
         DraftwellError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int = 256 << 20, bytes_per_minute: int = 16 << 20, flush_seconds: float = FLUSH_SECONDS,
-                 queued: int = QUEUE, private: bool = False):
+    def __init__(self, folder: Path, *, max_bytes: int = FEEDBACK_MEGABYTES << 20,
+                 bytes_per_minute: int = FEEDBACK_BYTES_PER_MINUTE, flush_seconds: float = FLUSH_SECONDS, queued: int = QUEUE,
+                 private: bool = False):
         self.folder, self.max_bytes, self.bytes_per_minute, self.flush_seconds = folder, max_bytes, bytes_per_minute, flush_seconds
         self.private = private
         self.counts: Counter[str] = Counter()
@@ -247,37 +197,6 @@ class Spool:
         if what not in self._complained:  # once: a log line each minute would fill the disk
             self._complained.add(what)
             log.warning("%s", what)
-
-
-def parquet(records: Sequence[Record]) -> bytes:
-    """A shard of records with the same settings."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    first, longest = records[0], max(len(record.positions) for record in records)
-    origin, sampling = first.origin, first.sampling
-    header = TraceHeader(pair=origin.pair, fingerprint=origin.fingerprint, dtype=origin.dtype, rollout=1, rollout_kinds=(),
-                         max_tokens=longest, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
-                         stop_token_ids=tuple(sorted(sampling.stop_token_ids)))
-    buffer = io.BytesIO()
-    rows = [row for record in records for row in record.rows()]
-    pq.write_table(pa.Table.from_pylist(rows, schema=trace_schema(header)), buffer, compression="zstd")
-    return buffer.getvalue()
-
-
-def contents(records: Sequence[Record]) -> list[tuple[str, str, bytes]]:
-    """Kind, suffix and bytes of the files that records with the same settings become; a file may be empty."""
-    return [("shard", "parquet", parquet(records)), ("requests", "jsonl", bodies(records))]
-
-
-def size_of_all(files: Sequence[tuple[str, str, bytes]]) -> int:
-    """Bytes of files that are not written yet."""
-    return sum(len(data) for _, _, data in files)
-
-
-def bodies(records: Sequence[Record]) -> bytes:
-    """Request bodies, one a line; nothing where no record has one."""
-    return "".join(json.dumps(record.body, ensure_ascii=False) + "\n" for record in records if record.body is not None).encode()
 
 
 def abandoned(path: Path, pid: int) -> bool:

@@ -8,27 +8,21 @@ registry of this object, so that several applications in one process do not mix.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from serving.runtime.stats import Stats
-from serving.server.deployment.deployments import CHECKER, Deployments
-from serving.server.metrics.dashboards import GRAFANA
+from serving.server.deployment.deployment import CHECKER
+from serving.server.deployment.deployments import Deployments
+from serving.server.metrics.serving_state import ServingState
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Ticket
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
     from serving.server.feedback.feedback import Feedback
 
 # vLLM's own buckets: quantiles of both engines are then comparable.
@@ -41,9 +35,6 @@ STEP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.
 
 OUTCOMES = ("stop", "length", "abort", "error")
 """vLLM's words for how a request ended; abort: the client went away, or the server went down."""
-FEEDBACK = ("recorded", "written", "dropped_queue_full", "dropped_too_fast", "dropped_too_many", "failed", "skipped_altered",
-            "skipped_no_draft", "skipped_repeated", "skipped_too_long", "skipped_too_short", "skipped_unfinished")
-"""What becomes of requests that were drawn for feedback: names in `Feedback.counts` that count requests."""
 
 
 class Metrics(Observer):
@@ -188,45 +179,6 @@ class Metrics(Observer):
         return generate_latest(self.registry)
 
 
-class ServingState(Collector):
-    """Figures that are read from what serves instead of being kept."""
-
-    def __init__(self, model_name: str, deployments: Deployments, feedback: Feedback | None = None):
-        self.model_name, self.deployments, self.feedback = model_name, deployments, feedback
-
-    def collect(self) -> Iterator[Metric]:
-        """The families, with the values of this moment."""
-        now = self.deployments.current
-        running, slots = now.scheduler.running, now.scheduler.slots
-        gauges = {
-            "vllm:num_requests_running": (running, "Requests that hold a slot."),
-            "vllm:num_requests_waiting": (now.scheduler.waiting, "Requests that wait for a slot."),
-            "vllm:kv_cache_usage_perc": (running / slots, "Share of the slots that is taken; 1 is all."),
-            "draftwell:slots": (slots, "Requests that can run at once."),
-            "draftwell:bundle_refused": (self.deployments.last_switch_error is not None,
-                                         "1 while the last bundle that should have been switched to was refused."),
-        }
-        for name, (value, text) in gauges.items():
-            family = GaugeMetricFamily(name, text, labels=["model_name"])
-            family.add_metric([self.model_name], float(value))
-            yield family
-        switches = CounterMetricFamily("draftwell:bundle_switches", "Switches to another bundle.", labels=["model_name"])
-        switches.add_metric([self.model_name], self.deployments.switches)
-        yield switches
-        outcomes = CounterMetricFamily("draftwell:feedback", "Requests that were drawn for feedback, by what became of them.",
-                                       labels=["model_name", "outcome"])
-        counts = self.feedback.counts if self.feedback else {}
-        for outcome in FEEDBACK:  # shown as 0 before the first
-            outcomes.add_metric([self.model_name, outcome], counts.get(outcome, 0))
-        yield outcomes
-        served = now.served
-        bundle = GaugeMetricFamily("draftwell:bundle_info", "What is served; always 1.",
-                                   labels=["model_name", "version", "fingerprint", "strategy", "dtype", "device"])
-        bundle.add_metric([self.model_name, served.version or "none", served.pair.fingerprint[:12], served.strategy.name,
-                           served.pair.dtype, served.pair.device], 1)
-        yield bundle
-
-
 def outcome_of(event: Event) -> str:
     """One of `OUTCOMES`."""
     if isinstance(event, End):
@@ -240,37 +192,3 @@ def outcome_in_detail(event: Event) -> str:
     if isinstance(error, DeadlineExceeded):
         return "deadline"
     return "displaced" if isinstance(error, QueueFull) else outcome_of(event)
-
-
-class CountAnswers:
-    """ASGI middleware: counts answers by route and status, whoever gave them."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics):
-        self.app, self.metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                # the route's own words: a path of a client's making would be a series of its own
-                self.metrics.answered(getattr(scope.get("route"), "path", "other"), message["status"])
-            await send(message)
-
-        await self.app(scope, receive, counted if scope["type"] == "http" else send)
-
-
-def metrics_router(metrics: Metrics) -> APIRouter:
-    """`GET /metrics`, and the dashboard that reads it."""
-    router = APIRouter()
-    dashboard = GRAFANA.read_bytes()
-
-    @router.get("/metrics", response_class=PlainTextResponse)
-    def read_metrics() -> Response:
-        """Counters, gauges and histograms for Prometheus."""
-        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4, "Cache-Control": "no-store"})
-
-    @router.get("/metrics/grafana.json", response_class=JSONResponse)
-    def read_dashboard() -> Response:
-        """A dashboard to import into Grafana."""
-        return Response(dashboard, media_type="application/json")
-
-    return router

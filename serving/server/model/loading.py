@@ -19,7 +19,7 @@ from serving.runtime.models.unbatched_model import UnbatchedModel
 from serving.runtime.pair import LoadedPair, load_pair
 from serving.runtime.strategies import Strategy, StrategyResources, build_strategy, find_strategy
 from serving.server.model.served_model import ServedModel
-from serving.server.model.snapshots import SnapshotOrigin
+from serving.server.model.snapshot import SnapshotOrigin
 from serving.server.model.strategy_pool import StrategyPool
 from serving.server.scheduling.costs import BatchCosts, completed, from_profile, measure
 from serving.server.settings import ServerSettings

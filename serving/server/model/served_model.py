@@ -12,7 +12,7 @@ from typing import Protocol
 from serving.artifacts.base import Artifact
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Strategy, build_strategy
-from serving.server.model.snapshots import SnapshotOrigin
+from serving.server.model.snapshot import SnapshotOrigin
 from serving.server.model.strategy_pool import PLAIN, UnknownStrategy
 from serving.server.scheduling.costs import BatchCosts
 

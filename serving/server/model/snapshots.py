@@ -14,102 +14,18 @@ import json
 import logging
 import re
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from serving.artifacts.acceptance_table import EDGES
-from serving.artifacts.correction_memory import MAX_PAIRS, MOST_SEEN
-from serving.bundle.bundle import Manifest
 from serving.errors import DraftwellError
 from serving.files import write_atomically
-from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
+from serving.server.model.snapshot import Snapshot, SnapshotOrigin, first_line, name_of, read_snapshot
+from serving.server.model.strategy_pool import StrategyPool
 from serving.server.settings import STATE_SECONDS
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
-LARGEST = 16 << 20
-"""Bytes of a file that may be a snapshot: a full memory takes under 2 MB."""
 NAMES = re.compile(r"(everybody|tenant-[0-9a-f]{32})\.json")
 HALF = re.compile(r"\.(everybody|tenant-[0-9a-f]{32})\.json\..+")
-
-Count = Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True)
-class SnapshotOrigin:
-    """The bundle that state was learnt over.
-
-    Args:
-        version: of the release.
-        digest: of the bundle's manifest.
-        fingerprint: of the pair.
-    """
-
-    pair: str
-    version: int
-    digest: str
-    fingerprint: str
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> SnapshotOrigin:
-        """What a bundle's manifest says."""
-        return cls(manifest.pair, manifest.release_version, manifest.digest, manifest.fingerprint)
-
-
-class Bins(BaseModel):
-    """Counts of an acceptance table."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    total: list[Count] = Field(min_length=len(EDGES) + 1, max_length=len(EDGES) + 1)
-    accepted: list[Count] = Field(min_length=len(EDGES) + 1, max_length=len(EDGES) + 1)
-
-    @model_validator(mode="after")
-    def no_more_than_all(self) -> Bins:
-        """What is no share would make α larger than 1."""
-        if any(accepted > total for accepted, total in zip(self.accepted, self.total, strict=True)):
-            raise ValueError("more accepted than judged")
-        return self
-
-
-class Snapshot(BaseModel):
-    """The second line of a file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    schema_version: int
-    origin: SnapshotOrigin
-    tenant: str
-    table: Bins | None
-    memory: list[Count] | None = Field(max_length=3 * MAX_PAIRS, description="draft token, correction, count; one after the other")
-    strategies: dict[str, dict[str, float]]
-
-    @model_validator(mode="after")
-    def in_threes(self) -> Snapshot:
-        """A memory's numbers come in threes, each pair once, its count at least 1."""
-        numbers = self.memory or []
-        pairs = set(zip(numbers[::3], numbers[1::3], strict=False))
-        if len(numbers) % 3 or len(pairs) != len(numbers) // 3 or any(not 1 <= count <= MOST_SEEN for count in numbers[2::3]):
-            raise ValueError("the memory is no list of different pairs with their counts")
-        return self
-
-    @classmethod
-    def of(cls, origin: SnapshotOrigin, tenant: str, learnt: Learnt) -> Snapshot:
-        """A copy of a state, ready to be written."""
-        table = None if learnt.table is None else Bins.model_construct(total=learnt.table[0], accepted=learnt.table[1])
-        memory = None if learnt.memory is None else [x for pair, count in learnt.memory.items() for x in (*pair, count)]
-        return cls.model_construct(schema_version=SCHEMA, origin=origin, tenant=tenant, table=table, memory=memory,
-                                   strategies=learnt.strategies)
-
-    def learnt(self) -> Learnt:
-        """The state that this is a copy of."""
-        numbers = self.memory
-        memory = None if numbers is None else dict(zip(zip(numbers[::3], numbers[1::3], strict=True), numbers[2::3], strict=True))
-        return Learnt((self.table.total, self.table.accepted) if self.table else None, memory, self.strategies)
 
 
 class Snapshots:
@@ -225,47 +141,3 @@ class Snapshots:
                 continue
             found.append(snapshot)
         return found
-
-
-def read_snapshot(path: Path) -> Snapshot:
-    """A snapshot, checked.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or of another schema.
-    """
-    if path.stat().st_size > LARGEST:
-        raise ValueError("too large")
-    head, _, rest = path.read_bytes().partition(b"\n")
-    body = rest.removesuffix(b"\n")
-    try:
-        told = json.loads(head)["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError("it has no sha256") from error
-    if told != hashlib.sha256(body).hexdigest():
-        raise ValueError("sha256 differs")
-    if (version := json.loads(body).get("schema_version")) != SCHEMA:
-        raise ValueError(f"schema {version}, this server reads {SCHEMA}")
-    try:
-        snapshot = Snapshot.model_validate_json(body)
-    except ValidationError as error:
-        raise ValueError(error.errors()[0]["msg"]) from error
-    if name_of(snapshot.tenant) != path.name:
-        raise ValueError("it belongs to another tenant")
-    return snapshot
-
-
-def name_of(tenant: str) -> str:
-    """The file of a tenant's state.
-
-    >>> name_of("")
-    'everybody.json'
-    """
-    return "everybody.json" if tenant == EVERYBODY else f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}.json"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text, without the path that an OSError ends with."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -21,7 +21,8 @@ from serving.recording.trace import LOSSY, TraceSet
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.server.feedback.feedback import blind
-from serving.server.feedback.spool import Record, RecordOrigin, Spool
+from serving.server.feedback.record import Record, RecordOrigin
+from serving.server.feedback.spool import Spool
 from tests.support.collecting import collect_traces
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, compared, rows
 from tests.support.models.resources import ORIGIN, table_resources

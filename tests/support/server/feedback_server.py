@@ -9,7 +9,7 @@ from typing import Any
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
 from serving.server.feedback.feedback import Feedback
-from serving.server.feedback.spool import Record, RecordOrigin
+from serving.server.feedback.record import Record, RecordOrigin
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.scheduler import Scheduler

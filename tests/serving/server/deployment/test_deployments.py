@@ -7,9 +7,8 @@ import logging
 import os
 import shutil
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from serving.errors import DraftwellError
 from serving.runtime.strategies import build_strategy
 from serving.server.app import create_app
 from serving.server.deployment.bundle_watch import BundleWatch, followed
-from serving.server.deployment.deployments import CHECKER, Deployment, Deployments, PinDeployment
+from serving.server.deployment.deployment import CHECKER, Deployment
+from serving.server.deployment.deployments import Deployments, PinDeployment
 from serving.server.http import errors
 from serving.server.http.errors import without_paths
 from serving.server.http.security import Security
@@ -30,6 +30,7 @@ from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.ticket import End, Event, Ticket
 from tests.support.server.served_pair import running, served_pair
+from tests.support.server.server_process import wait_until
 
 PLAIN = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "temperature": 0}
 
@@ -46,13 +47,6 @@ def client() -> Iterator[tuple[httpx.Client, Deployments]]:
     app = create_app(served_pair("vanilla_sd", slots=2), drain_seconds=10)
     with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
         yield http, app.state.deployments
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def strategy_of(http: httpx.Client, **change: Any) -> str:
@@ -76,7 +70,7 @@ class Traffic:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(60)
 
     def _ask(self, stream: bool) -> None:
         with httpx.Client(base_url=self.url, timeout=60) as http:
@@ -95,9 +89,8 @@ def test_ten_switches_under_steady_requests_lose_none(share: bool) -> None:
             name = ("prompt_lookup", "vanilla_sd")[number % 2]
             answered = len(traffic.answers)
             assert deployments.switch(lambda old, name=name: sharing(old, name) if share else served_pair(name, slots=2))
-            while len(traffic.answers) < answered + 2:
-                assert not traffic.faults
-                time.sleep(0.01)
+            wait_until(lambda answered=answered: traffic.faults or len(traffic.answers) >= answered + 2, "two more answers come")
+            assert not traffic.faults
     assert traffic.faults == []
     assert len(traffic.answers) >= 20
     texts = {'"strategy":"vanilla_sd"' in text for text in traffic.answers}
@@ -109,23 +102,22 @@ def test_ten_switches_under_steady_requests_lose_none(share: bool) -> None:
 def test_a_request_under_way_is_finished_by_the_version_that_took_it(client: tuple[httpx.Client, Deployments]) -> None:
     http, deployments = client
     old, new, done, follows = deployments.current.scheduler, served_pair("prompt_lookup", slots=2), [], []
-    step = old.engine.step
-    old.engine.step = lambda: (time.sleep(0.02), step())  # type: ignore[method-assign,return-value]
+    step, gate = old.engine.step, threading.Event()
+    old.engine.step = lambda: (gate.wait(60), step())  # type: ignore[method-assign,return-value]
     asking = threading.Thread(target=lambda: done.append(strategy_of(http, max_tokens=60)))
     asking.start()
-    while old.running == 0:
-        time.sleep(0.005)
+    wait_until(lambda: old.running, "the request is decoded")
     switching = threading.Thread(target=deployments.switch, args=(lambda served: new, follows.append))
     switching.start()
-    while deployments.current.scheduler is old:
-        time.sleep(0.005)
-    switching.join()
+    wait_until(lambda: deployments.current.scheduler is not old, "the new model serves")
+    switching.join(60)
     assert follows == [new], "what is kept is the new one's from now on"
     assert strategy_of(http, max_tokens=2) == "prompt_lookup"
     assert not done, "the old one still works on it, and nobody waits for it"
-    asking.join()
+    gate.set()
+    asking.join(60)
     assert done == ["vanilla_sd"]
-    until(lambda: not old.alive)
+    wait_until(lambda: not old.alive, "the old scheduler ends")
 
 
 def test_a_client_that_does_not_read_keeps_no_old_deployment(client: tuple[httpx.Client, Deployments]) -> None:
@@ -145,7 +137,7 @@ def test_a_client_that_does_not_read_keeps_no_old_deployment(client: tuple[httpx
         asking = asyncio.create_task(PinDeployment(app, deployments)({"type": "http"}, None, None))
         switching = asyncio.to_thread(deployments.switch, lambda served: served_pair("prompt_lookup", slots=2))
         assert await asyncio.wait_for(switching, 30)
-        await asyncio.to_thread(until, lambda: not old.scheduler.alive)
+        await asyncio.to_thread(wait_until, lambda: not old.scheduler.alive, "the old scheduler ends")
         assert isinstance(events[-1], End)
         assert deployments.users == 1
         gone.set()
@@ -161,7 +153,7 @@ def test_the_old_models_are_freed() -> None:
     try:
         old = weakref.ref(deployments.current.served.pair.models["target"])
         assert deployments.switch(lambda served: served_pair("vanilla_sd", slots=1))
-        until(lambda: old() is None)
+        wait_until(lambda: old() is None, "the old models are freed")
     finally:
         deployments.close(5)
 

@@ -24,9 +24,10 @@ from serving.recording.prompt_ratings import RatedPrompt
 from serving.recording.recorder import PositionRecorder
 from serving.recording.shadow import MOST_UNREAD
 from serving.recording.trace import KINDS, LOSSY, TraceSet
-from serving.server.deployment.deployments import CHECKER
+from serving.server.deployment.deployment import CHECKER
 from serving.server.feedback import feedback as module
-from serving.server.feedback.spool import Record, Spool
+from serving.server.feedback.record import Record
+from serving.server.feedback.spool import Spool
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, LoadControl
@@ -35,6 +36,7 @@ from serving.server.settings import FeedbackSettings, ServerSettings
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
 from tests.support.server.feedback_server import PROMPTS, TOKENS, FeedbackServer, record
+from tests.support.server.scheduler_rounds import turn_until
 from tests.support.server.served_pair import tiny_pair
 from tests.support.server.server_process import wait_until
 
@@ -112,8 +114,7 @@ def test_a_text_that_a_stop_string_ends_is_recorded_as_far_as_the_draft_read(tmp
     whole = pair.decode(pair.engine().generate(ids, sampling, server.scheduler.strategy).output)
     stop = next(whole[i : i + 3] for i in range(20, 60) if whole.find(whole[i : i + 3]) == i)
     server.scheduler.submit(Ticket(ids, sampling, TextStream(pair.decode, stop=[stop]), events.append))
-    while not events or isinstance(events[-1], Delta):
-        server.scheduler.turn()
+    turn_until(server.scheduler, lambda: events and not isinstance(events[-1], Delta))
     server.close()
     assert server.counts["recorded"] == 1
     end = events[-1]

@@ -22,7 +22,7 @@ from serving.runtime.commands import Role
 from serving.server.feedback.persistence import Persistence
 from serving.server.http.security import Security
 from serving.server.model.served_model import ServedModel
-from serving.server.model.snapshots import Snapshot, SnapshotOrigin, read_snapshot
+from serving.server.model.snapshot import Snapshot, SnapshotOrigin, read_snapshot
 from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
 from serving.server.settings import FeedbackSettings
 from tests.support.models.resources import ORIGIN, table_resources

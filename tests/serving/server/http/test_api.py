@@ -17,10 +17,11 @@ import openai
 import pytest
 
 from serving.runtime.strategies import StrategyResources
-from serving.server.http.service import sse
+from serving.server.http.answer import sse
 from serving.server.model.served_model import ServedModel
 from tests.support.models.resources import table_resources
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
+from tests.support.server.server_process import wait_until
 
 PROMPTS = ["hello there", "The cat", "1 2 3", "on and on"]
 USER = [{"role": "user", "content": "Say hé!"}]
@@ -64,11 +65,7 @@ def counters(answer: Any) -> dict[str, Any]:
 
 
 def wait_until_idle(server: SimpleNamespace) -> None:
-    for _ in range(1000):
-        if server.scheduler.running + server.scheduler.waiting == 0:
-            return
-        time.sleep(0.01)
-    raise AssertionError("slots are still taken")
+    wait_until(lambda: server.scheduler.running + server.scheduler.waiting == 0, "all slots are free")
 
 
 def test_models_are_listed(server: SimpleNamespace) -> None:

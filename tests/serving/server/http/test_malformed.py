@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from tests.support.server.served_pair import served_pair, serving
+from tests.support.server.server_process import wait_until
 
 BODIES = 2000
 GOOD = {
@@ -119,10 +119,7 @@ def test_two_thousand_wrong_bodies() -> None:
                 assert "\n" not in error["message"]
                 assert len(answer.content) < 3000
         assert codes[400] > BODIES / 2
-        until = time.monotonic() + 20
-        while scheduler.running + scheduler.waiting and time.monotonic() < until:
-            time.sleep(0.01)
-        assert scheduler.running + scheduler.waiting == 0
+        wait_until(lambda: scheduler.running + scheduler.waiting == 0, "all slots are free")
         engine = scheduler.engine
         assert engine.jobs == []
         for path, body in GOOD.items():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.server.browser import Page, browsing, find_browser
 from tests.support.server.fake_answers import MARKUP, OFFER, TEXT, TOKENS, Fake, fake_server
+from tests.support.server.server_process import wait_until
 
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH or in DRAFTWELL_CHROMIUM")
@@ -141,9 +141,7 @@ def test_stopping_ends_the_request_at_the_server_too(page: Page, fake: Fake, how
     page.click("#stop") if how == "click" else page.press(how)
     page.wait("document.querySelector('#status').textContent === 'Stopped.'")
     assert page.run("[document.querySelector('#run').disabled, document.querySelector('#stop').disabled]") == [False, True]
-    until = time.monotonic() + 10
-    while not fake.cancelled and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: fake.cancelled, "the request is cancelled")
     assert fake.cancelled == ["for ever"]
     assert len(fake.bodies) == 1, "the comparison must not start once the run was stopped"
 

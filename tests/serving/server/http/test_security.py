@@ -7,7 +7,6 @@ import hmac
 import json
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from serving.server.http.errors import without_paths
 from serving.server.http.security import KEY_VARIABLE, Security, key_in, origins, read_keys
 from serving.server.scheduling.admission import QueueFull
 from tests.support.server.served_pair import served_pair, serving
+from tests.support.server.server_process import wait_until
 
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0}
 KEYS = ("first-key", "zweiter-schlüssel")
@@ -274,10 +274,7 @@ def test_slots_are_free_behind_all_this() -> None:
         for thread in threads:
             thread.join()
         assert {code: codes.count(code) for code in set(codes)} == {401: 8, 400: 8, 200: 8}
-        until = time.monotonic() + 10
-        while scheduler.running + scheduler.waiting and time.monotonic() < until:
-            time.sleep(0.01)
-        assert scheduler.running + scheduler.waiting == 0
+        wait_until(lambda: scheduler.running + scheduler.waiting == 0, "all slots are free")
 
 
 def test_an_app_without_settings_is_open_and_bounded() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +20,13 @@ from serving.runtime.requests import Sampling
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import build_strategy
 from serving.server.app import create_app
-from serving.server.deployment.deployments import CHECKER
+from serving.server.deployment.deployment import CHECKER
 from serving.server.feedback.feedback import Feedback
 from serving.server.metrics import metrics as metrics_module
 from serving.server.metrics.dashboards import GRAFANA
-from serving.server.metrics.metrics import FEEDBACK, CountAnswers, Metrics, metrics_router
+from serving.server.metrics.endpoint import CountAnswers, metrics_router
+from serving.server.metrics.metrics import Metrics
+from serving.server.metrics.serving_state import FEEDBACK
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.observer import Observer
@@ -33,7 +34,9 @@ from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, End, Event, Failure, Ticket
 from serving.server.settings import FeedbackSettings
 from tests.support.paths import REPO
+from tests.support.server.scheduler_rounds import turn_until_idle
 from tests.support.server.served_pair import running, served_pair, serving
+from tests.support.server.server_process import wait_until
 
 # What dashboards made for vLLM ask for (V1; https://docs.vllm.ai/en/latest/usage/metrics), as Prometheus names it.
 VLLM_NAMES = {
@@ -264,8 +267,7 @@ def test_a_scheduler_feeds_it_and_cancelled_requests_are_in_the_sums() -> None:
     for _ in range(14):
         scheduler.turn()
     tickets[0].cancel()
-    while scheduler.running + scheduler.waiting:
-        scheduler.turn()
+    turn_until_idle(scheduler)
     samples, total = Samples.read(metrics), Stats.total(truth.stats)
     assert samples.of("vllm:request_success_total", finished_reason="abort") == 1
     assert 0 < truth.stats[0].drafted < total.drafted
@@ -283,10 +285,9 @@ def live() -> Iterator[Callable[..., Any]]:
     with serving(served_pair("vanilla_sd", slots=2, num_speculative_tokens=4)) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
         body = {"model": "tiny", "prompt": "hello there", "max_tokens": 24, "temperature": 0}
         speculation = http.post("/v1/completions", json=body).raise_for_status().json()["speculation"]
-        until = time.monotonic() + 10  # a client has its answer a moment before the observers are told
-        while Samples(http.get("/metrics").text).of("vllm:request_success_total", finished_reason="length") != 1:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        # a client has its answer a moment before the observers are notified
+        wait_until(lambda: Samples(http.get("/metrics").text).of("vllm:request_success_total", finished_reason="length") == 1,
+                   "the request is counted")
         yield lambda path: (http.get(path).raise_for_status(), speculation)
 
 

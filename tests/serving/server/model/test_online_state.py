@@ -21,29 +21,8 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
 from serving.runtime.types import Draft, Verdict
 from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
-from tests.support.models.resources import ORIGIN, table_pair, table_resources
-
-VOCAB = 8
-
-
-class Pair:
-    """As much of a loaded pair as a pool looks at."""
-
-    def __init__(self, *roles: str):
-        models = table_pair(VOCAB, noise=0.6)
-        self.models = {role: models[role] for role in roles or ("target", "draft")}
-        self.special_tokens = frozenset({VOCAB - 1})
-
-
-def pool(strategy: str = "spide", mode: Any = "shared", *, parameters: dict[str, Any] | None = None, without: tuple[str, ...] = (),
-         pair: Pair | None = None, **settings: Any) -> StrategyPool:
-    artifacts = {kind: artifact for kind, artifact in table_resources(VOCAB).artifacts.items() if kind not in without}
-    return StrategyPool(pair or Pair(), artifacts, DecodingConfig(strategy, parameters or {}, {}, ORIGIN), None, mode,  # type: ignore[arg-type]
-                        **settings)
-
-
-def decode(strategy: Strategy, prompt: int = 1, max_tokens: int = 60) -> Any:
-    return Engine(table_pair(VOCAB, noise=0.6)).generate([prompt], Sampling(max_tokens=max_tokens), strategy)
+from tests.support.models.resources import ORIGIN, table_resources, table_pair
+from tests.support.server.pools import VOCAB, Pair, decode, pool
 
 
 def table_of(strategy: Strategy) -> AcceptanceTable:

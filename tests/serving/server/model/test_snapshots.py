@@ -19,23 +19,17 @@ import pytest
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.errors import DraftwellError
-from serving.server.model.snapshots import SnapshotOrigin, Snapshots, name_of, read_snapshot
+from serving.server.model.snapshot import SnapshotOrigin, name_of, read_snapshot
+from serving.server.model.snapshots import Snapshots
 from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
-from tests.serving.server.model.test_online_state import decode, pool
-
-ORIGIN = SnapshotOrigin("table", 3, "d" * 64, "f" * 64)
+from tests.support.server.pools import SNAPSHOT_ORIGIN, decode, learn, pool
 
 
-def served(folder: Path, mode: Any = "shared", origin: SnapshotOrigin = ORIGIN, strategy: str = "spide",
+def served(folder: Path, mode: Any = "shared", origin: SnapshotOrigin = SNAPSHOT_ORIGIN, strategy: str = "spide",
            **parameters: Any) -> tuple[StrategyPool, Snapshots, int]:
     """A pool that has just been started over a folder, and how many states it took up."""
     it, snapshots = pool(strategy, mode, parameters=parameters), Snapshots(folder)
     return it, snapshots, snapshots.keep(it, origin)
-
-
-def learn(it: StrategyPool, tenant: str | None = None) -> None:
-    for name in ("spide", "csd"):
-        decode(it.get(name, tenant))
 
 
 def total(it: StrategyPool, tenant: str | None = None) -> int:
@@ -67,7 +61,7 @@ def test_a_snapshot_says_what_it_was_learnt_over_and_nothing_of_keys(tmp_path: P
     learn(it, "digest-of-a-key")
     snapshots.close()
     snapshot = read_snapshot(tmp_path / name_of("digest-of-a-key"))
-    assert snapshot.origin == ORIGIN
+    assert snapshot.origin == SNAPSHOT_ORIGIN
     assert not [path for path in tmp_path.iterdir() if "digest-of-a-key" in path.name]
 
 
@@ -87,7 +81,7 @@ def test_only_what_changed_is_written(tmp_path: Path) -> None:
 def test_a_state_that_is_forgotten_goes_from_the_disk_too(tmp_path: Path) -> None:
     it = pool("spide", "tenant", most_tenants=2)
     snapshots = Snapshots(tmp_path)
-    snapshots.keep(it, ORIGIN)
+    snapshots.keep(it, SNAPSHOT_ORIGIN)
     for tenant in ("a", "b", "c"):
         learn(it, tenant)
         snapshots.save()
@@ -153,10 +147,10 @@ def test_another_bundle_starts_anew_and_the_same_one_goes_on(tmp_path: Path) -> 
     it, snapshots, _ = served(tmp_path)
     learn(it)
     again = pool("spide")
-    assert snapshots.keep(again, ORIGIN) == 1
+    assert snapshots.keep(again, SNAPSHOT_ORIGIN) == 1
     assert total(again) == total(it) > 0
     other = pool("spide")
-    assert snapshots.keep(other, replace(ORIGIN, version=4)) == 0
+    assert snapshots.keep(other, replace(SNAPSHOT_ORIGIN, version=4)) == 0
     assert total(other) == 0
     learn(other)
     snapshots.close()
@@ -182,7 +176,7 @@ def test_copies_are_written_while_requests_go_on(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=decode_on)
     snapshots = Snapshots(tmp_path, every=0.01)
-    snapshots.keep(it, ORIGIN)
+    snapshots.keep(it, SNAPSHOT_ORIGIN)
     thread.start()
     snapshots.start()
     seen = set()
@@ -225,18 +219,17 @@ import sys, os
 from pathlib import Path
 from serving import files
 from serving.server.model.snapshots import Snapshots
-from tests.serving.server.model.test_snapshots import ORIGIN, learn, pool
+from tests.support.server.pools import SNAPSHOT_ORIGIN, learn, pool
 
 it, snapshots = pool("spide"), Snapshots(Path(sys.argv[1]))
-snapshots.keep(it, ORIGIN)
+snapshots.keep(it, SNAPSHOT_ORIGIN)
 learn(it)
 snapshots.save()
 print(sum(it.learnt()[""].table[0]), flush=True)
-replace = os.replace
 def pause(*arguments):
     print("writing", flush=True)
     sys.stdin.read()
-files.os.replace = pause
+os.replace = pause
 learn(it)
 snapshots.save()
 """

@@ -24,13 +24,11 @@ from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, Ticket
 from tests.support.models.resources import table_pair, table_resources
+from tests.support.server.scheduler_rounds import letters, turn_until, turn_until_idle
 from tests.support.server.served_pair import running, served_pair
+from tests.support.server.server_process import wait_until
 
 AUTOREGRESSIVE = build_strategy("autoregressive")
-
-
-def letters(ids: Sequence[int]) -> str:
-    return "".join(chr(97 + i) for i in ids)
 
 
 def ticket(client: str = "", max_tokens: int = 5, **settings: Any) -> tuple[Ticket, list[Event]]:
@@ -45,14 +43,6 @@ def scheduler(slots: int = 1, capacity: int = 100, observers: Sequence[Observer]
 
 def free_slots(it: Scheduler) -> int:
     return len(it.engine.models["target"].slots._free)  # type: ignore[attr-defined]
-
-
-def turn_until_idle(it: Scheduler) -> None:
-    for _ in range(2000):
-        it.turn()
-        if not it.running and not it.waiting:
-            return
-    raise AssertionError("the scheduler does not come to rest")
 
 
 def queued(*clients: str, capacity: int = 100) -> FairQueue:
@@ -264,9 +254,8 @@ def test_the_servers_own_check_is_taken_even_when_the_queue_is_full_and_is_next(
         it.submit(one)
     check, events = ticket("server", max_tokens=2)
     it.submit(check, urgent=True)
-    while not events or not isinstance(events[-1], End):
-        assert not any(log for _, log in others), "it waits for nobody"
-        it.turn()
+    turn_until(it, lambda: any(log for _, log in others) or (events and isinstance(events[-1], End)))
+    assert not any(log for _, log in others), "it waits for nobody"
     turn_until_idle(it)
     assert all(isinstance(log[-1], End) for _, log in others)
 
@@ -432,12 +421,11 @@ def test_a_full_server_answers_429_with_retry_after_and_serves_those_it_took() -
         asking = [threading.Thread(target=lambda: statuses.append(client.post("/v1/completions", json=body).status_code)) for _ in range(2)]
         for number, thread in enumerate(asking):
             thread.start()
-            while it.running + it.waiting <= number or it.running == 0:
-                time.sleep(0.01)
+            wait_until(lambda number=number: it.running and it.running + it.waiting > number, "the request arrives")
         refused = client.post("/v1/completions", json=body)
         go_on.set()
         for thread in asking:
-            thread.join()
+            thread.join(60)
     assert refused.status_code == 429
     assert int(refused.headers["Retry-After"]) >= 1
     assert "waiting" in refused.json()["error"]["message"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,14 +18,11 @@ from serving.server.scheduling.load_control import PROBE_EVERY, Acceptance, Load
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Delta, End, Event, Ticket
 from tests.support.models.resources import table_pair, table_resources
+from tests.support.server.scheduler_rounds import letters, turn_until, turn_until_idle
 
 VANILLA = build_strategy("vanilla_sd", {"num_speculative_tokens": 6})
 COMPUTE_BOUND = BatchCosts({1: 0.2, 8: 0.8}, {1: 1.0, 2: 1.1, 8: 4.0, 64: 32.0})
 """One request verifies for next to nothing, eight pay for every token."""
-
-
-def letters(ids: Sequence[int]) -> str:
-    return "".join(chr(97 + i) for i in ids)
 
 
 def scheduler(costs: BatchCosts, slots: int = 8, strategy: Strategy = VANILLA, noise: float = 0.5) -> Scheduler:
@@ -38,14 +34,6 @@ def submit(it: Scheduler, max_tokens: int = 60, **settings) -> tuple[Ticket, lis
     ticket = Ticket([1, 2], Sampling(max_tokens=max_tokens), TextStream(letters), events.append, **settings)
     it.submit(ticket)
     return ticket, events
-
-
-def turn_until_idle(it: Scheduler) -> None:
-    for _ in range(2000):
-        it.turn()
-        if not it.running and not it.waiting:
-            return
-    raise AssertionError("the scheduler does not come to rest")
 
 
 def limits(it: Scheduler) -> list[int]:
@@ -67,8 +55,7 @@ def test_alone_it_drafts_as_tuned_and_among_many_it_does_not():
     for _ in range(5):
         it.turn()
     assert one.job.session.stats.drafted <= before + 6, "no more than the draft that was under way"
-    while it.running > 1:
-        it.turn()
+    turn_until(it, lambda: it.running <= 1)
     it.turn()
     assert limits(it) == [UNLIMITED], "the load is gone"
 
@@ -174,15 +161,6 @@ def test_long_prompts_with_short_answers_are_not_drafted_for():
     assert limits(it) == [0, 0]
 
 
-def turn_until(it, so):
-    """Workers come and go when nothing is in flight, which on a busy machine takes some rounds."""
-    for _ in range(30):
-        if so():
-            return
-        it.turn()
-    raise AssertionError("not within 30 rounds")
-
-
 def test_models_take_all_cores_while_nobody_overlaps_under_load():
     pearl = build_strategy("pearl", {}, table_resources(8))
     it = scheduler(COMPUTE_BOUND, strategy=pearl)
@@ -191,11 +169,10 @@ def test_models_take_all_cores_while_nobody_overlaps_under_load():
     assert it.engine._workers is not None
     for _ in range(7):
         submit(it, 40)
-    turn_until(it, lambda: it.engine._workers is None)
+    turn_until(it, lambda: it.engine._workers is None, rounds=30)
     assert limits(it) == [0] * 8
-    while it.running > 1:
-        it.turn()
-    turn_until(it, lambda: it.engine._workers is not None)
+    turn_until(it, lambda: it.running <= 1)
+    turn_until(it, lambda: it.engine._workers is not None, rounds=30)
     it.close()
     it.engine.close()
 

@@ -18,6 +18,8 @@ from serving.runtime.strategies import build_strategy
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, Delta, End, Event, Failure, SchedulerClosed, Ticket
+from tests.support.server.scheduler_rounds import letters, turn_until_idle
+from tests.support.server.server_process import wait_until
 
 POISON = 3
 AUTOREGRESSIVE = build_strategy("autoregressive")
@@ -36,10 +38,6 @@ def scheduler(slots: int, model: type[TableModel] = TableModel) -> Scheduler:
     return Scheduler(Engine({"target": model.random(vocab_size=4, seed=1, slots=slots)}), AUTOREGRESSIVE, slots, threads=1)
 
 
-def letters(ids: Sequence[int]) -> str:
-    return "".join(chr(97 + i) for i in ids)
-
-
 def ticket(prompt: Sequence[int] = (1,), max_tokens: int = 5, stop: Sequence[str] = (), **sampling: Any) -> tuple[Ticket, list[Event]]:
     events: list[Event] = []
     return Ticket(prompt, Sampling(max_tokens=max_tokens, **sampling), TextStream(letters, stop), events.append), events
@@ -52,14 +50,6 @@ def text_of(events: list[Event]) -> str:
 def alone(prompt: Sequence[int], max_tokens: int) -> str:
     engine = Engine({"target": TableModel.random(vocab_size=4, seed=1)})
     return letters(engine.generate(prompt, Sampling(max_tokens=max_tokens), AUTOREGRESSIVE).output)
-
-
-def turn_until_idle(it: Scheduler) -> None:
-    for _ in range(100):
-        it.turn()
-        if not it.running and not it.waiting:
-            return
-    raise AssertionError("the scheduler does not come to rest")
 
 
 @contextmanager
@@ -210,11 +200,10 @@ def test_a_failed_round_ends_its_requests_and_frees_their_slots(monkeypatch: pyt
     first, second = ticket(), ticket()
     it.submit(first[0])
     with started(it):
-        while not first[1]:
-            pass
+        wait_until(lambda: first[1], "the first request ends")
         it.submit(second[0])
-        while not second[1] or not isinstance(second[1][-1], End):
-            assert it.accepts
+        wait_until(lambda: second[1] and isinstance(second[1][-1], End), "the second request is answered")
+        assert it.accepts
     assert isinstance(first[1][-1], Failure)
 
 

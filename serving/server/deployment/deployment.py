@@ -1,0 +1,100 @@
+"""A served model with its scheduler and its HTTP service, and the check that it answers before it takes over."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from serving.errors import DraftwellError
+from serving.runtime.strategies import Strategy
+from serving.server.deployment.pinning import current_pin
+from serving.server.http.service import Service
+from serving.server.model.served_model import ServedModel
+from serving.server.scheduling.detokenize import TextStream
+from serving.server.scheduling.load_control import LoadControl
+from serving.server.scheduling.scheduler import Scheduler
+from serving.server.scheduling.ticket import DeadlineExceeded, Delta, End, Event, Failure, Ticket
+
+CHECKER = "draftwell"
+"""Client name of the check's request; observers skip it."""
+CHECK_SECONDS = 60.0
+"""Long, because the check's request may have to wait for slots."""
+
+
+class NoAnswerInTime(DraftwellError):
+    """The new model did not answer in time. The server may have been busy: try again."""
+
+    code = "no_answer_in_time"
+
+
+class Intake:
+    """A deployment's access to a scheduler that others may share: tickets without a strategy get this deployment's."""
+
+    def __init__(self, scheduler: Scheduler, strategy: Strategy):
+        self.scheduler, self.strategy = scheduler, strategy
+
+    def submit(self, *tickets: Ticket, urgent: bool = False) -> None:
+        """As `Scheduler.submit`. An HTTP request submits once; the scheduler then finishes its tickets without the pin."""
+        for ticket in tickets:
+            ticket.strategy = ticket.strategy or self.strategy
+        self.scheduler.submit(*tickets, urgent=urgent)
+        if pin := current_pin():
+            pin.release()
+
+    @property
+    def running(self) -> int:
+        return self.scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        return self.scheduler.waiting
+
+    @property
+    def accepts(self) -> bool:
+        return self.scheduler.accepts
+
+
+class Deployment:
+    """A served model with the scheduler and the service that answer for it."""
+
+    def __init__(self, served: ServedModel, scheduler: Scheduler):
+        self.served, self.scheduler = served, scheduler
+        self.intake = Intake(scheduler, served.strategy)
+        self.service = Service(served, self.intake)  # type: ignore[arg-type]  # an Intake is all of a Scheduler that it uses
+
+    def pace(self) -> None:
+        """Limit drafts under load by this deployment's costs, also on a scheduler that another deployment created."""
+        scheduler, costs = self.scheduler, self.served.costs
+        if costs is not None and scheduler.load is None:
+            scheduler.load = LoadControl(costs)
+        elif costs is not None and scheduler.load is not None:
+            scheduler.load.costs = costs
+
+    def check(self, timeout: float = CHECK_SECONDS) -> None:
+        """Send one short request through. What the strategy learns from it is discarded.
+
+        Raises:
+            NoAnswerInTime: no answer came in time.
+            DraftwellError: the request failed (`new_model_fails`).
+        """
+        strategy, over = self.served.strategy, threading.Event()
+        rehearsal = type(strategy)(strategy.config, strategy.kit.private())
+        ends: list[Event] = []
+
+        def deliver(event: Event) -> None:
+            ends.append(event)
+            if not isinstance(event, Delta):
+                over.set()
+
+        sampling = self.served.pair.sampling(max_tokens=8)
+        ticket = Ticket(self.served.encode("Hello"), sampling, TextStream(self.served.decode), deliver, client=CHECKER,
+                        deadline=time.monotonic() + timeout, strategy=rehearsal)
+        self.intake.submit(ticket, urgent=True)
+        answered = over.wait(timeout + 5)
+        if not answered or not isinstance(ends[-1], End):
+            ticket.cancel()
+            failed = ends[-1].error if ends and isinstance(ends[-1], Failure) else "no answer"
+            late = not answered or isinstance(failed, DeadlineExceeded)
+            if late:
+                raise NoAnswerInTime(f"the new model does not answer ({failed})")
+            raise DraftwellError(f"the new model does not answer ({failed})", code="new_model_fails")

@@ -1,0 +1,58 @@
+"""Metrics that are read from what serves whenever Prometheus asks, rather than counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from serving.server.deployment.deployments import Deployments
+
+if TYPE_CHECKING:
+    from serving.server.feedback.feedback import Feedback
+
+FEEDBACK = ("recorded", "written", "dropped_queue_full", "dropped_too_fast", "dropped_too_many", "failed", "skipped_altered",
+            "skipped_no_draft", "skipped_repeated", "skipped_too_long", "skipped_too_short", "skipped_unfinished")
+"""What becomes of requests that were drawn for feedback: names in `Feedback.counts` that count requests."""
+
+
+class ServingState(Collector):
+    """Figures that are read from what serves instead of being kept."""
+
+    def __init__(self, model_name: str, deployments: Deployments, feedback: Feedback | None = None):
+        self.model_name, self.deployments, self.feedback = model_name, deployments, feedback
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, with the values of this moment."""
+        now = self.deployments.current
+        running, slots = now.scheduler.running, now.scheduler.slots
+        gauges = {
+            "vllm:num_requests_running": (running, "Requests that hold a slot."),
+            "vllm:num_requests_waiting": (now.scheduler.waiting, "Requests that wait for a slot."),
+            "vllm:kv_cache_usage_perc": (running / slots, "Share of the slots that is taken; 1 is all."),
+            "draftwell:slots": (slots, "Requests that can run at once."),
+            "draftwell:bundle_refused": (self.deployments.last_switch_error is not None,
+                                         "1 while the last bundle that should have been switched to was refused."),
+        }
+        for name, (value, text) in gauges.items():
+            family = GaugeMetricFamily(name, text, labels=["model_name"])
+            family.add_metric([self.model_name], float(value))
+            yield family
+        switches = CounterMetricFamily("draftwell:bundle_switches", "Switches to another bundle.", labels=["model_name"])
+        switches.add_metric([self.model_name], self.deployments.switches)
+        yield switches
+        outcomes = CounterMetricFamily("draftwell:feedback", "Requests that were drawn for feedback, by what became of them.",
+                                       labels=["model_name", "outcome"])
+        counts = self.feedback.counts if self.feedback else {}
+        for outcome in FEEDBACK:  # shown as 0 before the first
+            outcomes.add_metric([self.model_name, outcome], counts.get(outcome, 0))
+        yield outcomes
+        served = now.served
+        bundle = GaugeMetricFamily("draftwell:bundle_info", "What is served; always 1.",
+                                   labels=["model_name", "version", "fingerprint", "strategy", "dtype", "device"])
+        bundle.add_metric([self.model_name, served.version or "none", served.pair.fingerprint[:12], served.strategy.name,
+                           served.pair.dtype, served.pair.device], 1)
+        yield bundle
