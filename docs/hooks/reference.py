@@ -57,8 +57,16 @@ def commands() -> str:
     for name, command in [*found, ("draftwell-serve", get_command(server))]:
         help_text = re.sub(r"^Example: (.*)", lambda match: f"```bash\n{match[1]}\n```", (command.help or "").replace("\b", ""),
                            flags=re.MULTILINE)
-        rows = [(", ".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)), f"`{p.display_type(context).strip('<>').replace('|', ', ')}`",
-                 "required" if p.required else default_of(p), getattr(p, "help", "") or "") for p in command.params if p.name != "help"]
+        rows = [
+            (
+                ", ".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)),
+                f"`{p.display_type(context).strip('<>').replace('|', ', ')}`",
+                "required" if p.required else default_of(p),
+                getattr(p, "help", "") or "",
+            )
+            for p in command.params
+            if p.name != "help"
+        ]
         parts.append(f"## {name}\n\n{help_text}\n\n{table(('option', 'type', 'default', 'what'), rows)}")
     return "\n".join(parts)
 

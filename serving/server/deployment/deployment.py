@@ -78,7 +78,7 @@ class Deployment:
             DraftwellError: the request failed (`new_model_fails`).
         """
         strategy, over = self.served.strategy, threading.Event()
-        rehearsal = type(strategy)(strategy.config, strategy.kit.private())
+        rehearsal = type(strategy)(strategy.config, strategy.resources.private())
         ends: list[Event] = []
 
         def deliver(event: Event) -> None:

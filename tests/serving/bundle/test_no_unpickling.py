@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from serving.artifacts.kinds import KINDS
 from serving.device import device_class
 from serving.runtime.commands import Role
 from tests.support.loop.publishing import every_kind

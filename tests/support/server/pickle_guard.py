@@ -12,8 +12,8 @@ import httpx
 import pytest
 import torch
 
+from serving.artifacts.kinds import KINDS
 from serving.artifacts.pair_files import PairFiles, weights_digest
-from serving.bundle.bundle import artifact_classes
 from serving.errors import DraftwellError
 from serving.runtime.pair import load_module, load_pair
 from tests.support.server.bundles import load_bundle
@@ -57,7 +57,9 @@ with pytest.MonkeyPatch.context() as patch:
 
 def in_a_child(function: str, *folders: Path) -> None:
     """Run a function of this file on folders in a process where nothing can be unpickled, and check that nothing tried to."""
-    done = subprocess.run([sys.executable, "-c", CHILD, function, *map(str, folders)], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, function, *map(str, folders)], capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "tried []"
 
@@ -73,8 +75,8 @@ def answer_one_request(bundle: Path) -> None:
 
 def read_every_kind(folder: Path) -> None:
     """Read an artifact of every kind."""
-    for kind, cls in artifact_classes().items():
-        assert cls.load(folder / kind).kind == kind
+    for name, kind in KINDS.items():
+        assert kind.load_class().load(folder / name).kind == name
 
 
 def refuse_in_one_line(*places: Path) -> None:

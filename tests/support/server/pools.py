@@ -10,7 +10,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
 from serving.server.model.snapshot import SnapshotOrigin
 from serving.server.model.strategy_pool import StrategyPool
-from tests.support.models.kits import ORIGIN, table_kit, table_pair
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 VOCAB = 8
 SNAPSHOT_ORIGIN = SnapshotOrigin("table", 3, "d" * 64, "f" * 64)
@@ -28,7 +28,7 @@ class Pair:
 def pool(strategy: str = "spide", mode: Any = "shared", *, parameters: dict[str, Any] | None = None, without: tuple[str, ...] = (),
          pair: Pair | None = None, **settings: Any) -> StrategyPool:
     """A pool whose bundle has an artifact of every kind but those in `without`."""
-    artifacts = {kind: artifact for kind, artifact in table_kit(VOCAB).artifacts.items() if kind not in without}
+    artifacts = {kind: artifact for kind, artifact in table_resources(VOCAB).artifacts.items() if kind not in without}
     return StrategyPool(pair or Pair(), artifacts, DecodingConfig(strategy, parameters or {}, {}, ORIGIN), None, mode,  # type: ignore[arg-type]
                         **settings)
 

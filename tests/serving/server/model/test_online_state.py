@@ -21,7 +21,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
 from serving.runtime.types import Draft, Verdict
 from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
-from tests.support.models.resources import ORIGIN, table_resources, table_pair
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.server.pools import VOCAB, Pair, decode, pool
 
 
