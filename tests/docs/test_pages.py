@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +54,13 @@ def test_files_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:components|flows|registry|serving|docs|deploy|tests)/[\w./-]+\.(?:py|md|ya?ml|json))(?:`|::|:)", text))
     assert sorted(name for name in named if not (REPO / name).exists()) == []
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(REPO)))
+def test_modules_and_functions_that_are_named_exist(page: Path) -> None:
+    """Dotted names, such as `components.replay.sampled.replay_expected`."""
+    for name in re.findall(r"(?:`|::: |-m )((?:components|flows|registry|serving)(?:\.\w+)+)", page.read_text(encoding="utf-8")):
+        assert pkgutil.resolve_name(name) is not None
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(REPO)))
