@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import posixpath
 import re
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def settings() -> str:
         properties = model.model_json_schema().get("properties", {})
         rows = [(f"`{name}`", field_type(schema := properties.get(field.alias or name, {})), initial(field), bounds(schema),
                  field.description or "") for name, field in model.model_fields.items()]
-        parts.append(f"## {model.__name__}\n\n`{model.__module__}`. {(model.__doc__ or '').strip()}\n\n"
+        parts.append(f"## {model.__name__}\n\n`{model.__module__}`. {inspect.cleandoc(model.__doc__ or '').partition(chr(10) * 2)[0]}\n\n"
                      + table(("key", "type", "default", "bounds", "what"), rows))
     return "\n".join(parts)
 
