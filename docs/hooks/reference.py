@@ -57,15 +57,18 @@ def commands() -> str:
     for name, command in [*found, ("draftwell-serve", get_command(server))]:
         help_text = re.sub(r"^Example: (.*)", lambda match: f"```bash\n{match[1]}\n```", (command.help or "").replace("\b", ""),
                            flags=re.MULTILINE)
-        rows = [(flags(p), f"`{p.display_type(context).strip('<>').replace('|', ', ')}`", "required" if p.required else default_of(p),
-                 getattr(p, "help", "") or "") for p in command.params if p.name != "help"]
+        rows = [
+            (
+                ", ".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)),
+                f"`{p.display_type(context).strip('<>').replace('|', ', ')}`",
+                "required" if p.required else default_of(p),
+                getattr(p, "help", "") or "",
+            )
+            for p in command.params
+            if p.name != "help"
+        ]
         parts.append(f"## {name}\n\n{help_text}\n\n{table(('option', 'type', 'default', 'what'), rows)}")
     return "\n".join(parts)
-
-
-def flags(parameter: Any) -> str:
-    """The names of an option."""
-    return ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
 
 
 def default_of(parameter: Any) -> str:
