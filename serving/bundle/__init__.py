@@ -1,1 +1,1 @@
-"""Bundles: what `make deploy` writes and the server loads."""
+"""Deployed bundles: bundle (manifest, checks, opening)."""

@@ -1,4 +1,4 @@
-"""Noticing a new bundle: the link `current` leads elsewhere, a manifest was replaced, or somebody sent SIGHUP."""
+"""Noticing a new bundle: the link `current` points elsewhere, a manifest was replaced, or SIGHUP was received."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
-"""Seconds before a bundle is reported again that could not be taken; each pause is twice the one before."""
+"""Seconds before a bundle that could not be loaded is reported again; each pause is twice as long as the last."""
 
 Mark = tuple[str, int, int, int]
 
 
 class BundleWatch:
-    """Looks at a bundle's place every second, on a thread of its own, and reports what it has not seen yet.
+    """Checks a bundle's path every second, on its own thread, and reports a bundle that is new.
 
     Args:
-        bundle: a bundle's folder or a link to it. Where it is a folder to which a link `current` beside it leads, that link is
-            followed: `--bundle dist/pair/7-cpu` goes on to 8-cpu when `current` does.
-        changed: called with the folder that is to be served, on this object's thread; a change during a call is reported afterwards.
-            Where it returns False, the bundle is reported again after a while.
+        bundle: a bundle's folder or a link to it. If a link `current` in the same parent folder points to this folder, the link is
+            followed: `--bundle dist/pair/7-cpu` switches to 8-cpu when `current` does.
+        changed: called on this object's thread with the folder to serve; a change during a call is reported afterwards. If it returns
+            False, the bundle is reported again later.
     """
 
     def __init__(self, bundle: Path, changed: Callable[[Path], object], *, seconds: float = POLL_SECONDS):
@@ -39,22 +39,22 @@ class BundleWatch:
         self._thread = threading.Thread(target=self._run, name="draftwell-bundles", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to check."""
         self._thread.start()
 
     def ask(self) -> None:
-        """Report the bundle at the next look even if it is the same. Takes no lock: signal handlers may call it."""
+        """Report the bundle at the next check even if it is the same. Takes no lock: signal handlers may call it."""
         self._asked = True
 
     def close(self) -> None:
-        """Look no more; a report that is under way is not waited for."""
+        """Stop checking, without waiting for a report in progress."""
         self._over.set()
 
     def look(self) -> None:
-        """Report what is new."""
+        """Check once, and report a new bundle."""
         found, asked = mark(self.place), self._asked
         new = asked or found != self._seen
-        if (found is None and not asked) or not (new or time.monotonic() >= self._again_at):  # between two states there may be no bundle
+        if (found is None and not asked) or not (new or time.monotonic() >= self._again_at):  # during a replacement there may be no bundle
             return
         self._pause = FIRST_PAUSE if new else min(2 * self._pause, LONGEST_PAUSE)
         self._seen, self._asked, self._again_at = found, False, math.inf
@@ -66,11 +66,11 @@ class BundleWatch:
             try:
                 self.look()
             except Exception:
-                log.exception("looking for a new bundle failed")
+                log.exception("checking for a new bundle failed")
 
 
 def followed(bundle: Path) -> Path:
-    """The path to watch: the bundle's own, or the link `current` beside it where that leads to it."""
+    """The path to watch: the bundle's own, or the link `current` next to it if that points to it."""
     current = bundle.absolute().parent / "current"
     if not bundle.is_symlink() and current.is_symlink() and current.resolve() == bundle.resolve():
         return current
@@ -78,7 +78,7 @@ def followed(bundle: Path) -> Path:
 
 
 def mark(place: Path) -> Mark | None:
-    """What a bundle is recognised by: where it really is, and its manifest's inode, size and date; None without one."""
+    """Identity of a bundle: its resolved path, and its manifest's inode, size and date; None without one."""
     try:
         folder = place.resolve(strict=True)
         stat = (folder / MANIFEST).stat()

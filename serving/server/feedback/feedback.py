@@ -1,8 +1,8 @@
 """Feedback: a share of the served requests, recorded for monitoring (docs/drift.md). Off unless a folder is named.
 
-An observer of the scheduler. A request that is drawn gets a recorder (`serving.recording.recorder`), every other one costs a random
-number. What was recorded goes to the spool's thread by a bounded queue. Without texts a record holds figures only: how sure the draft
-was, how likely the target found its tokens. No token, prompt or hidden state is kept, and prompts have no name that says what they were.
+An observer of the scheduler. A selected request gets a recorder (`serving.recording.recorder`); every other one costs a random number.
+Records go to the spool's thread through a bounded queue. Without texts a record holds only numbers: the draft's confidence and the
+target's probability of its tokens. No token, prompt or hidden state is kept, and the names of prompts are random.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from serving.server.settings import FeedbackSettings
 log = logging.getLogger(__name__)
 
 TEXT_COLUMNS = frozenset({"token", "correction", "draft_token", "hidden_before"})
-"""What a text could be made of again."""
+"""Columns from which a text could be reconstructed."""
 REMEMBERED = 4096
-"""Prompts that are not recorded a second time: what is said twice is no second witness."""
+"""Recent prompts that are not recorded again: a repeated prompt is not independent evidence."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a pair that serves. It must not hold the pair, which would then outlive the next bundle's.
+    """A serving pair. It must not reference the pair itself, which would then stay in memory after a switch of bundles.
 
     Args:
-        hidden: whether the bundle's verifier reads the draft's states.
-        draft: the pair's draft, which reads along where a strategy has none.
+        hidden: whether the bundle's verifier reads the draft's hidden states.
+        draft: the pair's draft, which reads the text of strategies without a draft.
     """
 
     origin: RecordOrigin
@@ -63,7 +63,7 @@ class Feedback(Observer):
     """Records a share of the requests. Schedulers of several pairs may call it at once.
 
     Args:
-        spool: None makes one of the settings' folder, which is started and closed with this.
+        spool: where records go; None: a new one in the settings' folder. It is started and closed with this object.
     """
 
     def __init__(self, settings: FeedbackSettings, spool: Spool | None = None):
@@ -78,10 +78,10 @@ class Feedback(Observer):
         self._lock = threading.Lock()
 
     def follow(self, pair: LoadedPair, artifacts: Mapping[str, Artifact] | None = None) -> None:
-        """Requests that this pair serves are recorded from now on, if it has a draft.
+        """Record requests that this pair serves from now on, if it has a draft.
 
         Args:
-            artifacts: of the bundle; a verifier that reads the draft's states makes them part of a record with text.
+            artifacts: the bundle's; if its verifier reads the draft's hidden states, records with text include them.
         """
         verifier = (artifacts or {}).get(Verifier.kind)
         hidden = isinstance(verifier, Verifier) and "before" in verifier.features
@@ -96,7 +96,7 @@ class Feedback(Observer):
         self.spool.start()
 
     def close(self) -> None:
-        """Write what is there; call it when no request runs any more."""
+        """Write what is queued; call it when no request runs any more."""
         self.spool.close()
 
     @property
@@ -105,12 +105,12 @@ class Feedback(Observer):
         return dict(self.spool.counts)
 
     def admitted(self, ticket: Ticket) -> None:
-        """Draw; a request that is drawn, and can be recorded, gets a recorder."""
+        """Select at random; a selected request that can be recorded gets a recorder."""
         if self._random.random() >= self.settings.rate or ticket.client == CHECKER:
             return
         assert ticket.job is not None
         with self._lock:
-            target = ticket.job.session.lanes.get("target")  # none where the request is over already
+            target = ticket.job.session.lanes.get("target")  # None if the request has already ended
             source = self._sources.get(target.model) if target is not None else None
             draft = source.draft() if source is not None else None
             if source is None or draft is None:
@@ -141,7 +141,7 @@ class Feedback(Observer):
             read_along(job, draft, recorder)
 
     def finished(self, ticket: Ticket, event: Event) -> None:
-        """Hand over what was recorded; of requests that failed or were given up nothing is kept."""
+        """Queue the record for the spool; nothing is kept of requests that failed or were cancelled."""
         with self._lock:
             found = self._open.pop(id(ticket), None)
         if found is None:
@@ -164,7 +164,7 @@ class Feedback(Observer):
             self._seen.popitem(last=False)
 
     def _allows(self) -> bool:
-        """A bucket that holds a minute's requests."""
+        """A token bucket that holds one minute's requests."""
         now, size = time.monotonic(), max(1.0, self.settings.per_minute)
         self._allowance = min(size, self._allowance + (now - self._refilled) * self.settings.per_minute / 60)
         self._refilled = now
@@ -175,23 +175,23 @@ class Feedback(Observer):
 
 
 def digest_of(prompt: Sequence[int]) -> bytes:
-    """What is remembered of a prompt that was recorded, in memory alone."""
+    """Digest of a recorded prompt, kept in memory only."""
     return hashlib.blake2b(json.dumps(list(prompt)).encode(), digest_size=16).digest()
 
 
 def unlike_others(ticket: Ticket) -> bool:
-    """Whether a request changes the logits, or only has its prompt rated: its distributions say nothing about the traffic."""
+    """Whether a request changes the logits or only has its prompt rated: its distributions do not represent the traffic."""
     asked = ticket.sampling
     return bool(asked.penalises or asked.biases or asked.banned_token_ids) or isinstance(ticket.strategy, RatedPrompt)
 
 
 def blind(position: Mapping[str, Any]) -> dict[str, Any]:
-    """A position without anything that a text could be made of."""
+    """A position without the columns from which a text could be reconstructed."""
     return {name: value for name, value in position.items() if name not in TEXT_COLUMNS}
 
 
 def body_of(ticket: Ticket, source: Source) -> dict[str, Any] | None:
-    """The request's body with the output, as a row that `draftwell collect --prompts` reads; None where the ticket does not carry one."""
+    """The request's body with the output, as a row that `draftwell collect --prompts` reads; None if the ticket has none."""
     if ticket.body is None:
         return None
     said = {name: ticket.body[name] for name in ("messages", "prompt") if ticket.body.get(name) is not None}

@@ -1,4 +1,5 @@
-"""What a server keeps of its requests: online state across restarts (snapshots.py) and feedback (feedback.py). Both are off by default."""
+"""What a server stores about its requests: online state across restarts (model/snapshots.py) and feedback (feedback.py). Both are off by
+default."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from serving.server.settings import STATE_SECONDS, FeedbackSettings
 
 
 class Persistence:
-    """Snapshots and feedback of whatever serves, one bundle after the other.
+    """Snapshots and feedback of the serving model, across switches of bundles.
 
     Args:
-        state_dir: None keeps online state in memory alone.
-        state_seconds: between two snapshots.
-        feedback: None records nothing.
+        state_dir: folder of the snapshots; None: online state is kept in memory only.
+        state_seconds: seconds between two snapshots.
+        feedback: what is recorded; None: nothing.
     Raises:
         DraftwellError: a folder cannot be written to.
     """
@@ -29,11 +30,11 @@ class Persistence:
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Who wants to know of requests."""
+        """Observers of requests."""
         return (self.feedback,) if self.feedback else ()
 
     def prepare(self, served: ServedModel) -> ServedModel:
-        """A model that was just loaded and does not serve yet: it goes on with what was learnt over its bundle."""
+        """Let a loaded model that does not serve yet start from what was learnt over its bundle; returns the model."""
         if self.snapshots and isinstance(served.strategies, StrategyPool) and served.origin:
             self.snapshots.resume(served.strategies, served.origin)
             served.strategy = served.strategies.get()  # of the state that was resumed
@@ -42,19 +43,19 @@ class Persistence:
         return served
 
     def follow(self, served: ServedModel) -> None:
-        """A model serves now: its state is kept from here on."""
+        """Keep the state of the model that serves from now on."""
         if self.snapshots and isinstance(served.strategies, StrategyPool) and served.origin:
             self.snapshots.follow(served.strategies, served.origin)
 
     def start(self) -> None:
-        """Start to write, on threads of their own."""
+        """Start the threads that write."""
         if self.snapshots:
             self.snapshots.start()
         if self.feedback:
             self.feedback.start()
 
     def close(self) -> None:
-        """Write what is left, once no request runs any more."""
+        """Write what is left; call it when no request runs any more."""
         if self.feedback:
             self.feedback.close()
         if self.snapshots:

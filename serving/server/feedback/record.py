@@ -14,7 +14,7 @@ from serving.runtime.requests import Sampling
 
 @dataclass(frozen=True)
 class RecordOrigin:
-    """The pair that a record is of."""
+    """The pair that served a request."""
 
     pair: str
     fingerprint: str
@@ -23,13 +23,13 @@ class RecordOrigin:
 
 @dataclass(frozen=True)
 class Record:
-    """A served request.
+    """A recorded request.
 
     Args:
-        positions: of its output, each with the names of the trace schema.
-        kind: target, or `trace.LOSSY` where a lossy strategy wrote.
-        prompt: its tokens; None where texts are not kept, and then no position holds a token either.
-        body: as the client sent it (`messages` or `prompt`) with the `output`; None where texts are not kept, or nobody knows it.
+        positions: one mapping per token of the output, with the columns of the trace schema.
+        kind: "target", or `trace.LOSSY` if a lossy strategy generated the text.
+        prompt: its tokens; None if texts are not kept: then no position has a token either.
+        body: as the client sent it (`messages` or `prompt`) with the `output`; None if texts are not kept, or it is unknown.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Record:
                 tuple(sorted(asked.stop_token_ids)))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a position."""
+        """One row per position."""
         shared = {"prompt_id": self.id, "turn": 0, "kind": self.kind, "temperature": self.sampling.temperature}
         made = [{**shared, **position} for position in self.positions]
         if self.prompt is not None:
@@ -76,15 +76,15 @@ def parquet(records: Sequence[Record]) -> bytes:
 
 
 def contents(records: Sequence[Record]) -> list[tuple[str, str, bytes]]:
-    """Kind, suffix and bytes of the files that records with the same settings become; a file may be empty."""
+    """Kind, suffix and bytes of the files for records with the same settings; a file may be empty."""
     return [("shard", "parquet", parquet(records)), ("requests", "jsonl", bodies(records))]
 
 
 def size_of_all(files: Sequence[tuple[str, str, bytes]]) -> int:
-    """Bytes of files that are not written yet."""
+    """Total bytes of such files."""
     return sum(len(data) for _, _, data in files)
 
 
 def bodies(records: Sequence[Record]) -> bytes:
-    """Request bodies, one a line; nothing where no record has one."""
+    """Request bodies, one per line; empty if no record has one."""
     return "".join(json.dumps(record.body, ensure_ascii=False) + "\n" for record in records if record.body is not None).encode()

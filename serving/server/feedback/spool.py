@@ -1,9 +1,9 @@
-"""The spool: a folder of served traces that monitoring reads (docs/drift.md), written by a thread of its own.
+"""The spool: a folder of recorded requests that monitoring reads (docs/drift.md), written by its own thread.
 
-Two kinds of files, each complete from the moment it can be seen: `shard-<milliseconds>-<pid>.parquet` in the trace schema, and, where
-texts are kept, `requests-<milliseconds>-<pid>.jsonl` with request bodies, which `draftwell collect --prompts` reads. Names sort by time.
-Invariants: `offer` never blocks; what does not fit (queue, bytes a minute) is dropped and counted; the folder's own files never take
-more than `max_bytes`, the oldest go first; a kill leaves at most a hidden temporary file, which the next start removes.
+Two kinds of files, each complete as soon as it is visible: `shard-<milliseconds>-<pid>.parquet` in the trace schema and, if texts are
+kept, `requests-<milliseconds>-<pid>.jsonl` with request bodies, which `draftwell collect --prompts` reads. Names sort by time.
+Invariants: `offer` never blocks; what does not fit (queue, bytes per minute) is dropped and counted; the files never take more than
+`max_bytes`, the oldest are deleted first; a kill leaves at most a hidden temporary file, which the next start removes.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 10.0
 BATCH = 32
-"""Records of a shard, at most."""
+"""Most records in a shard."""
 QUEUE = 64
-"""Records that may wait for the writer; one is some kilobytes."""
+"""Records that may wait for the writer; one has a few kilobytes."""
 OURS = re.compile(r"(shard|requests)-(\d{15})-(\d+)\.(parquet|jsonl)")
 HALF = re.compile(r"\.(shard|requests)-(\d{15})-(\d+)\.(parquet|jsonl)\..+")
 ABANDONED_SECONDS = 3600.0
-"""A temporary file of a process that seems to live is removed all the same when it is older than this."""
+"""A temporary file older than this is removed even if its process seems to run."""
 
 
 class Spool:
     """Writes records to a folder.
 
     Args:
-        max_bytes: of all files that servers have written to the folder.
-        bytes_per_minute: of what is written; beyond it records are dropped.
-        flush_seconds: how long a record waits for others, at most.
-        private: what is written, and a folder that is made, are for this user alone.
+        max_bytes: size of all files that servers have written to the folder.
+        bytes_per_minute: most bytes written in a minute; further records are dropped.
+        flush_seconds: longest time that a record waits for others.
+        queued: records that may wait for the writer.
+        private: only this user may read the files, and the folder if it is created.
     Raises:
         DraftwellError: the folder cannot be written to.
     """
@@ -74,7 +75,7 @@ class Spool:
         return self._queue.full()
 
     def offer(self, record: Record) -> bool:
-        """Queue a record, from any thread; False, and counted, where there is no room."""
+        """Queue a record, from any thread; False if there is no room, which is counted."""
         try:
             self._queue.put_nowait(record)
         except queue.Full:
@@ -87,12 +88,12 @@ class Spool:
         self._closing.set()
         if self._thread.is_alive():
             with contextlib.suppress(queue.Full):
-                self._queue.put_nowait(None)  # only wakes it
+                self._queue.put_nowait(None)  # only wakes the thread
             self._thread.join(timeout)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write a batch now; what goes wrong is counted, and said once."""
-        ordered = sorted(records, key=lambda record: record.settings)  # stable: each shard keeps the order of time
+        """Write a batch now; failures are counted, and each kind is logged once."""
+        ordered = sorted(records, key=lambda record: record.settings)  # stable: each shard keeps the order in time
         for _, group in groupby(ordered, key=lambda record: record.settings):
             self._write_what_fits(list(group))
         try:
@@ -101,13 +102,13 @@ class Spool:
             self._complain(f"old feedback could not be removed: {error.strerror}")
 
     def _write_what_fits(self, batch: Sequence[Record]) -> None:
-        """Write records of the same settings as one shard, those of them that the minute's bytes have room for."""
+        """Write records of the same settings as one shard, as many as `bytes_per_minute` allows."""
         try:
             files = contents(batch)
             if size_of_all(files) > self._room():
                 kept = self._those_that_fit(batch)
                 self.counts["dropped_too_fast"] += len(batch) - len(kept)
-                self._complain(f"more than {self.bytes_per_minute} bytes a minute: some feedback is dropped; lower --feedback-rate")
+                self._complain(f"more than {self.bytes_per_minute} bytes per minute: some feedback is dropped; lower --feedback-rate")
                 if not kept:
                     return
                 batch, files = kept, contents(kept)
@@ -124,8 +125,8 @@ class Spool:
             self._complain(f"feedback could not be written: {what}")
 
     def _those_that_fit(self, batch: Sequence[Record]) -> list[Record]:
-        """The first records for which there is room, and of those behind them what is small enough; each is weighed as a shard of its own,
-        which is no less than it takes among others."""
+        """The first records that fit, and later ones that are small enough. Each is measured as a shard of its own,
+        which is at least as large as its part of a common shard."""
         kept, room = [], self._room()
         for record in batch:
             size = size_of_all(contents([record]))
@@ -141,7 +142,8 @@ class Spool:
             write_atomically(probe.with_name(f".{probe.name}.probe"), b"")
             probe.with_name(f".{probe.name}.probe").unlink()
         except OSError as error:
-            raise DraftwellError(f"feedback cannot be written to {self.folder} ({error.strerror}): name another --feedback-dir") from error
+            raise DraftwellError(f"feedback cannot be written to {self.folder} ({error.strerror}): name another --feedback-dir",
+                                 code="feedback_folder_not_writable") from error
         for path in self.folder.iterdir():
             if (found := HALF.fullmatch(path.name)) and abandoned(path, int(found[3])):
                 path.unlink(missing_ok=True)
@@ -167,19 +169,19 @@ class Spool:
                 return
 
     def _stamp(self) -> int:
-        """Milliseconds, later than those of every file that lies there, whatever the clock does."""
+        """Milliseconds, later than those of every file in the folder, even if the clock goes back."""
         self._last = max(int(time.time() * 1000), self._last + 1)
         return self._last
 
     def _room(self) -> float:
-        """Bytes that may be written now: what is in a bucket that holds a minute's."""
+        """Bytes that may be written now: a token bucket that holds one minute's bytes."""
         now = time.monotonic()
         self._allowance = min(float(self.bytes_per_minute), self._allowance + (now - self._refilled) * self.bytes_per_minute / 60)
         self._refilled = now
         return self._allowance
 
     def _make_room(self) -> None:
-        """Remove the oldest files until the others fit."""
+        """Delete the oldest files until the others fit."""
         files = sorted((found[2], path) for path in self.folder.iterdir() if (found := OURS.fullmatch(path.name)))
         sizes = {path: size_of(path) for _, path in files}
         total = sum(sizes.values())
@@ -191,7 +193,7 @@ class Spool:
             self.counts["removed_files"] += 1
             if "room" not in self._complained:
                 self._complained.add("room")
-                log.info("the spool is full (%d bytes): the oldest feedback goes", self.max_bytes)
+                log.info("the spool is full (%d bytes): the oldest feedback is deleted", self.max_bytes)
 
     def _complain(self, what: str) -> None:
         if what not in self._complained:  # once: a log line each minute would fill the disk
@@ -200,7 +202,7 @@ class Spool:
 
 
 def abandoned(path: Path, pid: int) -> bool:
-    """Whether nobody will finish a temporary file: its process has ended, or was the one before this of the same number."""
+    """Whether a temporary file will never be finished: its process has ended, or was an earlier one with this process's id."""
     if pid == os.getpid():
         return True
     try:
@@ -216,7 +218,7 @@ def abandoned(path: Path, pid: int) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, 0 where it has just gone."""
+    """Bytes of a file; 0 if it has just been deleted."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -21,7 +21,7 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Answer:
-    """The events of a conversation as JSON, at once or in pieces."""
+    """The events of a conversation as JSON, in one object or in pieces."""
 
     def __init__(self, served: ServedModel, conversation: Conversation, body: Generation, shape: Shape):
         self.served, self.conversation, self.body, self.shape = served, conversation, body, shape
@@ -72,7 +72,7 @@ class Answer:
         yield "data: [DONE]\n\n"
 
     def _chunks(self, choice: AnswerChoice, event: Delta | End) -> list[dict[str, Any]]:
-        """What an event is in the stream: the choice's opening, its text, or its end."""
+        """The chunks of an event: the start of a choice, its text, or its end."""
         chunks = []
         index, first = choice.index, choice.index not in self._begun
         self._begun.add(index)
@@ -96,14 +96,14 @@ class Answer:
         return chunks
 
     def _rated(self, choice: AnswerChoice, tokens: Sequence[TokenInfo], *, first: bool) -> list[RatedToken]:
-        """Tokens with ratings: the choice's own, behind the prompt's where its beginning is echoed."""
+        """Tokens with ratings: those of the prompt first, if it is echoed, then the choice's own."""
         own: list[RatedToken] = [(token.id, token.rating) for token in tokens]
         if first and choice.prompt_ratings:
             return [*zip(choice.prompt, choice.prompt_ratings, strict=True), *own]
         return own
 
     def _stats(self) -> dict[str, Any]:
-        """What speculation brought, unless the client does not want to know."""
+        """Speculation statistics; empty if the client does not want them."""
         if self.body.decoding.stats is False:
             return {}
         choices = self.conversation.choices
@@ -122,7 +122,7 @@ class Answer:
 
 
 class EventStream(StreamingResponse):
-    """Sends an answer in pieces; its conversation is closed however that ends, even before it began."""
+    """Sends an answer in pieces. Its conversation is closed in any case, even if sending never began."""
 
     def __init__(self, answer: Answer, first: tuple[AnswerChoice, Delta | End]):
         super().__init__(answer.stream(first), media_type="text/event-stream", headers=STREAM_HEADERS)
@@ -136,5 +136,5 @@ class EventStream(StreamingResponse):
 
 
 def sse(data: dict[str, Any]) -> str:
-    """One server-sent event, in ASCII: readers that split lines as Python does end one at U+2028 or U+0085 too."""
+    """One server-sent event, in ASCII: some readers also split lines at U+2028 or U+0085."""
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"

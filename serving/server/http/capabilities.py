@@ -1,4 +1,4 @@
-"""What a request may choose: the strategies that a server offers, and their thresholds where the server was started to allow that."""
+"""What a request may choose: a strategy that the server offers and, with --allow-parameters, the strategy's parameters."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def with_parameters(strategy: Strategy, parameters: Mapping[str, Any], *, allowe
     """A strategy with some of its parameters changed, over the same artifacts and online state.
 
     Raises:
-        APIError: 403 where the server does not allow it, 400 for an unknown parameter or a value out of its bounds.
+        APIError: 403 if the server does not allow it, 400 for an unknown parameter or a value out of bounds.
     """
     if not allowed:
-        raise APIError(403, "this server does not let requests change parameters: start it with --allow-parameters, or leave them out",
+        raise APIError(403, "this server does not let requests change parameters: leave them out, or start it with --allow-parameters",
                        param="speculation.parameters", code="parameters_not_allowed")
     try:
         return build_strategy(strategy.name, {**strategy.config.model_dump(), **parameters}, strategy.resources)
@@ -38,7 +38,7 @@ def offer_of(served: ServedModel, tenant: str | None = None, *, allow_parameters
 
 
 def described(strategy: Strategy) -> dict[str, Any]:
-    """A strategy as plain JSON; a value that JSON has no word for (no bound) is null."""
+    """A strategy as plain JSON; an infinite value (no bound) is null."""
     facts = describe(type(strategy))
     for name, parameter in facts["parameters"].items():
         value = getattr(strategy.config, name)
@@ -50,7 +50,7 @@ def offers_router(current: Callable[[], ServedModel], *, allow_parameters: bool)
     """`GET /v1/speculation`.
 
     Args:
-        current: what serves now.
+        current: gives the model that serves now.
     """
     router = APIRouter()
 

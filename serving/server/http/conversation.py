@@ -1,4 +1,4 @@
-"""The tickets of one HTTP request on asyncio's side: submitted together, heard as they come, cancelled together."""
+"""The tickets of one HTTP request, on the event loop: submitted together, read as events arrive, cancelled together."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class AnswerChoice:
 
     Args:
         index: place among the request's choices.
-        before: the prompt's text, where it is to be echoed.
+        before: the prompt's text if it is echoed.
         body: `messages` or `prompt` as the client sent them.
-        shows: tokens of its own that it shows: False where it is only asked for the prompt.
-        end: what its ticket ended with.
+        shows: whether it shows generated tokens; False if only the prompt is wanted.
+        end: the last event of its ticket.
     """
 
     index: int
@@ -56,17 +56,17 @@ class AnswerChoice:
 
     @property
     def prompt_ratings(self) -> list[Rating | None]:
-        """Of the prompt's tokens, complete once the choice has a token of its own."""
+        """Ratings of the prompt's tokens; complete when the first token is generated."""
         return self.ticket.job.session.prompt_ratings if self.ticket.job else []
 
 
 class Conversation:
-    """All choices of a request. `close` cancels what still runs, and so does the client by going away.
+    """All choices of a request. `close` cancels those that still run; so does a disconnected client.
 
     Args:
         deadline: `time.monotonic` seconds, None for none.
-        own_deadline: the client set it, so that it is no fault of the server's if it is over.
-        client: whom the queue is fair between.
+        own_deadline: whether the client set it; exceeding it is then not the server's error.
+        client: name by which the queue is fair between clients.
     """
 
     def __init__(self, scheduler: Scheduler, request: Request, choices: Sequence[AnswerChoice], *, deadline: float | None = None,
@@ -84,7 +84,7 @@ class Conversation:
         """Queue all choices, or none.
 
         Raises:
-            APIError: 429 where too many wait, 503 when the server is going down.
+            APIError: 429 if too many wait, 503 if the server is shutting down.
         """
         try:
             self._scheduler.submit(*(choice.ticket for choice in self.choices))
@@ -114,7 +114,7 @@ class Conversation:
         return all(choice.end for choice in self.choices)
 
     def close(self) -> None:
-        """Give up what still runs."""
+        """Cancel the choices that still run."""
         if self._watcher:
             self._watcher.cancel()
         for choice in self.choices:
@@ -124,7 +124,7 @@ class Conversation:
         def deliver(event: Event) -> None:
             try:
                 self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
-            except RuntimeError:  # the loop is closed: nobody listens any more
+            except RuntimeError:  # the loop is closed: nobody reads events
                 self.choices[index].ticket.cancel()
 
         return deliver
@@ -136,7 +136,7 @@ class Conversation:
             choice.ticket.cancel()
 
     def _error(self, event: Failure | Cancelled) -> APIError:
-        """What the client is told."""
+        """The error that the client gets."""
         if isinstance(event, Cancelled):
             if self._scheduler.accepts:
                 return APIError(CLIENT_CLOSED_REQUEST, "the client closed the request")
@@ -148,7 +148,7 @@ class Conversation:
         if isinstance(error, SchedulerClosed):
             return APIError(503, "the server is shutting down")
         if isinstance(error, DeadlineExceeded):
-            if self._own_deadline:  # OpenAI's client would try three times as long as it was told to
+            if self._own_deadline:  # else OpenAI's client would retry, for three times its timeout
                 return APIError(408, str(error), param="timeout", code="deadline_exceeded", headers={"x-should-retry": "false"})
             return APIError(504, str(error), code="deadline_exceeded")
         if isinstance(error, ContextTooLong):
@@ -157,5 +157,5 @@ class Conversation:
             return APIError(400, without_paths(error))
         if isinstance(error, OutOfMemory):
             internal_error(error)  # into the log
-            return APIError(503, "the server has no memory left for this request: send a shorter one", code="out_of_memory")
+            return APIError(503, "the server is out of memory for this request: send a shorter one", code="out_of_memory")
         return internal_error(error)

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, whatever went wrong and wherever."""
+"""Errors in OpenAI's format, wherever they come from: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_MESSAGE = 500
 UNION_BRANCHES = ("str", "int", "constrained-str", "constrained-int")
-"""What pydantic adds to the place of an error inside a union; others hold a bracket, as `list[int]`."""
+"""What pydantic adds to the location of an error inside a union; other branches contain a bracket, such as `list[int]`."""
 TOO_MANY_REQUESTS = 429
 
 
@@ -51,7 +51,7 @@ class APIError(Exception):
 
 
 def clean(text: str) -> str:
-    """Text that any JSON encoder takes (no lone surrogates) and of bounded length."""
+    """Text of bounded length that any JSON encoder accepts (no lone surrogates)."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
 
@@ -60,33 +60,33 @@ _folders: set[str] = set()
 
 
 def hide_folders(*folders: Path) -> None:
-    """Let `without_paths` know folders, and so those above them, whose names may hold spaces, quotes and the like."""
+    """Register folders and their parents with `without_paths`: their names may contain spaces or quotes."""
     for folder in folders:
         for path in {folder.absolute(), folder.resolve()}:
             _folders.update(str(part) for part in (path, *path.parents) if part != part.parent)
 
 
 def without_paths(error: Exception | str) -> str:
-    """A message as clients may see it: of every absolute path only the last part, and one line.
+    """A message for clients: one line, and only the last part of every absolute path.
 
     >>> without_paths("the bundle /srv/dist/pair/7-cpu is damaged")
     'the bundle 7-cpu is damaged'
     """
     text = str(error)
-    for folder in sorted(_folders, key=len, reverse=True):  # the longest first: what lies above it is part of it
+    for folder in sorted(_folders, key=len, reverse=True):  # the longest first: its parents are part of it
         text = re.sub(rf"(?<![\w.]){re.escape(folder)}(?![\w.-])", lambda found: "/" if found.string[found.end():][:1] == "/" else
                       Path(found[0]).name, text)
     return " ".join(re.sub(r"(?<![\w.])/+(?:[^\s/:'\"]+/)*([^\s/:'\"]*)", r"\1", text).split())
 
 
 def internal_error(error: Exception) -> APIError:
-    """What a client sees of a fault of ours; the details stay in the log."""
+    """The answer to an error of the server; the details are only in the log."""
     log.error("a request failed", exc_info=error)
-    return APIError(500, "the server failed to answer this request; its log says why")
+    return APIError(500, "the server failed to answer this request; the cause is in its log")
 
 
 def from_validation(error: RequestValidationError) -> APIError:
-    """The most telling of pydantic's complaints: not that of a union's other branch, and the deepest in the body."""
+    """The most specific of pydantic's errors: the deepest in the body, and not one of a union's other branch."""
     found: Mapping[str, Any] = max(error.errors(), key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
     context: Mapping[str, Any] = found.get("ctx") or {}
     param = context.get("param") or field_path(found["loc"])
@@ -113,7 +113,7 @@ def field_path(loc: tuple[int | str, ...]) -> str | None:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Give every error of the app, FastAPI's and Starlette's own included, OpenAI's shape."""
+    """Give every error of the app, including those of FastAPI and Starlette, OpenAI's format."""
 
     @app.exception_handler(APIError)
     async def on_api_error(request: Request, error: APIError) -> JSONResponse:
@@ -133,8 +133,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 class CatchFaults:
-    """Answers 500 to what nobody expected. Starlette's own handler answers too, but raises again, and the connection is cut: a client
-    that has sent its next request on it already would get no answer to that."""
+    """Answers unexpected errors with 500. Starlette's own handler answers too, but raises again, which closes the connection: a client
+    that has already sent its next request over it would get no answer."""
 
     def __init__(self, app: ASGIApp):
         self.app = app

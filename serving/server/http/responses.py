@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shape, with one extension: `speculation` says what speculative decoding brought."""
+"""Answers in OpenAI's format, with one extension: `speculation` reports statistics of speculative decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serving.runtime.types import Rating
 from serving.server.scheduling.detokenize import TokenInfo
 
 RatedToken = tuple[int, Rating | None]
-"""Token id and its rating; None for a prompt's first token, which nothing predicts."""
+"""Token id and its rating; None for a prompt's first token, which has no prediction."""
 LEAST_LOGPROB = -9999.0
 """What OpenAI writes for tokens that are ruled out; JSON has no −∞."""
 
@@ -48,18 +48,18 @@ class Usage(BaseModel):
 
 
 class Speculation(BaseModel):
-    """How an answer was decoded; sums over its choices. The counters may cover a few tokens behind a stop string."""
+    """How an answer was decoded; sums over its choices. The counters may include a few tokens after a stop string."""
 
     strategy: str
     drafted: int = Field(description="draft tokens proposed")
-    judged: int = Field(description="draft tokens looked at: the kept ones and the first rejected of each round")
-    accepted: int = Field(description="draft tokens kept by the strategy, rescued ones included")
-    rescued: int = Field(description="of these, tokens that the exact rule would not have kept")
-    target_calls: int = Field(description="forwards of the target model behind the prompt's, and the prompt's where it verifies too")
+    judged: int = Field(description="draft tokens verified: the accepted ones and the first rejected one of each round")
+    accepted: int = Field(description="draft tokens accepted by the strategy, rescued ones included")
+    rescued: int = Field(description="of these, tokens that the exact rule would have rejected")
+    target_calls: int = Field(description="forward passes of the target after the prompt's, and the prompt's if it verifies too")
     acceptance_rate: float | None = Field(description="accepted / judged; null when nothing was judged")
     mean_acceptance_length: float = Field(description="1 + accepted / rounds that drafted")
-    first_token_seconds: float = Field(description="from the request's start on a slot to its first token; the mean of several choices")
-    tokens_per_second: float | None = Field(description="tokens of all choices / seconds on a slot, of the longest")
+    first_token_seconds: float = Field(description="from when the request got a slot to its first token; with several choices the mean")
+    tokens_per_second: float | None = Field(description="tokens of all choices / seconds of the longest one on its slot")
 
     @classmethod
     def of(cls, strategy: str, parts: Sequence[Stats]) -> Speculation:
@@ -92,7 +92,7 @@ class Logprobs(ABC):
 
     @abstractmethod
     def of(self, tokens: Sequence[RatedToken]) -> dict[str, Any]:
-        """The tokens that come next."""
+        """Log-probs of the next tokens."""
 
 
 class ChatLogprobs(Logprobs):
@@ -105,12 +105,12 @@ class ChatLogprobs(Logprobs):
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         text = self.spell(token)
-        whole = "\ufffd" not in text  # else a part of a character, whose bytes a decoder does not tell
+        whole = "\ufffd" not in text  # else a part of a character, whose bytes the decoder does not give
         return {"token": text, "logprob": number(logprob), "bytes": list(text.encode()) if whole else None}
 
 
 class PlainLogprobs(Logprobs):
-    """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; a token may be at the top beside those asked for."""
+    """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; the token itself is listed in addition to the most likely ones."""
 
     def __init__(self, spell: Callable[[int], str]):
         super().__init__(spell)
@@ -130,7 +130,7 @@ class PlainLogprobs(Logprobs):
     def _top(self, text: str, rating: Rating) -> dict[str, float]:
         top: dict[str, float] = {}
         for token, logprob in rating.top:
-            top.setdefault(self.spell(token), number(logprob))  # halves of characters share a spelling: the likeliest has it
+            top.setdefault(self.spell(token), number(logprob))  # parts of characters have the same spelling: the most likely one gets it
         top.setdefault(text, number(rating.logprob))
         return top
 
@@ -141,7 +141,7 @@ def number(logprob: float) -> float:
 
 
 class Shape(ABC):
-    """The JSON of one answer, whole and in pieces; one object per request, so that all pieces share id and date.
+    """The JSON of one answer, complete and in pieces; one object per request, so that all pieces share id and date.
 
     Args:
         fingerprint: of model and settings, `system_fingerprint`.
@@ -159,15 +159,15 @@ class Shape(ABC):
 
     @abstractmethod
     def whole(self, index: int, text: str, finish_reason: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        """A choice of a whole answer."""
+        """A choice of a complete answer."""
 
     @abstractmethod
     def piece(self, index: int, text: str | None, finish_reason: str | None = None, logprobs: dict[str, Any] | None = None, *,
               first: bool = False) -> dict[str, Any]:
-        """A choice of a chunk; no text in the chunk that only tells the end."""
+        """A choice of a chunk; the last chunk has no text."""
 
     def answer(self, choices: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        """A whole answer."""
+        """A complete answer."""
         return self._envelope(self.object, choices) | fields
 
     def chunk(self, *choices: dict[str, Any], **fields: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Requests in OpenAI's shape, with one extension: `speculation`.
 
-Fields that cannot change the answer are ignored. Fields that would change it and are not supported are refused unless
-they hold the value that means "off"; so are fields nobody knows, because a mistyped `temperature` must not go unnoticed.
-Everything is bounded: what a request may cost is known before anything is done for it.
+Fields that cannot change the answer are ignored. Unsupported fields that would change it are refused unless they hold the value that
+means "off". Unknown fields are refused too, so that a mistyped `temperature` is noticed. Everything is bounded: the cost of a request is
+known before any work is done for it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls", "prediction", "reasoning_effort",
 })
-"""Fields about billing, logging, caching, speed, and about tools and thoughts that are not there: the answer is the same."""
+"""Fields about billing, logging, caching and speed, and about tools and reasoning that this server lacks. They change no answer."""
 
 SMALLEST_TOP_P = 1e-9
-"""What OpenAI's top_p = 0 means: the most likely token alone."""
+"""Stands for OpenAI's top_p = 0: only the most likely token."""
 MOST_PARAMETERS = 32
 MOST_CHOICES = 128
 """Choices of one request: prompts × `n`."""
@@ -29,9 +29,9 @@ LONGEST_TOKENS = 131_072
 
 
 def whole_characters(text: str) -> str:
-    """JSON can spell half a character (a lone surrogate), which no tokenizer takes."""
+    """Refuse lone surrogates: JSON can write them, tokenizers cannot encode them."""
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise PydanticCustomError("not_unicode", "the text holds a lone surrogate, which is no character")
+        raise PydanticCustomError("not_unicode", "the text contains a lone surrogate, which is not a character")
     return text
 
 
@@ -43,12 +43,12 @@ TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 
 
 def contradiction(param: str, message: str) -> PydanticCustomError:
-    """A field that does not go with another one."""
+    """The error of a field that contradicts another one."""
     return PydanticCustomError("contradiction", message, {"param": param})
 
 
 class StreamOptions(BaseModel):
-    """What else a stream carries."""
+    """Extras of a stream."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -60,16 +60,16 @@ class SpeculationOptions(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    strategy: Name | None = Field(None, description="one that this server offers; by default what the bundle was tuned for")
-    enabled: bool | None = Field(None, description="false decodes plainly, token by token")
-    stats: bool | None = Field(None, description="false leaves out what speculation brought; it is part of the answer by default")
-    trace: bool | None = Field(None, description="tell of every token where it comes from: accepted, rescued, recovered or target")
+    strategy: Name | None = Field(None, description="a strategy that this server offers; default: the one that the bundle was tuned for")
+    enabled: bool | None = Field(None, description="false: plain decoding, token by token")
+    stats: bool | None = Field(None, description="false: leave the speculation statistics out of the answer; default: true")
+    trace: bool | None = Field(None, description="report the origin of every token: accepted, rescued, recovered or target")
     parameters: Annotated[dict[Name, bool | int | float | Name], Field(max_length=MOST_PARAMETERS)] | None = Field(
-        None, description="thresholds of the strategy in place of its tuned ones, within their bounds; where the server allows it")
+        None, description="parameters of the strategy that replace the tuned ones, within their bounds; the server must allow it")
 
 
 class OpenAIFields(BaseModel):
-    """Base that knows OpenAI's other fields: `OFF` names those we refuse, with the values that are fine ("off")."""
+    """Base that handles OpenAI's other fields: `OFF` names those that are refused, with the values that mean "off"."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -88,24 +88,27 @@ class OpenAIFields(BaseModel):
 
 
 class Generation(OpenAIFields):
-    """What both endpoints share."""
+    """Fields of both endpoints."""
 
     model: Name
-    max_tokens: int | None = Field(None, ge=1, description="tokens to generate at most")
-    n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="answers to each prompt, 1 by default; n = 1 gives the first of them")
-    temperature: float | None = Field(None, ge=0, le=2, description="1 by default; 0 takes the most likely token")
-    top_p: float | None = Field(None, ge=0, le=1, description="1 by default; sample from the most likely tokens of this mass")
-    top_k: int | None = Field(None, ge=-1, le=10**6, description="sample from so many of the most likely tokens; 0, -1 and by default: all")
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="subtracted once from the logit of a token that the answer holds")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="subtracted as often as the answer holds the token")
+    max_tokens: int | None = Field(None, ge=1, description="most tokens to generate")
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="answers to each prompt; default: 1, the first of several")
+    temperature: float | None = Field(None, ge=0, le=2, description="default: 1; 0 takes the most likely token")
+    top_p: float | None = Field(None, ge=0, le=1, description="sample from the most likely tokens of this total probability; default: 1")
+    top_k: int | None = Field(
+        None, ge=-1, le=10**6, description="sample from this many of the most likely tokens; 0, -1 and default: all")
+    presence_penalty: float | None = Field(
+        None, ge=-2, le=2, description="subtracted once from the logit of a token that the answer contains")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="subtracted as many times as the answer contains the token")
     logit_bias: Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=300)] | None = Field(
         None, description="token id → number added to its logit, for the whole answer")
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="the same seed gives the same answer; random by default")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="the same seed gives the same answer; default: random")
     stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = Field(None, description="strings that end the answer")
     stream: bool | None = Field(None, description="send the answer as it comes, as server-sent events")
     stream_options: StreamOptions | None = None
-    timeout: float | None = Field(None, gt=0, le=86_400, description="seconds after which to give up; the server may have a shorter limit")
-    speculation: SpeculationOptions | None = Field(None, description="Draftwell's extension: how to decode, and what to tell of it")
+    timeout: float | None = Field(
+        None, gt=0, le=86_400, description="seconds after which the request is cancelled; the server may have a shorter limit")
+    speculation: SpeculationOptions | None = Field(None, description="Draftwell's extension: how to decode, and what to report about it")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = {
         "min_p": (0,), "repetition_penalty": (1,), "length_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,),
@@ -131,7 +134,7 @@ class Generation(OpenAIFields):
 
     @property
     def alternatives(self) -> int | None:
-        """How many of the likeliest tokens to name beside each one; None: no log-probs at all."""
+        """How many of the most likely tokens to list with each one; None: no log-probs."""
         raise NotImplementedError
 
     def sampling_settings(self) -> dict[str, Any]:
@@ -153,16 +156,17 @@ class CompletionRequest(Generation):
 
     prompt: Text | Tokens | Annotated[list[Text | Tokens], Field(max_length=MOST_CHOICES, fail_fast=True)] = Field(
         description="text or token ids, or a list of them")
-    max_tokens: int | None = Field(None, ge=0, description="tokens to generate at most, 16 by default; 0 with echo only")
-    logprobs: int | None = Field(None, ge=0, le=20, description="the log-prob of every token, and so many of the likeliest beside it")
-    echo: bool | None = Field(None, description="begin the answer with the prompt, and its log-probs if they are asked for")
+    max_tokens: int | None = Field(None, ge=0, description="most tokens to generate; default: 16; 0 only with echo")
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="the log-prob of every token, and this many of the most likely tokens at its position")
+    echo: bool | None = Field(None, description="begin the answer with the prompt, and its log-probs if requested")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {"best_of": (1,), "suffix": ("",)}
 
     @model_validator(mode="after")
     def check_budget(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
-            raise contradiction("max_tokens", "at least 1, or 0 together with echo")
+            raise contradiction("max_tokens", "must be at least 1, or 0 together with echo")
         return self
 
     @property
@@ -192,7 +196,7 @@ class Message(OpenAIFields):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)] | None = None
 
-    # What clients send back of an earlier answer is fine while it is empty. Templates know no names.
+    # Clients send these fields of an earlier answer back; empty ones are accepted. Chat templates use no names.
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = {
         "tool_calls": ([],), "function_call": (), "audio": (), "refusal": ("",), "annotations": ([],),
     }
@@ -217,9 +221,10 @@ class ChatRequest(Generation):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048, fail_fast=True)]
-    max_completion_tokens: int | None = Field(None, ge=1, description="as max_tokens; goes first where both are given")
-    logprobs: bool | None = Field(None, description="tell the log-prob of every token")
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="name so many of the likeliest tokens beside it; needs logprobs")
+    max_completion_tokens: int | None = Field(None, ge=1, description="as max_tokens, and overrides it")
+    logprobs: bool | None = Field(None, description="report the log-prob of every token")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="report this many of the most likely tokens at each position; needs logprobs")
 
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
         "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),

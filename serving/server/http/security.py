@@ -1,6 +1,6 @@
-"""Who may ask, and how much at once: API keys, the size of a body, origins of other sites. As plain ASGI, before any route.
+"""Access: API keys, largest body, allowed origins. Plain ASGI middleware, before any route.
 
-A client is known by its key, or by its address where the server asks for none; `client_of` names it without telling the key.
+A client is identified by its key, or by its address if the server needs no key; `client_of` names it without revealing the key.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from serving.server.http.errors import APIError
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
-"""What a load balancer asks, without a key; and the page, which asks its user for one and says nothing without."""
+"""Paths that need no key: probes of load balancers, and the page, which asks its user for a key."""
 MOST_BODY_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class Security:
-    """What a server lets in.
+    """Which requests a server accepts.
 
     Args:
-        keys: one of them must come with every request, as `Authorization: Bearer KEY`; none: everybody may ask.
-        cors_origins: sites whose pages may ask from a browser; "*" for all.
+        keys: every request must carry one, as `Authorization: Bearer KEY`; empty: no key is needed.
+        cors_origins: sites whose pages may send requests from a browser; "*": all.
         body_bytes: largest body.
     """
 
@@ -45,21 +45,23 @@ class Security:
     body_bytes: int = MOST_BODY_BYTES
 
     def knows(self, key: bytes) -> bool:
-        """Whether a key is one of ours. All are compared, each in a time that says nothing of where it differs."""
+        """Whether a key is one of the server's. All are compared, each in constant time."""
         return any([hmac.compare_digest(key, own.encode()) for own in self.keys])  # noqa: C419  # a generator would stop at the first
 
 
 def read_keys(file: Path | None = None) -> tuple[str, ...]:
-    """Keys of a file (one a line) or, without one, of DRAFTWELL_API_KEY (several divided by commas).
+    """Keys of a file (one per line) or, without a file, of DRAFTWELL_API_KEY (separated by commas).
 
     Raises:
-        DraftwellError: the file cannot be read, or either is there and names no key: a server meant to be closed must not be open.
+        DraftwellError: the file cannot be read (`unreadable_keys`), or file or variable hold no key (`no_keys`): a server that is meant to
+            need keys must not start without one.
     """
     if file is not None:
         try:
             words = file.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise DraftwellError(f"cannot read the API keys in {file}: {getattr(error, 'strerror', None) or 'not text'}") from error
+            raise DraftwellError(f"cannot read the API keys in {file} ({getattr(error, 'strerror', None) or 'not text'}): name a text file "
+                                 "with one key per line", code="unreadable_keys") from error
         source = str(file)
     elif (value := os.environ.get(KEY_VARIABLE)) is not None:
         words, source = value.split(","), KEY_VARIABLE
@@ -67,45 +69,45 @@ def read_keys(file: Path | None = None) -> tuple[str, ...]:
         return ()
     keys = tuple(word.strip() for word in words if word.strip())
     if not keys:
-        raise DraftwellError(f"{source} names no API key: write one, or leave it out to let everybody ask")
+        raise DraftwellError(f"{source} holds no API key: add one, or leave it out to serve without keys", code="no_keys")
     return keys
 
 
 def install_security(app: FastAPI, security: Security) -> None:
-    """Put the guards around an app. The last one added is the first to see a request."""
+    """Add the middleware to an app. The last one added sees a request first."""
     app.add_middleware(BodyLimit, limit=security.body_bytes)
     app.add_middleware(KeyCheck, security=security)
-    if security.cors_origins:  # outside of the key check: a browser's preflight comes without one
+    if security.cors_origins:  # outside of the key check: a browser's preflight carries no key
         app.add_middleware(CORSMiddleware, allow_origins=security.cors_origins, allow_methods=["GET", "POST"],
                            allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own; the origin is what decides
                            allow_credentials=False, expose_headers=["Retry-After"])
 
 
 def is_open(path: str) -> bool:
-    """Whether everybody may ask for a path."""
+    """Whether a path needs no key."""
     return path in OPEN_PATHS or path.startswith("/page/")
 
 
 def client_of(request: Request) -> str:
-    """Whom the queue is fair between: a name made of the key, or the address."""
+    """Name by which the queue is fair between clients: derived from the key, or the address."""
     return str(getattr(request.state, "client", ""))
 
 
 def tenant_of(request: Request) -> str | None:
-    """Whose online state a request may use: a name made of its key, None where the server asks for none."""
+    """Whose online state a request uses: a name derived from its key; None if the server needs no key."""
     tenant: str | None = getattr(request.state, "tenant", None)
     return tenant
 
 
 def is_trusted(request: Request) -> bool:
-    """Whether a request brings a key, or needs none: open paths are asked without one."""
+    """Whether a request carries a valid key, or the server needs none."""
     return bool(getattr(request.state, "trusted", False))
 
 
 class KeyCheck:
     """Answers 401 unless the request carries a key; notes who the client is.
 
-    The key may also be the password of HTTP's basic authentication (`curl -u :KEY`, and readers of metrics that know nothing else).
+    The key may also be the password of HTTP's basic authentication (`curl -u :KEY`, and metrics scrapers that support nothing else).
     """
 
     def __init__(self, app: ASGIApp, security: Security):
@@ -126,14 +128,14 @@ class KeyCheck:
         await self.app(scope, receive, send)
 
     def refuse(self, key: bytes) -> JSONResponse:
-        """The 401. It asks for no basic authentication: a browser would keep the key; the page asks for it by itself."""
+        """The 401. It does not request basic authentication, because a browser would store the key; the page asks for it itself."""
         message = ("this API key is not one of the server's" if key else
                    "this server needs an API key: send the header Authorization: Bearer KEY")
         return APIError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="draftwell"'}).response
 
 
 def key_in(authorization: str) -> bytes:
-    """The key of an Authorization header; empty where there is none."""
+    """The key of an Authorization header; empty without one."""
     scheme, _, value = authorization.strip().partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode("latin-1")  # what headers are read as: the client's own bytes
@@ -146,7 +148,7 @@ def key_in(authorization: str) -> bytes:
 
 
 class BodyLimit:
-    """Answers 413 to a body beyond a size, told beforehand or found while it comes in chunks."""
+    """Answers 413 to a body larger than a limit, by its content-length or by counting chunks."""
 
     def __init__(self, app: ASGIApp, limit: int):
         self.app, self.limit = app, limit
@@ -166,24 +168,25 @@ class BodyLimit:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self.limit:
-                # FastAPI hands on this kind alone; the error handlers give it its shape
+                # FastAPI passes on only this type; the error handlers format it
                 raise HTTPException(413, self.refusal().message)
             return message
 
         await self.app(scope, counted, send)
 
     def refusal(self) -> APIError:
-        return APIError(413, f"the body is larger than {self.limit} bytes: send less at once", code="request_too_large")
+        return APIError(413, f"the body is larger than {self.limit} bytes: send a smaller one", code="request_too_large")
 
 
 def origins(values: Sequence[str]) -> tuple[str, ...]:
     """Checked --cors-origin values.
 
     Raises:
-        DraftwellError: one is no origin (a scheme and a host, without a path).
+        DraftwellError: one is not a scheme and a host without a path (`bad_origin`).
     """
     for value in values:
         scheme, _, host = value.partition("://")
         if value != "*" and (scheme not in ("http", "https") or not host or "/" in host):
-            raise DraftwellError(f"--cors-origin {value} is no origin: write it as https://example.org, without a path, or * for all")
+            raise DraftwellError(f"--cors-origin {value} is not an origin: write it as https://example.org, without a path, or * for all",
+                                 code="bad_origin")
     return tuple(values)

@@ -1,4 +1,4 @@
-"""From a checked request to an answer: prompts to tokens, tickets through the scheduler, events to JSON."""
+"""From a validated request to its tickets: prompts to tokens, checks of length and budget, one choice for each answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of `max_tokens` for plain completions; a chat may fill the context."""
+"""OpenAI's default of `max_tokens` for completions; a chat may fill the context."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Prompt:
     """What to continue.
 
     Args:
-        field: of the request that it comes from.
-        echoed: its text, where the answer is to begin with it.
-        body: what the client sent of it, for those who record requests; None for token ids.
+        field: the request field that it comes from.
+        echoed: its text if the answer is to begin with it.
+        body: as the client sent it, for recording; None for token ids.
     """
 
     ids: list[int]
@@ -99,13 +99,13 @@ class Service:
         return self.served.encode_chat(messages)
 
     def _check_length(self, characters: int, field: str) -> None:
-        """Refuse what cannot fit before any work is done for it: tokenizers take seconds for long texts."""
+        """Refuse a text that cannot fit, before tokenizing it: long texts take seconds."""
         if characters > self._most_characters:
             raise self._too_long(f"{characters} characters in the {field}", field)
 
     @cached_property
     def _most_characters(self) -> int:
-        """Of a text that fits into the context: all of its tokens are the longest one."""
+        """Length of the longest text that can fit into the context: all of its tokens are the longest one."""
         return self.served.max_context * max(map(len, self.served.pair.tokenizer.get_vocab()))
 
     def _too_long(self, wanted: str, field: str) -> APIError:
@@ -121,7 +121,7 @@ class Service:
         """`n` choices for every prompt, in order. A prompt's answers do not depend on the other prompts."""
         count = body.n or 1
         if not 1 <= len(prompts) * count <= MOST_CHOICES:
-            raise APIError(400, f"{len(prompts)} prompts with {count} answers each: at most {MOST_CHOICES} answers at once, at least one",
+            raise APIError(400, f"{len(prompts)} prompts with {count} answers each: ask for 1 to {MOST_CHOICES} answers in all",
                            param="prompt" if len(prompts) != 1 else "n")
         strategy = self._strategy(body, request)
         seed = secrets.randbits(63) if body.seed is None else body.seed
@@ -141,19 +141,19 @@ class Service:
             strategy = self.served.strategies.get(name, tenant_of(request))
         except DraftwellError as error:
             if name is None:
-                raise  # our own choice cannot be had: no fault of the client
+                raise  # the tuned strategy is not available: not the client's error
             raise APIError(400, without_paths(error), param="speculation.strategy", code="strategy_not_found") from error
         if not asked.parameters:
             return strategy
         return with_parameters(strategy, asked.parameters, allowed=getattr(request.app.state, "allow_parameters", False))
 
     def _budget(self, body: Generation, prompt: Prompt, default_tokens: int | None) -> int:
-        """Tokens to generate; what was not given is what the context leaves."""
+        """Tokens to generate; default: the room that the context leaves."""
         room = self.served.max_context - len(prompt.ids)
         if not prompt.ids:
-            raise APIError(400, "the prompt is empty: give at least one token", param=prompt.field)
+            raise APIError(400, "the prompt is empty: send at least one token", param=prompt.field)
         asked = body.token_limit
-        budget = min(room, default_tokens or room) if asked is None else max(1, asked)  # 0 runs as 1, and shows nothing of it
+        budget = min(room, default_tokens or room) if asked is None else max(1, asked)  # 0 runs as 1, which is not shown
         if budget > room or room < 1:
             wanted = f"{len(prompt.ids)} in the {prompt.field}" + (f", {body.token_limit} to generate" if body.token_limit else "")
             raise self._too_long(wanted, prompt.field)
@@ -163,7 +163,8 @@ class Service:
         settings = body.sampling_settings()
         wrong = next((token for token in settings["logit_bias"] if token >= self.served.vocab_size), None)
         if wrong is not None:
-            raise APIError(400, f"token {wrong} is not in the vocabulary, which ends at {self.served.vocab_size - 1}", param="logit_bias")
+            raise APIError(400, f"token {wrong} is not in the vocabulary: the largest id is {self.served.vocab_size - 1}",
+                           param="logit_bias")
         return self.served.pair.sampling(max_tokens=budget, seed=seed, **settings)
 
     async def _respond(self, body: Generation, request: Request, choices: list[AnswerChoice], shape: Shape) -> Response:
@@ -176,7 +177,7 @@ class Service:
         if not body.stream:
             return await answer.whole()
         try:
-            first = await conversation.next()  # what fails before the first token has a status of its own
+            first = await conversation.next()  # an error before the first token gets its own HTTP status
         except BaseException:
             conversation.close()
             raise

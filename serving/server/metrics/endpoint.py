@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CountAnswers:
-    """ASGI middleware: counts answers by route and status, whoever gave them."""
+    """ASGI middleware that counts all answers by route and status, including those of other middleware."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self.app, self.metrics = app, metrics
@@ -24,7 +24,7 @@ class CountAnswers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # the route's own words: a path of a client's making would be a series of its own
+                # the route's pattern: with the client's path, every invented path would create a new series
                 self.metrics.answered(getattr(scope.get("route"), "path", "other"), message["status"])
             await send(message)
 

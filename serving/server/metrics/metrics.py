@@ -1,8 +1,8 @@
 """`/metrics` for Prometheus: vLLM's names, so that dashboards made for vLLM work, and `draftwell:` for what vLLM lacks.
 
 A `Metrics` observes a scheduler: its hooks run on the scheduler's thread, at every round, and only add numbers. What a request
-drafted is added once, when it leaves, from the engine's own counters: also when it was cancelled or failed. Everything is in one
-registry of this object, so that several applications in one process do not mix.
+drafted is added once, when it ends, from the engine's own counters, also if it was cancelled or failed. Each object has its own registry,
+so that several applications in one process do not mix.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 STEP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12)
 
 OUTCOMES = ("stop", "length", "abort", "error")
-"""vLLM's words for how a request ended; abort: the client went away, or the server went down."""
+"""vLLM's names for how a request ended; abort: the client disconnected, or the server shut down."""
 
 
 class Metrics(Observer):
-    """The numbers of one served model.
+    """The metrics of one served model.
 
     Args:
         model_name: what clients write as `model`; the label `model_name` of every series, as in vLLM.
@@ -56,16 +56,16 @@ class Metrics(Observer):
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that got a slot.")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self.success = counter("vllm:request_success", "Requests that ended, by how.", ["finished_reason"])
-        self.drafts = counter("vllm:spec_decode_num_drafts", "Rounds in which the target was given a draft.")
+        self.drafts = counter("vllm:spec_decode_num_drafts", "Rounds in which the target verified a draft.")
         self.draft_tokens = counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
-        self.accepted_tokens = counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens kept, rescued ones included.")
-        self.accepted_at = counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens kept, by place in the draft.",
+        self.accepted_tokens = counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted, rescued ones included.")
+        self.accepted_at = counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position in the draft.",
                                    ["position"])
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", buckets=FIRST_TOKEN)
         self.gaps = [histogram(name, "Between two deliveries of one request; a delivery may hold several tokens.", buckets=PER_TOKEN)
                      for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")]
-        self.per_token = histogram("vllm:request_time_per_output_token_seconds", "Per request: from the first to the last token, over "
-                                   "the tokens behind the first.", buckets=PER_TOKEN)
+        self.per_token = histogram("vllm:request_time_per_output_token_seconds", "Per request: from the first to the last token, per "
+                                   "token after the first.", buckets=PER_TOKEN)
         self.whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", buckets=LATENCY)
         self.queued = histogram("vllm:request_queue_time_seconds", "From arrival to a slot.", buckets=LATENCY)
         self.inference = histogram("vllm:request_inference_time_seconds", "From a slot to the end.", buckets=LATENCY)
@@ -73,31 +73,33 @@ class Metrics(Observer):
         self.decode = histogram("vllm:request_decode_time_seconds", "From the first token to the end.", buckets=LATENCY)
         self.prompt_length = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", buckets=LENGTH)
         self.answer_length = histogram("vllm:request_generation_tokens", "Tokens generated for a request.", buckets=LENGTH)
-        self.budget = histogram("vllm:request_params_max_tokens", "Tokens that a request may take.", buckets=LENGTH)
+        self.budget = histogram("vllm:request_params_max_tokens", "Most tokens that a request may generate.", buckets=LENGTH)
         for outcome in OUTCOMES:
-            self.success(outcome)  # shown as 0 before the first
+            self.success(outcome)  # reported as 0 before the first
 
     def _make_own_families(self) -> None:
         counter, histogram = partial(self._family, Counter), partial(self._family, Histogram)
         self.batch = histogram("draftwell:batch_size", "Requests in a step of the engine.", buckets=BATCH)
         self.step = histogram("draftwell:step_seconds", "Time of a step of the engine.", buckets=STEP)
         self.requests = counter("draftwell:requests", "Requests that ended, by strategy and how.", ["strategy", "outcome"])
-        tokens = {"generated": "Tokens generated.", "drafted": "Tokens drafted.", "judged": "Draft tokens that the target looked at.",
-                  "accepted": "Draft tokens kept, rescued ones included.", "rescued": "Draft tokens kept against the exact rule."}
+        tokens = {"generated": "Tokens generated.", "drafted": "Tokens drafted.", "judged": "Draft tokens that the target verified.",
+                  "accepted": "Draft tokens accepted, rescued ones included.",
+                  "rescued": "Draft tokens accepted that the exact rule rejects."}
         self.by_strategy = {kind: counter(f"draftwell:{kind}_tokens", text, ["strategy"]) for kind, text in tokens.items()}
-        self.target_calls = counter("draftwell:target_calls", "Forwards of the target behind the prompt's.", ["strategy"])
+        self.target_calls = counter("draftwell:target_calls",
+                                    "Forward passes of the target after the prompt's.", ["strategy"])
         self.rejected = counter("draftwell:rejected_requests", "Requests answered 429 because the queue was full.")
         self.answers = counter("draftwell:http_responses", "Answers by route and status.", ["path", "code"])
 
     def _family(self, kind: Callable[..., Any], name: str, text: str, labels: list[str] | None = None, **options: Any) -> Any:
-        """A metric with the model's name; with further labels, a function of their values that gives one."""
+        """A metric with the model's name as a label; with further labels, a function of their values that returns a metric."""
         family = kind(name, text, ["model_name", *(labels or [])], registry=self.registry, **options)
         return partial(family.labels, self.model_name) if labels else family.labels(self.model_name)
 
-    # What the application tells.
+    # Called by the application.
 
     def watch(self, deployments: Deployments, feedback: Feedback | None = None) -> None:
-        """Show the state of what serves and, where it is recorded, of feedback, as it is whenever somebody reads `/metrics`."""
+        """Add the current state of what serves, and of feedback if it is recorded, whenever `/metrics` is read."""
         self.registry.register(ServingState(self.model_name, deployments, feedback))
 
     def answered(self, path: str, status: int) -> None:
@@ -106,7 +108,7 @@ class Metrics(Observer):
         if status == 429:
             self.rejected.inc()
 
-    # What the scheduler tells, on its thread.
+    # Called by the scheduler, on its thread.
 
     def admitted(self, ticket: Ticket) -> None:
         """A ticket got a slot."""
@@ -120,7 +122,7 @@ class Metrics(Observer):
         self.step.observe(seconds)
 
     def progressed(self, ticket: Ticket, tokens: int) -> None:
-        """A ticket got `tokens` further final tokens."""
+        """A ticket got `tokens` more final tokens."""
         if ticket.client == CHECKER:
             return
         now = time.monotonic()
@@ -133,7 +135,7 @@ class Metrics(Observer):
         self._last_progress[ticket] = now
 
     def finished(self, ticket: Ticket, event: Event) -> None:
-        """A ticket left, whatever the reason."""
+        """A ticket ended, for whatever reason."""
         if ticket.client == CHECKER:
             return
         self._last_progress.pop(ticket, None)
@@ -175,7 +177,7 @@ class Metrics(Observer):
         self.target_calls(strategy).inc(stats.target_calls)
 
     def render(self) -> bytes:
-        """The text of `/metrics`, in Prometheus' own format: as OpenMetrics the library would write `vllm_` for `vllm:`."""
+        """The text of `/metrics` in Prometheus' own format: for OpenMetrics the library would write `vllm_` instead of `vllm:`."""
         return generate_latest(self.registry)
 
 
@@ -187,7 +189,7 @@ def outcome_of(event: Event) -> str:
 
 
 def outcome_in_detail(event: Event) -> str:
-    """As `outcome_of`, with errors told apart that are the load's: "deadline", and "displaced" from a full queue."""
+    """As `outcome_of`, but errors caused by load have names of their own: "deadline", and "displaced" from a full queue."""
     error = getattr(event, "error", None)
     if isinstance(error, DeadlineExceeded):
         return "deadline"

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 FEEDBACK = ("recorded", "written", "dropped_queue_full", "dropped_too_fast", "dropped_too_many", "failed", "skipped_altered",
             "skipped_no_draft", "skipped_repeated", "skipped_too_long", "skipped_too_short", "skipped_unfinished")
-"""What becomes of requests that were drawn for feedback: names in `Feedback.counts` that count requests."""
+"""What became of requests selected for feedback: the names in `Feedback.counts` that count requests."""
 
 
 class ServingState(Collector):
-    """Figures that are read from what serves instead of being kept."""
+    """Metrics that are read from what serves when they are asked for."""
 
     def __init__(self, model_name: str, deployments: Deployments, feedback: Feedback | None = None):
         self.model_name, self.deployments, self.feedback = model_name, deployments, feedback
 
     def collect(self) -> Iterator[Metric]:
-        """The families, with the values of this moment."""
+        """The metric families with their current values."""
         now = self.deployments.current
         running, slots = now.scheduler.running, now.scheduler.slots
         gauges = {
             "vllm:num_requests_running": (running, "Requests that hold a slot."),
             "vllm:num_requests_waiting": (now.scheduler.waiting, "Requests that wait for a slot."),
-            "vllm:kv_cache_usage_perc": (running / slots, "Share of the slots that is taken; 1 is all."),
+            "vllm:kv_cache_usage_perc": (running / slots, "Share of the slots in use; 1: all."),
             "draftwell:slots": (slots, "Requests that can run at once."),
             "draftwell:bundle_refused": (self.deployments.last_switch_error is not None,
-                                         "1 while the last bundle that should have been switched to was refused."),
+                                         "1 while the newest bundle is refused."),
         }
         for name, (value, text) in gauges.items():
             family = GaugeMetricFamily(name, text, labels=["model_name"])
@@ -44,10 +44,10 @@ class ServingState(Collector):
         switches = CounterMetricFamily("draftwell:bundle_switches", "Switches to another bundle.", labels=["model_name"])
         switches.add_metric([self.model_name], self.deployments.switches)
         yield switches
-        outcomes = CounterMetricFamily("draftwell:feedback", "Requests that were drawn for feedback, by what became of them.",
+        outcomes = CounterMetricFamily("draftwell:feedback", "Requests selected for feedback, by outcome.",
                                        labels=["model_name", "outcome"])
         counts = self.feedback.counts if self.feedback else {}
-        for outcome in FEEDBACK:  # shown as 0 before the first
+        for outcome in FEEDBACK:  # reported as 0 before the first
             outcomes.add_metric([self.model_name, outcome], counts.get(outcome, 0))
         yield outcomes
         served = now.served

@@ -1,4 +1,4 @@
-"""What a server serves: a loaded pair, the strategy that decodes with it, and how many requests run at once."""
+"""What a server serves: a loaded pair, the strategies that decode with it, and how many requests run at once."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class ServedModel:
     Args:
         name: what clients write as `model`.
         slots: requests that run at once; the pair must have been loaded with as many.
-        threads: compute threads; None leaves torch's own choice.
+        threads: compute threads; None: PyTorch's choice.
         created: Unix seconds, shown by `/v1/models`.
         strategies: what requests may choose from; None: `strategy` and plain decoding.
-        version: of the bundle, for people.
-        costs: seconds of forwards, by which drafts shorten under load; None leaves them alone.
-        origin: the bundle; None without one.
+        version: of the bundle, for display.
+        costs: seconds of forward passes, which limit drafts under load; None: no limit.
+        origin: identity of the bundle; None without one.
         artifacts: the bundle's.
     """
 
@@ -86,7 +86,7 @@ class ServedModel:
         self.stop_tokens = self.pair.stop_tokens
 
     def share_tokenizer(self, other: ServedModel) -> None:
-        """Take turns with another model that has the same tokenizer."""
+        """Share the lock of another model that has the same tokenizer."""
         self._encoding = other._encoding
 
     @property
@@ -100,20 +100,20 @@ class ServedModel:
             return self.pair.encode(prompt)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of a conversation, ready for the assistant's turn; any thread may call it.
+        """Ids of a conversation, ready for the assistant's answer; any thread may call it.
 
         Raises:
-            DraftwellError: the chat template refuses the conversation (roles out of order, say).
+            DraftwellError: the chat template refuses the conversation, such as one with roles out of order.
         """
         with self._encoding:
             return self.pair.encode_chat(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of generated ids, without special tokens and without what ended the text."""
+        """Text of generated ids, without special tokens and the stop token."""
         return self.pair.decode([i for i in ids if i not in self.stop_tokens])
 
     def token_text(self, token: int) -> str:
-        """One token as it is within a text, with its space, special ones spelt out; "\ufffd" stands for a part of a character."""
+        """One token as it appears within a text, with its space; special tokens by name, "\ufffd" for a part of a character."""
         alone = str(self.pair.tokenizer.decode([token]))
         lead, known = self._lead
         if lead is None or token in self._special:
@@ -127,6 +127,6 @@ class ServedModel:
 
     @cached_property
     def _lead(self) -> tuple[int | None, str]:
-        """A token to spell others behind, and its text: decoders of SentencePiece tokenizers drop the space that a text begins with."""
+        """A token to put before others when decoding them, and its text: SentencePiece decoders drop a text's leading space."""
         ids = [i for i in self.encode("a") if i not in self._special]
         return (ids[-1], str(self.pair.tokenizer.decode(ids[-1:]))) if ids else (None, "")

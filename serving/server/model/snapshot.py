@@ -42,7 +42,7 @@ class SnapshotOrigin:
 
     @classmethod
     def of(cls, manifest: Manifest) -> SnapshotOrigin:
-        """What a bundle's manifest says."""
+        """The origin that a bundle's manifest names."""
         return cls(manifest.pair, manifest.release_version, manifest.digest, manifest.fingerprint)
 
 
@@ -56,9 +56,9 @@ class Bins(BaseModel):
 
     @model_validator(mode="after")
     def no_more_than_all(self) -> Bins:
-        """What is no share would make α larger than 1."""
+        """Refuse acceptance rates above 1."""
         if any(accepted > total for accepted, total in zip(self.accepted, self.total, strict=True)):
-            raise ValueError("more accepted than judged")
+            raise ValueError("more tokens accepted than verified")
         return self
 
 
@@ -80,19 +80,19 @@ class Snapshot(BaseModel):
         numbers = self.memory or []
         pairs = set(zip(numbers[::3], numbers[1::3], strict=False))
         if len(numbers) % 3 or len(pairs) != len(numbers) // 3 or any(not 1 <= count <= MOST_SEEN for count in numbers[2::3]):
-            raise ValueError("the memory is no list of different pairs with their counts")
+            raise ValueError("the memory is not a list of different pairs with their counts")
         return self
 
     @classmethod
     def of(cls, origin: SnapshotOrigin, tenant: str, learnt: Learnt) -> Snapshot:
-        """A copy of a state, ready to be written."""
+        """A snapshot of a state."""
         table = None if learnt.table is None else Bins.model_construct(total=learnt.table[0], accepted=learnt.table[1])
         memory = None if learnt.memory is None else [x for pair, count in learnt.memory.items() for x in (*pair, count)]
         return cls.model_construct(schema_version=SCHEMA, origin=origin, tenant=tenant, table=table, memory=memory,
                                    strategies=learnt.strategies)
 
     def learnt(self) -> Learnt:
-        """The state that this is a copy of."""
+        """The state of this snapshot."""
         numbers = self.memory
         memory = None if numbers is None else dict(zip(zip(numbers[::3], numbers[1::3], strict=True), numbers[2::3], strict=True))
         return Learnt((self.table.total, self.table.accepted) if self.table else None, memory, self.strategies)
@@ -110,10 +110,10 @@ def read_snapshot(path: Path) -> Snapshot:
     head, _, rest = path.read_bytes().partition(b"\n")
     body = rest.removesuffix(b"\n")
     try:
-        told = json.loads(head)["sha256"]
+        stated = json.loads(head)["sha256"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError("it has no sha256") from error
-    if told != hashlib.sha256(body).hexdigest():
+    if stated != hashlib.sha256(body).hexdigest():
         raise ValueError("sha256 differs")
     if (version := json.loads(body).get("schema_version")) != SCHEMA:
         raise ValueError(f"schema {version}, this server reads {SCHEMA}")

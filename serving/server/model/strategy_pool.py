@@ -1,13 +1,13 @@
 """The strategies that a server decodes with, and what they learn from its requests.
 
-Tables, memories and adaptive thresholds are *online state*: every verification may change them. Three modes say whose requests share it:
+Tables, memories and adaptive thresholds are *online state*: every verification may change them. Three modes set whose requests share it:
 
-- `shared`: one state for all. Best speed, because it learns most; but a client whose traffic is unlike the others' moves it for all.
-- `tenant`: one for each client, so that none can poison another's; the least recently used go where there are too many.
+- `shared`: one state for all clients. It learns most and is fastest, but a client with unusual traffic changes it for all.
+- `tenant`: one for each client, so that none can poison another's; the least recently used are dropped when there are too many.
 - `off`: a copy for every request; nothing is learnt, and an answer never depends on an earlier one.
 
-Every state starts as a copy of the bundle's artifacts, which nobody writes to. A state is bounded (`AcceptanceTable`, `CorrectionMemory`
-and `adaptive` say how) and is changed by the scheduler's thread alone; copies may be taken by any thread at any time.
+Every state starts as a copy of the bundle's artifacts, which are never written to. A state has bounded size (see `AcceptanceTable`,
+`CorrectionMemory` and `adaptive`) and is changed only by the scheduler's thread; any thread may copy it at any time.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from serving.server.settings import StateSharing
 PLAIN = "autoregressive"
 """The strategy without speculation, which every server offers."""
 MOST_TENANTS = 32
-"""States of tenants; each takes at most about 13 MB, if its correction memory is full."""
+"""Most states of tenants; each takes at most about 13 MB, with a full correction memory."""
 EVERYBODY = ""
-"""Name of the state that all share; in mode `tenant` that of requests without a key."""
+"""Name of the shared state; in mode `tenant` the state of requests without a key."""
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """A copy of a state: what differs from the bundle, and nothing that is not plain data.
+    """A copy of a state as plain data: what differs from the bundle.
 
     Args:
-        table: of the acceptance table, (total, accepted) by bin; None where no strategy used one.
+        table: the acceptance table's (total, accepted) by bin; None if no strategy used one.
         memory: counts of the correction memory, in its order.
-        strategies: name → what `Strategy.learnt` gave, where it is anything.
+        strategies: name → what `Strategy.learnt` returned, if not empty.
     """
 
     table: tuple[list[int], list[int]] | None = None
@@ -57,11 +57,11 @@ class UnknownStrategy(DraftwellError):
 
 
 class State:
-    """Strategies of one group of requests over artifacts of its own; both are made when first asked for.
+    """Strategies and artifacts of one group of requests; both are created when first needed.
 
     Args:
-        bundle: kind → artifact, to be copied where requests write to it.
-        learnt: start from this instead of the bundle's counts.
+        bundle: kind → artifact; those that requests write to are copied.
+        learnt: where to start instead of the bundle's counts.
     """
 
     def __init__(self, bundle: Mapping[str, Artifact], special_tokens: frozenset[int], *, deterministic: bool = False,
@@ -83,7 +83,7 @@ class State:
         return self._strategies[name]
 
     def learnt(self) -> Learnt:
-        """A copy of what was learnt, from any thread: of each part as it is at one moment."""
+        """A copy of what was learnt, from any thread; each part is consistent in itself."""
         table, memory = (self._artifacts.get(kind) for kind in (AcceptanceTable.kind, CorrectionMemory.kind))
         counts = table.copy() if isinstance(table, AcceptanceTable) else None
         known = {name: found for name, strategy in self._strategies.copy().items() if (found := strategy.learnt())}
@@ -97,7 +97,7 @@ class State:
         return self._artifacts[kind]
 
     def _own(self, artifact: Artifact) -> Artifact:
-        """A copy that may be written to; of what nobody writes to, the bundle's."""
+        """A copy if requests write to the artifact, else the bundle's own."""
         if isinstance(artifact, AcceptanceTable):
             table = self._resumed.table
             return AcceptanceTable(*table, artifact.provenance) if table else artifact.copy()
@@ -113,11 +113,12 @@ class StrategyPool:
     Args:
         pair: what they decode with.
         artifacts: kind → artifact of the bundle; never written to.
-        config: the tuned choice.
-        special_tokens: ids with a meaning of their own; None takes the pair's.
+        config: the tuned strategy.
+        special_tokens: ids of special tokens; None: the pair's.
         mode: whose requests share what is learnt.
-        offered: what requests may name beside the tuned strategy and plain decoding; None: all that models and artifacts allow.
-        most_tenants: states that are kept in mode `tenant`; beyond that the least recently used is forgotten.
+        offered: strategies that requests may choose besides the tuned one and plain decoding; None: all that models and artifacts
+            allow.
+        most_tenants: states kept in mode `tenant`; beyond that the least recently used is dropped.
     """
 
     def __init__(self, pair: LoadedPair, artifacts: Mapping[str, Artifact], config: DecodingConfig,
@@ -129,22 +130,22 @@ class StrategyPool:
         self._bundle = dict(artifacts)
         self._special_tokens = pair.special_tokens if special_tokens is None else special_tokens
         self._states: OrderedDict[str, State] = OrderedDict()
-        self._lock = threading.Lock()  # requests ask from the server's threads, snapshots from their own
+        self._lock = threading.Lock()  # requests and snapshots use the pool from different threads
         self._names = tuple(name for name in sorted(STRATEGIES, key=self._rank) if self._fits(name, pair))
-        self.get()  # a config that is wrong shows here
+        self.get()  # finds an invalid config
 
     def names(self) -> tuple[str, ...]:
-        """What `get` takes: the tuned strategy first, then plain decoding, then those offered that models and artifacts allow."""
+        """Names for `get`: the tuned strategy, plain decoding, then the others that are offered and possible."""
         return self._names
 
     def get(self, name: str | None = None, tenant: str | None = None) -> Strategy:
-        """A strategy with the state that a request may use. The same object for the same name and state.
+        """A strategy with the state of a request's tenant; the same object for the same name and state.
 
         Args:
-            name: None is the tuned one. It has its tuned parameters, all others their defaults.
-            tenant: a name made of the client's key, None without one; looked at in mode `tenant` only.
+            name: None: the tuned one. It has its tuned parameters, all others their defaults.
+            tenant: name derived from the client's key, None without a key; used in mode `tenant` only.
         Raises:
-            UnknownStrategy: it is not offered; the message names those that are.
+            UnknownStrategy: it is not offered; the message lists those that are.
         """
         name = name or self.tuned
         if name not in self._names:
@@ -153,7 +154,7 @@ class StrategyPool:
             return self._state(tenant).strategy(name, self._parameters.get(name, {}))
 
     def learnt(self) -> dict[str, Learnt]:
-        """Tenant → a copy of its state, the least recently used first; `EVERYBODY` where all share one. Any thread may ask."""
+        """Tenant → a copy of its state, the least recently used first; `EVERYBODY` if all share one. Any thread may call it."""
         if self.mode == "off":
             return {}
         with self._lock:
@@ -161,10 +162,10 @@ class StrategyPool:
         return {tenant: state.learnt() for tenant, state in states}
 
     def resume(self, tenant: str, learnt: Learnt) -> None:
-        """Let a tenant's state start from what was learnt before, if the pool has a place for it.
+        """Let a tenant's state start from what was learnt before, if the mode keeps such a state.
 
         Raises:
-            ValueError, DraftwellError: the bundle's strategies cannot have learnt that.
+            ValueError, DraftwellError: it does not fit the bundle's strategies.
         """
         if self.mode == "off" or (self.mode == "shared" and tenant != EVERYBODY):
             return
@@ -185,14 +186,14 @@ class StrategyPool:
         self._states[tenant] = state
         self._states.move_to_end(tenant)
         while len(self._states) > max(1, self.most_tenants):
-            self._states.popitem(last=False)  # requests that still run keep theirs until they end
+            self._states.popitem(last=False)  # running requests keep theirs until they end
 
     def _rank(self, name: str) -> tuple[bool, bool]:
         return name != self.tuned, name != PLAIN
 
     def _fits(self, name: str, pair: LoadedPair) -> bool:
-        """Whether a strategy can be had: the tuned one always, so that what it lacks is said; others if they are offered and nothing is
-        missing."""
+        """Whether a strategy is available: the tuned one always, so that missing parts raise an error; others if they are offered and
+        nothing is missing."""
         if name in (self.tuned, PLAIN):
             return True
         if self._offered is not None and name not in self._offered:

@@ -1,9 +1,9 @@
-"""Who waits, and who is next: a bounded queue that is fair between clients.
+"""Admission: a bounded queue that is fair between clients.
 
-Clients take turns (round robin over client keys), and a client's own requests keep their order. So a client that sends a
-thousand requests delays another's by one request a turn, not by a thousand. When the queue is full, the newest request of
-whoever has most in it makes room for a client that would not have more, if nothing of it has started; otherwise the new one is
-refused. A request of several answers is several tickets, which come and make room together.
+Clients are served round robin, and a client's own requests keep their order. So a client that sends a thousand requests delays another
+client's by one request per round, not by a thousand. When the queue is full, a new request displaces the newest request of the client
+with the most waiting, if that one has not started and the new client would not then have more waiting; otherwise the new one is refused. A
+request for several answers is several tickets, which are queued and displaced together.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from serving.server.scheduling.ticket import Ticket
 
 SHORTEST_WAIT, LONGEST_WAIT = 1, 60
-"""Seconds that Retry-After may say."""
+"""Bounds of Retry-After, in seconds."""
 
 
 class QueueFull(Exception):
-    """Too many requests wait already.
+    """Too many requests already wait.
 
     Args:
-        retry_after_seconds: when to try again, a whole number of at least 1.
+        retry_after_seconds: when to try again, at least 1.
     """
 
     def __init__(self, retry_after_seconds: int):
@@ -34,7 +34,7 @@ class QueueFull(Exception):
 
 
 class FairQueue:
-    """Tickets that wait. Not thread-safe: its owner holds a lock.
+    """Waiting tickets. Not thread-safe: its owner holds a lock.
 
     Args:
         capacity: tickets that may wait, at least 1.
@@ -44,7 +44,7 @@ class FairQueue:
         if capacity < 1:
             raise ValueError(f"a queue needs room for at least one request, not {capacity}")
         self.capacity = capacity
-        self._clients: OrderedDict[str, deque[Ticket]] = OrderedDict()  # in the order of their turns; none is empty
+        self._clients: OrderedDict[str, deque[Ticket]] = OrderedDict()  # in the order in which they are served; none is empty
         self._count = 0
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class FairQueue:
         return (ticket for tickets in self._clients.values() for ticket in tickets)
 
     def put(self, ticket: Ticket, *, first: bool = False) -> None:
-        """Let a ticket wait, even beyond the capacity: whoever calls has looked. `first`: before all others."""
+        """Add a ticket. The caller has checked the capacity. `first`: before all others."""
         tickets = self._clients.setdefault(ticket.client, deque())
         if first:
             tickets.appendleft(ticket)
@@ -64,9 +64,9 @@ class FairQueue:
         self._count += 1
 
     def pop(self) -> Ticket:
-        """Take the next ticket out; IndexError where nobody waits."""
+        """Take the next ticket out; IndexError if the queue is empty."""
         if not self._clients:
-            raise IndexError("nobody waits")
+            raise IndexError("the queue is empty")
         client, tickets = next(iter(self._clients.items()))
         ticket = tickets[0]
         self.remove(ticket)
@@ -75,7 +75,7 @@ class FairQueue:
         return ticket
 
     def remove(self, ticket: Ticket) -> None:
-        """Take a ticket out, wherever it stands; ValueError where it does not wait."""
+        """Take a ticket out, wherever it is; ValueError if it does not wait."""
         tickets = self._clients.get(ticket.client, deque())
         tickets.remove(ticket)
         self._count -= 1
@@ -83,8 +83,8 @@ class FairQueue:
             del self._clients[ticket.client]
 
     def to_displace(self, client: str, count: int = 1, places: int = 1) -> list[Ticket]:
-        """Who makes room for `count` tickets of `client`, at least `places` of them: the newest whole requests, of which nothing has
-        started, of the client that has most waiting. Empty where that client would have fewer then than `client`."""
+        """Tickets to displace for `count` tickets of `client`: at least `places`, of the newest requests that have not started, of the
+        client with the most waiting. Empty if that client would then have fewer waiting than `client`."""
         greediest: Sequence[Ticket] = max(self._clients.values(), key=len, default=deque())
         leaving: list[Ticket] = []
         for ticket in reversed(greediest):
@@ -97,7 +97,7 @@ class FairQueue:
 
 
 class ServiceRate:
-    """How fast requests were served lately, for honest Retry-After headers."""
+    """How fast requests were served recently, for realistic Retry-After headers."""
 
     REMEMBERED = 32
 
@@ -105,11 +105,11 @@ class ServiceRate:
         self._ends: deque[float] = deque(maxlen=self.REMEMBERED)
 
     def served(self) -> None:
-        """A request that held a slot is over."""
+        """Count a request that held a slot and has ended."""
         self._ends.append(time.monotonic())
 
     def seconds_for(self, requests: int) -> int:
-        """Whole seconds until so many requests are served, within 1 and 60; 1 while nothing is known."""
+        """Seconds until this many requests are served, from 1 to 60; 1 while nothing is known."""
         if not self._ends:
             return SHORTEST_WAIT
         span = max(time.monotonic() - self._ends[0], 1e-3)

@@ -1,4 +1,4 @@
-"""Text from tokens, as they come: whole characters only, and nothing that belongs to a stop string.
+"""Text from tokens as they arrive: complete characters only, and no part of a stop string.
 
 Invariants: what `TextStream` returns, concatenated, is the text of the answer; nothing returned is ever taken back; the
 result depends on the tokens alone, never on how they were grouped into rounds.
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from serving.runtime.types import Emitted, Origin, Rating
 
 HALF = "\ufffd"
-"""What decoders write in place of bytes that are no character (yet)."""
+"""What decoders write for bytes that are not (yet) a complete character."""
 
 Decode = Callable[[Sequence[int]], str]
 LONGEST_LEAD = 8
-"""Tokens of a prompt to look through for text: a character has four bytes, and special tokens may stand behind it."""
+"""Tokens at a prompt's end to search for text: a character has up to four bytes, and special tokens may follow it."""
 
 
 class Detokenizer:
-    """Decodes token by token; a character whose bytes are spread over tokens waits until it is whole.
+    """Decodes token by token; a character whose bytes are spread over tokens is held back until it is complete.
 
     Only a short window is decoded at each token: the tokens of the last piece of text, which decide about the spaces at
-    its border, and those that came since. The first window begins with the prompt's last tokens (as in vLLM and TGI): the
+    its border, and the newer ones. The first window begins with the prompt's last tokens (as in vLLM and TGI): the
     decoders of SentencePiece tokenizers drop the space that a text begins with, and an answer to a prompt begins none.
 
     Args:
@@ -38,7 +38,7 @@ class Detokenizer:
         self._decode = decode
         self._ids = _lead(decode, prompt)
         self._start = 0  # the window starts here
-        self._read = len(self._ids)  # tokens before this one are text already
+        self._read = len(self._ids)  # tokens before this one have been returned as text
 
     def push(self, token: int) -> str:
         """The text that `token` completes, often empty."""
@@ -50,7 +50,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """The rest, once no token follows; a character that the budget cut in half is left out."""
+        """The rest, when no token follows; an incomplete character at the end is left out."""
         text = self._unread().rstrip(HALF)
         self._start = self._read = len(self._ids)
         return text
@@ -61,7 +61,7 @@ class Detokenizer:
 
 
 def _lead(decode: Decode, prompt: Sequence[int]) -> list[int]:
-    """The fewest tokens at a prompt's end that are text of whole characters; none where there are no such."""
+    """The fewest tokens at a prompt's end that decode to complete characters; empty if there are none."""
     for count in range(1, min(LONGEST_LEAD, len(prompt)) + 1):
         lead = list(prompt[-count:])
         if (text := decode(lead)) and HALF not in text:
@@ -70,9 +70,9 @@ def _lead(decode: Decode, prompt: Sequence[int]) -> list[int]:
 
 
 class StopStrings:
-    """Cuts text before the first of some strings, holding back whatever may still become one.
+    """Cuts text before the first stop string, holding back text that may still become one.
 
-    The stop string that is complete first wins, and among those that end at one place the longest: the result is a
+    The stop string that is completed first counts, and of several that end at the same place the longest: the result is a
     function of the text, not of its pieces.
 
     >>> stop = StopStrings(["END"])
@@ -86,7 +86,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The text that is certain to be shown; empty for ever once stopped."""
+        """The text that is certain to be shown; always empty after a stop string."""
         if self.stopped:
             return ""
         self._held += text
@@ -97,7 +97,7 @@ class StopStrings:
         return self._take(len(self._held) - self._pending())
 
     def flush(self) -> str:
-        """What was held back, once no text follows."""
+        """The text that was held back, when no text follows."""
         return self._take(0 if self.stopped else len(self._held))
 
     def _take(self, count: int) -> str:
@@ -105,7 +105,7 @@ class StopStrings:
         return shown
 
     def _pending(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Length of the longest suffix of the held text that begins a stop string."""
         longest = max(map(len, self.strings), default=1) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(s.startswith(self._held[-size:]) for s in self.strings):
@@ -119,7 +119,7 @@ class TokenInfo:
 
     Args:
         text: what it adds to the answer; empty for tokens that are not shown, and while a character is incomplete.
-        rating: log-prob and likeliest tokens, where the request asked for them.
+        rating: log-prob and most likely tokens, if requested.
     """
 
     text: str
@@ -129,7 +129,7 @@ class TokenInfo:
 
 
 class TextStream:
-    """The text of one answer: detokenised, cut at stop strings, with the tokens that it took.
+    """The text of one answer: decoded and cut at stop strings, with its tokens.
 
     Args:
         decode: token ids → text, special tokens left out.
@@ -154,7 +154,7 @@ class TextStream:
         return self._stop.stopped
 
     def push(self, tokens: Sequence[Emitted]) -> str:
-        """Text of further tokens; those behind the one that completes a stop string are neither shown nor counted."""
+        """Text of further tokens; those after the one that completes a stop string are neither shown nor counted."""
         shown = []
         for token in tokens:
             if self.stopped:
@@ -167,7 +167,7 @@ class TextStream:
         return "".join(shown)
 
     def flush(self) -> str:
-        """Text that was held back, once no token follows."""
+        """The text that was held back, when no token follows."""
         rest = self._detokenizer.flush()
         if rest and self._held:  # bytes that the last token left open
             text, token = self._held.pop()
@@ -182,7 +182,7 @@ class TextStream:
         return final
 
     def _show(self, shown: str) -> str:
-        """Settle the tokens that `shown` completes; one without text goes with the next that has some, so that none comes alone."""
+        """Settle the tokens whose text is complete with `shown`; a token without text is settled with the next one that has text."""
         self._credit += len(shown)
         while (at := next((i for i, (text, _) in enumerate(self._held) if text), None)) is not None:
             text, token = self._held[at]

@@ -1,11 +1,11 @@
-"""Speculating less under load, so that many requests at once are never slower than plain decoding would be.
+"""Shorter drafts under load, so that many requests at once should not be slower than with plain decoding.
 
-Before each round everything that runs is told how long its drafts may be (`Session.draft_limit`), from what forwards cost
-(costs.py), how many run, how much of recent drafts was accepted, and how much prompt came with recent answers. It is only a limit:
-strategies go on deciding within it.
+Before each round every running request gets a limit on the length of its drafts (`Session.draft_limit`). It follows from the cost of
+forward passes (costs.py), the number of running requests, the acceptance of recent drafts and the prompt tokens per generated token of
+recent requests. Within the limit strategies decide as before.
 
-A limit changes which random numbers an answer takes, and what a lossy strategy keeps. So requests whose answer must not depend on other
-traffic have none (`repeats`).
+A limit changes which random numbers an answer uses, and which tokens a lossy strategy keeps. So requests whose answer must not depend on
+other traffic have none (`repeats`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 from serving.server.scheduling.costs import BatchCosts
 
 PROBE_EVERY = 32
-"""While nobody may draft, one request drafts one token every so many rounds: else nobody would notice when drafts get better.
-So does every request that is recorded and stays the same text by it: its draft then reads what it has missed (recording.py)."""
+"""While no request may draft, one request drafts one token every this many rounds, to notice when acceptance improves. So does every
+recorded request whose text this cannot change: its draft then reads the tokens that it has missed (serving/recording/recorder.py)."""
 
 
 @dataclass
 class Acceptance:
-    """The acceptance rate α of recent draft tokens; before there are any, a usual one."""
+    """The acceptance rate α of recent draft tokens; a typical rate before there are any."""
 
     USUAL, WEIGHT, MEMORY = 0.7, 16, 2048
 
@@ -40,7 +40,7 @@ class Acceptance:
         return (self.accepted + self.USUAL * self.WEIGHT) / (self.judged + self.WEIGHT)
 
     def learn(self, judged: int, accepted: int) -> None:
-        """Take in judged draft tokens; older ones fade."""
+        """Count verified draft tokens; older ones lose weight."""
         self.judged, self.accepted = self.judged + judged, self.accepted + accepted
         if self.judged > self.MEMORY:
             self.judged, self.accepted = self.judged / 2, self.accepted / 2
@@ -48,7 +48,7 @@ class Acceptance:
 
 @dataclass
 class Prompts:
-    """How many prompt tokens recent answers took for every token that was written; before there are any, as many."""
+    """Prompt tokens per generated token of recent requests; 1 before there are any."""
 
     WEIGHT, MEMORY = 256, 8192
 
@@ -60,7 +60,7 @@ class Prompts:
         return (self.read + self.WEIGHT) / (self.written + self.WEIGHT)
 
     def learn(self, read: int, written: int) -> None:
-        """Take in an answer that is complete; older ones fade."""
+        """Count a complete answer; older ones lose weight."""
         self.read, self.written = self.read + read, self.written + written
         if self.read + self.written > self.MEMORY:
             self.read, self.written = self.read / 2, self.written / 2
@@ -68,26 +68,26 @@ class Prompts:
 
 @dataclass
 class LoadControl:
-    """Sets the draft limit of everything that runs, before each round. Lives on the scheduler's thread.
+    """Sets the draft limit of every running request before each round, on the scheduler's thread.
 
-    A request alone is left as its strategy was tuned. Among several every draft is at most as long as is best for so many, also where
-    that is as long as for one: what a strategy drafts beyond it may cost more than plain decoding.
+    A single request has no limit. With several, every draft is at most as long as is best for that number of requests: longer drafts may
+    cost more than plain decoding.
     """
 
     costs: BatchCosts
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     prompts: Prompts = field(default_factory=Prompts)
-    """Of requests that a draft model reads for."""
+    """Of requests that use a draft model."""
     last: dict[str, int] = field(default_factory=dict)
-    """Strategy → its limit when it was last set; for people."""
+    """Strategy → its last limit; for `describe`."""
     _rounds: int = 0
     _seen: dict[Session, tuple[int, int, bool]] = field(default_factory=dict)
 
     def limit(self, strategy: Strategy, running: int, sampling: Sampling | None = None) -> int:
-        """Draft tokens that a request may make at a time while `running` requests run; UNLIMITED or less.
+        """Longest draft of a request while `running` requests run; UNLIMITED or less.
 
         Args:
-            sampling: the request's; None: one whose answer may depend on the limit.
+            sampling: the request's; None: the answer may depend on the limit.
         """
         if strategy.name == Autoregressive.name or (sampling is not None and repeats(strategy, sampling)):
             return UNLIMITED
@@ -100,14 +100,14 @@ class LoadControl:
         return limit
 
     def apply(self, engine: Engine, running: Sequence[tuple[Session, Strategy]]) -> None:
-        """Learn from what was judged since the last round, and limit the drafts of the next one."""
+        """Update the acceptance rates from the last round, and limit the drafts of the next one."""
         self._learn(running)
         self._rounds += 1
         overlapping = False
         for session, strategy in running:
             session.draft_limit = self.limit(strategy, len(running), session.sampling)
             overlapping = overlapping or (strategy.overlaps and session.draft_limit > 0)
-        # cores are not divided for models that take turns
+        # cores are divided only for models that run at the same time
         engine.split = None if overlapping else False
         if self._rounds % PROBE_EVERY == 0:
             idle = [(session, strategy) for session, strategy in running if session.draft_limit == 0]
@@ -117,7 +117,7 @@ class LoadControl:
                     session.draft_limit = 1
 
     def describe(self) -> dict[str, object]:
-        """For people: where the figures come from, and the limits of the last round (null: none)."""
+        """For `/health`: the source of the costs, and the limits of the last round (null: none)."""
         limits = {name: None if limit == UNLIMITED else limit for name, limit in dict(self.last).items()}
         return {"costs": self.costs.source, "draft_limits": limits}
 
@@ -130,7 +130,7 @@ class LoadControl:
                 self.acceptance.setdefault(strategy.name, Acceptance()).learn(judged - before, accepted - kept)
             seen[session] = judged, accepted, "draft" in strategy.roles
         for session, (*_, drafts) in self._seen.items():
-            if drafts and session not in seen:  # only now: a prompt is read at once, and written for round by round
+            if drafts and session not in seen:  # at the end of a request, when all of its tokens are known
                 self.prompts.learn(session.text.prompt_length, len(session.text.ids) - session.text.prompt_length)
         self._seen = seen
 
@@ -141,11 +141,11 @@ def indifferent(strategy: Strategy, sampling: Sampling) -> bool:
 
 
 def repeats(strategy: Strategy, sampling: Sampling) -> bool:
-    """Whether a request must be left alone, because a limit could change an answer that is to be the same whatever else runs."""
+    """Whether a request must have no limit, because its answer must be the same whatever else runs and a limit could change it."""
     return (sampling.repeatable or strategy.resources.deterministic) and not indifferent(strategy, sampling)
 
 
 @lru_cache(4096)
 def best_gamma(costs: BatchCosts, running: int, alpha: float, drafts: bool, overlaps: bool, prompt: float) -> int:
-    """`Costs.best_gamma`, asked once: it is wanted every round."""
+    """`BatchCosts.best_gamma`, cached, because every round asks for it."""
     return costs.best_gamma(running, alpha, drafts=drafts, overlaps=overlaps, prompt=prompt)

@@ -1,11 +1,11 @@
-"""What others may know of requests: metrics, feedback and online state listen here, and the scheduler knows none of them.
+"""Notifications about requests, for metrics and feedback; the scheduler does not depend on them.
 
 All methods are called on the scheduler's thread, between two steps of the engine: they must be quick and must not block
-(put what takes time on a queue of your own). What one raises is logged once a name and method, and hurts no request.
+(move slow work to a queue of your own). An exception is logged once per observer and method, and affects no request.
 
 The life of a ticket: `admitted` when it gets a slot, `progressed` after each round that gave it final tokens, `finished` once
 with its last event. A ticket that ends while it waits (cancelled, past its deadline) is `finished` without `admitted`.
-A ticket that the queue refuses (`QueueFull`, `SchedulerClosed`) is never heard of here: `submit` raises to its caller.
+A ticket that the queue refuses (`QueueFull`, `SchedulerClosed`) is not reported here: `submit` raises to its caller.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Observer:
         """The ticket holds a slot; `ticket.job` is set, and `ticket.strategy` is the strategy that decodes it."""
 
     def stepped(self, running: int, waiting: int, seconds: float) -> None:
-        """One round is over: requests that hold a slot, requests that wait for one, and how long the engine's step took."""
+        """A round has ended: requests that hold a slot, requests that wait for one, and seconds of the engine's step."""
 
     def progressed(self, ticket: Ticket, tokens: int) -> None:
-        """So many tokens, at least 1, became final; the first call of a ticket comes with `ticket.first_token_at` set."""
+        """`tokens` tokens, at least 1, became final; `ticket.first_token_at` is set from the first call on."""
 
     def finished(self, ticket: Ticket, event: Event) -> None:
         """The ticket ended in an `End`, a `Failure` or `Cancelled`, which its client has been sent; `ended_at` is set."""
@@ -47,7 +47,7 @@ class Observers:
         self._observers = tuple(observers)
         self._reported: set[tuple[str, str]] = set()
 
-    def tell(self, method: str, *values: Any) -> None:
+    def notify(self, method: str, *values: Any) -> None:
         """Call a method of `Observer` on all of them."""
         for observer in self._observers:
             try:
@@ -56,4 +56,4 @@ class Observers:
                 key = type(observer).__name__, method
                 if key not in self._reported:  # once: a log line each round would fill the disk
                     self._reported.add(key)
-                    log.exception("%s.%s failed; it goes on being called", *key)
+                    log.exception("%s.%s failed; it will still be called", *key)

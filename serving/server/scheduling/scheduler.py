@@ -1,8 +1,8 @@
-"""The scheduler: one thread owns the engine and steps it; requests come in by a queue, text goes out by callbacks.
+"""The scheduler: one thread owns the engine and steps it; requests arrive through a queue, text leaves through callbacks.
 
-Each turn drops requests that were cancelled or are past their deadline, fills free slots from the queue (admission.py), runs
-one engine step for all that run, and hands out what became final. Nothing here knows of HTTP or asyncio: `Ticket.deliver` is
-called on the scheduler's thread and must not block. Every ticket gets `Delta`s and then exactly one `End`, `Failure` or
+Each round drops requests that were cancelled or are past their deadline, fills free slots from the queue (admission.py), runs one engine
+step for all running requests, and delivers what became final. Nothing here depends on HTTP or asyncio: `Ticket.deliver` is called on the
+scheduler's thread and must not block. Every ticket gets `Delta`s and then exactly one `End`, `Failure` or
 `Cancelled`.
 """
 
@@ -29,12 +29,12 @@ class Scheduler:
     """Runs tickets over an engine.
 
     Args:
-        strategy: decodes tickets that bring none.
+        strategy: decodes tickets without one.
         slots: requests that run at once; the engine's models must have as many.
-        threads: compute threads of the scheduler's thread; None leaves torch's own choice.
+        threads: compute threads of the scheduler's thread; None: PyTorch's choice.
         capacity: requests that may wait for a slot.
-        observers: told of every ticket (observer.py).
-        load: shortens drafts while many run; None leaves every strategy alone.
+        observers: notified of every ticket (observer.py).
+        load: shortens drafts while many requests run; None: no limit.
     """
 
     def __init__(self, engine: Engine, strategy: Strategy, slots: int, *, threads: int | None = None, capacity: int = QUEUE,
@@ -43,7 +43,7 @@ class Scheduler:
         self._threads = threads
         self._observers = Observers(observers)
         self._rate = ServiceRate()
-        self._changed = threading.Condition()  # guards the queue, what was displaced from it, and whether it is closed
+        self._changed = threading.Condition()  # guards the queue, the displaced tickets and `_closing`
         self._queue = FairQueue(capacity)
         self._displaced: list[Ticket] = []
         self._running: list[Ticket] = []
@@ -58,17 +58,17 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for one."""
+        """Requests that wait for a slot."""
         return len(self._queue)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread works."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     @property
     def accepts(self) -> bool:
-        """Whether new requests are taken and worked on."""
+        """Whether new requests are accepted."""
         return self.alive and not self._closing
 
     def start(self) -> None:
@@ -79,10 +79,10 @@ class Scheduler:
         """Queue the tickets of one client's request, all or none, from any thread.
 
         Args:
-            urgent: wait even where the queue is full, and before all others (for the server's own checks).
+            urgent: queue before all others, even if the queue is full (for the server's own checks).
         Raises:
-            SchedulerClosed: the server is going down.
-            QueueFull: too many wait already.
+            SchedulerClosed: the server is shutting down.
+            QueueFull: too many requests already wait.
         """
         now, together = time.monotonic(), TicketGroup()
         for ticket in tickets:
@@ -97,9 +97,9 @@ class Scheduler:
             self._changed.notify()
 
     def _make_room(self, tickets: Sequence[Ticket]) -> None:
-        """See that tickets find a free slot or a place in the queue, which others may have to leave; else raise QueueFull."""
+        """Make room for tickets on slots or in the queue, by displacing others if that is fair; else raise QueueFull."""
         room = self._queue.capacity + max(0, self.slots - len(self._running))
-        wanted = min(len(tickets), self._queue.capacity + self.slots)  # more than there can ever be is taken when nobody is here
+        wanted = min(len(tickets), self._queue.capacity + self.slots)  # more than ever fit are accepted when the server is idle
         missing = len(self._queue) + wanted - room
         if missing <= 0:
             return
@@ -111,18 +111,18 @@ class Scheduler:
         self._displaced += displaced
 
     def stop_taking(self) -> None:
-        """Take no new request; those that are here go on. From any thread, never from a signal handler."""
+        """Accept no new request; accepted ones continue. From any thread, never from a signal handler."""
         with self._changed:
             self._closing = True
             self._changed.notify()
 
     def abort(self) -> None:
-        """Take no new request and cancel those that are here, within one round; from any thread, without waiting."""
+        """Accept no new request and cancel the others within one round; from any thread, without waiting."""
         self.stop_taking()
         self._aborting = True
 
     def close(self, timeout: float | None = None) -> None:
-        """Take no new request, finish those that are here, end the thread; after `timeout` seconds cancel what is left."""
+        """Accept no new request, finish the others and end the thread; after `timeout` seconds cancel what is left."""
         self.stop_taking()
         if not self.alive:
             return
@@ -134,7 +134,7 @@ class Scheduler:
         """One round: drop, admit, step, publish.
 
         Args:
-            block: wait for a request when there is nothing to do.
+            block: wait for a request if there is none.
         """
         if block:
             with self._changed:
@@ -148,7 +148,7 @@ class Scheduler:
             self.load.apply(self.engine, [(ticket.job.session, ticket.strategy) for ticket in running if ticket.job and ticket.strategy])
         started = time.perf_counter()
         self.engine.step()
-        self._observers.tell("stepped", len(running), self.waiting, time.perf_counter() - started)
+        self._observers.notify("stepped", len(running), self.waiting, time.perf_counter() - started)
         for ticket in running:
             self._publish(ticket)
 
@@ -164,15 +164,15 @@ class Scheduler:
                 except Exception as error:
                     log.exception("a round failed")
                     self._fail_all(error)
-        finally:  # whatever ended the thread: nobody waits for it for ever
+        finally:  # whatever ended the thread, no request waits forever
             self.stop_taking()
-            self._fail_all(SchedulerClosed("the server does not work any more"))
+            self._fail_all(SchedulerClosed("the server has stopped working"))
 
     def _refusal(self) -> QueueFull:
         return QueueFull(self._rate.seconds_for(len(self._queue)))
 
     def _drop(self) -> None:
-        """Let go of tickets that nobody waits for any more."""
+        """Drop tickets that were cancelled, displaced or are past their deadline."""
         now = time.monotonic()
         with self._changed:
             waiting, displaced, self._displaced = list(self._queue), self._displaced, []
@@ -182,7 +182,7 @@ class Scheduler:
             if ticket.cancelled or self._aborting:
                 self._leave(ticket, Cancelled())
             elif ticket.deadline is not None and now >= ticket.deadline:
-                self._leave(ticket, Failure(DeadlineExceeded("the request was not answered in the time that it was given")))
+                self._leave(ticket, Failure(DeadlineExceeded("the request was not answered before its deadline")))
 
     def _admit(self) -> None:
         while len(self._running) < self.slots:
@@ -200,7 +200,7 @@ class Scheduler:
                 continue
             ticket.admitted_at = time.monotonic()
             self._running.append(ticket)
-            self._observers.tell("admitted", ticket)
+            self._observers.notify("admitted", ticket)
 
     def _publish(self, ticket: Ticket) -> None:
         job = ticket.job
@@ -220,7 +220,7 @@ class Scheduler:
             return
         if ticket.text.tokens > known:
             ticket.first_token_at = ticket.first_token_at or time.monotonic()
-            self._observers.tell("progressed", ticket, ticket.text.tokens - known)
+            self._observers.notify("progressed", ticket, ticket.text.tokens - known)
         if stopped:
             self._leave(ticket, End("stop", ticket.text.tokens, job.session.stats))
         elif job.error:
@@ -230,8 +230,8 @@ class Scheduler:
             self._leave(ticket, End(reason, ticket.text.tokens, job.session.stats))
 
     def _leave(self, ticket: Ticket, event: Event) -> None:
-        """Take a ticket out, free its slot, and tell it how it ended; nothing where it has ended already."""
-        if ticket.ended_at is not None:  # it was displaced behind the look at the queue that found it cancelled or late
+        """Take a ticket out, free its slot and deliver its last event; does nothing if it has already ended."""
+        if ticket.ended_at is not None:  # it was displaced after it had been found cancelled or late
             return
         if ticket in self._running:
             self._running.remove(ticket)
@@ -243,14 +243,14 @@ class Scheduler:
         try:
             if ticket.job is not None:
                 self.engine.cancel(ticket.job)
-        except Exception:  # whoever waits for the ticket is told in any case, and the others go on
+        except Exception:  # the ticket still gets its last event, and the others continue
             log.exception("a slot could not be freed")
         ticket.ended_at = time.monotonic()
         try:
             ticket.deliver(event)
         except Exception:
             log.exception("an event could not be delivered")
-        self._observers.tell("finished", ticket, event)
+        self._observers.notify("finished", ticket, event)
 
     def _fail_all(self, error: Exception) -> None:
         with self._changed:

@@ -31,7 +31,7 @@ class End:
 
     Args:
         completion_tokens: tokens up to the last one that was used, stop token included.
-        stats: the engine's counters; they may cover a few tokens behind a stop string.
+        stats: the engine's counters; they may include a few tokens after a stop string.
     """
 
     finish_reason: FinishReason
@@ -41,30 +41,30 @@ class End:
 
 @dataclass(frozen=True)
 class Failure:
-    """The request ended in an error of its own."""
+    """The request failed; others are not affected."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The request was dropped: its client went away, or the server is going down."""
+    """The request was cancelled: its client disconnected, or the server is shutting down."""
 
 
 Event = Delta | End | Failure | Cancelled
 
 
 class SchedulerClosed(Exception):
-    """The server is going down and takes no new request."""
+    """The server is shutting down and accepts no new request."""
 
 
 class DeadlineExceeded(Exception):
-    """The request was not answered in the time it was given."""
+    """The request was not answered before its deadline."""
 
 
 @dataclass(eq=False)
 class TicketGroup:
-    """What tickets that were submitted at once have in common.
+    """Shared by tickets that were submitted together.
 
     Args:
         started: one of them has left the queue for a slot.
@@ -80,10 +80,10 @@ class Ticket:
         prompt: token ids.
         text: turns the request's tokens into text.
         deliver: receives the events, on the scheduler's thread.
-        client: whom the queue is fair between; "" for all that say nothing.
+        client: name by which the queue is fair between clients; "": unknown.
         deadline: `time.monotonic` seconds at which the request ends in Failure(DeadlineExceeded), waiting or running.
-        strategy: what decodes it; None takes the scheduler's, and says which once it is admitted.
-        body: `messages` or `prompt` as the client sent them, for observers; None where nobody kept them.
+        strategy: what decodes it; None: the scheduler's, which is filled in at admission.
+        body: `messages` or `prompt` as the client sent them, for observers; None if it was not kept.
 
     `arrived`, `admitted_at`, `first_token_at` and `ended_at` are `time.monotonic` seconds, None until then.
     """
@@ -102,5 +102,5 @@ class Ticket:
         self.ended_at: float | None = None
 
     def cancel(self) -> None:
-        """Give the request up, from any thread; its slot is free before the next round."""
+        """Cancel the request, from any thread; its slot is free before the next round."""
         self.cancelled = True

@@ -57,9 +57,8 @@ with pytest.MonkeyPatch.context() as patch:
 
 def in_a_child(function: str, *folders: Path) -> None:
     """Run a function of this file on folders in a process where nothing can be unpickled, and check that nothing tried to."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, function, *map(str, folders)], capture_output=True, text=True, check=False, timeout=300
-    )
+    command = [sys.executable, "-c", CHILD, function, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "tried []"
 
