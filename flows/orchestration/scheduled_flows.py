@@ -146,7 +146,8 @@ def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -
     at that moment is. One that was champion and is not any more stays where it is: a person took it back, or moved the alias, or another
     release was better.
     """
-    from registry.releases import CHAMPION_SINCE, find_release, gate_record, objection, withdrawal
+    from registry.promotion import CHAMPION_SINCE, withdrawal
+    from registry.releases import find_release, gate_record, objection
     from registry.store import Store
 
     release = find_release(Store(), space.spec.name, settings.device, number)

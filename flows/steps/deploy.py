@@ -11,7 +11,7 @@ from flows.workspace import Workspace
 def promote_and_deploy(space: Workspace, device: str, release: int, out: Path) -> Path:
     """Make a release that passed its gate the champion, and build its bundle under `out`; returns the bundle's folder."""
     from registry.bundles.build import build_bundle
-    from registry.releases import promote
+    from registry.promotion import promote
     from registry.store import Store
 
     store = Store()
@@ -26,7 +26,8 @@ def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
         the bundle's folder; None for a champion that no gate passed or that was rolled back, which a person put there.
     """
     from registry.bundles.build import build_bundle, relink
-    from registry.releases import find_release, gate_record, objection, withdrawal
+    from registry.promotion import withdrawal
+    from registry.releases import find_release, gate_record, objection
     from registry.store import Store
 
     store = Store()

@@ -155,7 +155,7 @@ def promoted(champion: Served) -> datetime | None:
     """When the champion was promoted; None where there is none, or one that was named by hand and never deployed."""
     if champion.release is None:
         return None
-    from registry.releases import CHAMPION_SINCE
+    from registry.promotion import CHAMPION_SINCE
 
     tag = champion.release.published.tags.get(CHAMPION_SINCE)
     return datetime.fromisoformat(tag) if tag else None

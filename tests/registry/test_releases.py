@@ -11,16 +11,8 @@ import pytest
 from registry.gates import GateRecord
 from registry.lineage import lineage_of
 from registry.pairs import PairSpec, model_records
-from registry.releases import (
-    ReleaseVersion,
-    adopt,
-    create_release,
-    find_release,
-    gate_record,
-    promote,
-    record_gate,
-    rollback,
-)
+from registry.promotion import adopt, promote, rollback
+from registry.releases import ReleaseVersion, create_release, find_release, gate_record, record_gate
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles, fingerprint
 from serving.errors import DraftwellError

@@ -58,7 +58,8 @@ from flows.steps.publish import run_publish
 from flows.workspace import Workspace
 from registry import gates
 from registry.gates import GateCheck
-from registry.releases import promote, record_gate, rollback
+from registry.promotion import promote, rollback
+from registry.releases import record_gate
 from serving.artifacts.pair_files import fingerprint
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet

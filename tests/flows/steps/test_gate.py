@@ -258,7 +258,7 @@ def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(champion: Path, ca
 
 
 def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> None:
-    from registry.releases import promote
+    from registry.promotion import promote
     from tests.support.loop.publishing import verdict
 
     done = call("rollback", "--reason", "a trial")
