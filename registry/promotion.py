@@ -20,13 +20,13 @@ from registry.strict import Strict
 from serving.errors import DraftwellError
 
 CHAMPION_SINCE = "champion_since"
-"""Tag: when a release last became champion, ISO 8601; the way back leads along it."""
+"""Tag: when a release last became champion, ISO 8601; a rollback goes by it."""
 ROLLED_BACK = "rolled_back"
-"""Tag: a `Withdrawal` as JSON, on a release that was champion and was taken back."""
+"""Tag: a `Withdrawal` as JSON, on a champion that was rolled back."""
 
 
 class Withdrawal(Strict):
-    """Why a champion was taken back."""
+    """Why a champion was rolled back."""
 
     reason: str = Field(min_length=1)
     to: int = Field(ge=1, description="release that became champion instead")
@@ -34,7 +34,7 @@ class Withdrawal(Strict):
 
 
 def withdrawal(release: ReleaseVersion) -> str | None:
-    """Why and when a release was taken back, in a few words, or None."""
+    """Why and when a release was rolled back, or None."""
     text = release.published.tags.get(ROLLED_BACK)
     if not text:
         return None
@@ -47,12 +47,12 @@ def withdrawal(release: ReleaseVersion) -> str | None:
 
 def promote(store: Store, pair: str, device: str, version: int | str, record: GateRecord | None = None, *,
             reason: str | None = None) -> ReleaseVersion:
-    """Let `champion` name a release whose gate passed.
+    """Make a release whose gate passed the champion.
 
     Args:
         record: the verdict; None takes the one that is kept with the release.
-        reason: why it shall serve, kept with it; one that was rolled back is not promoted again without, nor one that was judged beside
-            another champion than today's.
+        reason: kept with the release; required for one that was rolled back, and for one whose gate compared it with another champion
+            than today's.
     Raises:
         DraftwellError: there is no passed verdict that names exactly these versions and today's champion, or it was rolled back; nothing
             was changed.
@@ -60,13 +60,13 @@ def promote(store: Store, pair: str, device: str, version: int | str, record: Ga
     release = find_release(store, pair, device, version)
     judged = record or gate_record(release)
     if why := objection(release, judged):
-        raise DraftwellError(f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair}`")
+        raise DraftwellError(f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair}`", code="not_gated")
     if (why := _outdated(store, release, judged)) and not reason:
         raise DraftwellError(f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} --release {release.version}`, or "
-                             "say why it shall serve all the same with --reason")
+                             "give a --reason to promote it all the same", code="gated_against_another_champion")
     if (why := withdrawal(release)) and not reason:
-        raise DraftwellError(f"{release.name} is not promoted, {why}: publish another release, or say why this one shall serve again: "
-                             f"`draftwell promote --pair {pair} --release {release.version} --reason …`")
+        raise DraftwellError(f"{release.name} is not promoted, {why}: publish another release, or promote this one again with "
+                             f"a reason: `draftwell promote --pair {pair} --release {release.version} --reason …`", code="was_rolled_back")
     if record is not None:
         record_gate(store, record)
     if reason:
@@ -77,7 +77,7 @@ def promote(store: Store, pair: str, device: str, version: int | str, record: Ga
 
 
 def _outdated(store: Store, release: ReleaseVersion, record: GateRecord | None) -> str | None:
-    """What is wrong with a verdict that holds the release against another champion than today's, or None.
+    """What is wrong with a verdict that compares the release with another champion than today's, or None.
 
     The champion itself may be promoted again: that finishes a promotion that was cut off.
     """
@@ -85,36 +85,36 @@ def _outdated(store: Store, release: ReleaseVersion, record: GateRecord | None) 
     beside = record.baseline_version if record else None
     if champion is None or champion in (release.version, beside):
         return None
-    return f"its gate held it against {f'version {beside}' if beside else 'no champion'}, and version {champion} is the champion now"
+    return f"its gate compared it with {f'version {beside}' if beside else 'no champion'}, and version {champion} is the champion now"
 
 
 def rollback(store: Store, pair: str, device: str, reason: str, to: int | None = None) -> tuple[ReleaseVersion, ReleaseVersion]:
-    """Take the champion back: the one before it is champion again.
+    """Make the previous champion the champion again.
 
-    The one that is taken back keeps the reason, and is neither promoted again without one, nor deployed.
+    The release that is rolled back keeps the reason; it is not deployed, nor promoted again without another reason. A rollback that was
+    killed is finished when it is run again, and rolls nothing else back.
 
     Args:
-        to: number of the release that shall be champion; None takes the champion before, leaving out all that were rolled back.
-    One that was cut off is finished when it is run again, and takes nothing else back.
+        to: number of the release to make champion; None takes the previous champion, leaving out all that were rolled back.
 
     Returns:
-        the release that was taken back, and the one that is champion now.
+        the release that was rolled back, and the champion now.
     Raises:
         DraftwellError: no reason, no champion, none before it, or no passed gate record of that; nothing was changed.
     """
     if not reason.strip():
-        raise DraftwellError("a rollback needs a reason, which is kept with the release: name it with --reason")
+        raise DraftwellError("a rollback needs a reason, which is kept with the release: give one with --reason", code="no_reason")
     bad = find_release(store, pair, device, "champion")
     if (cut_off := _cut_off_rollback(store, bad)) is not None and to in (None, bad.version):
         _crown(store, bad)
         return cut_off, bad
     good = find_release(store, pair, device, to if to is not None else _champion_before(store, bad))
     if good.version == bad.version:
-        raise DraftwellError(f"{good.name} is the champion already: name another release with --to")
+        raise DraftwellError(f"{good.name} is the champion already: name another release with --to", code="already_champion")
     if why := objection(good, gate_record(good)) or withdrawal(good):
-        raise DraftwellError(f"{good.name} does not come back, {why}: name another release with --to")
+        raise DraftwellError(f"{good.name} cannot be made champion again, {why}: name another release with --to", code="no_way_back")
     note = Withdrawal(reason=reason.strip(), to=good.version, at=_now())
-    store.set_tag(bad.published, ROLLED_BACK, note.model_dump_json())  # first: cut off here, the bad one is not deployed any more
+    store.set_tag(bad.published, ROLLED_BACK, note.model_dump_json())  # first: killed after this, the bad one is still not deployed
     _keep_note(store, bad, "rollbacks", note.model_dump())
     _crown(store, good)
     return bad, good
@@ -141,12 +141,13 @@ def _champion_before(store: Store, champion: ReleaseVersion) -> int:
         release = find_release(store, champion.pair, champion.device, version)
         if objection(release, gate_record(release)) is None:
             return version
-    raise DraftwellError(f"{champion.name} has no champion before it: name a release that passed its gate with --to")
+    raise DraftwellError(f"{champion.name} has no previous champion: name a release that passed its gate with "
+                         f"--to", code="no_previous_champion")
 
 
 def adopt(store: Store, release: ReleaseVersion) -> None:
-    """Let everything follow a champion that was named by hand, as if it had been promoted; of one that was promoted, or is not the
-    champion any more, nothing changes."""
+    """Treat a champion that was named by hand as if it had been promoted; nothing changes for one that was promoted, or that is no
+    longer the champion."""
     dated = [p.tags.get(CHAMPION_SINCE, "") for p in store.versions("release", f"{release.pair}.{release.device}")]
     since = release.published.tags.get(CHAMPION_SINCE)
     follow_alias(store, release, "champion")
@@ -166,5 +167,5 @@ def _keep_note(store: Store, release: ReleaseVersion, folder: str, note: Mapping
 
 
 def _now() -> str:
-    """This moment, to the microsecond, so that two in a row are told apart."""
+    """This moment, to the microsecond, so that two in a row differ."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")

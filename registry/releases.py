@@ -30,7 +30,7 @@ __all__ = ["GateCheck", "GateRecord", "ReleaseVersion", "create_release", "find_
            "record_gate"]
 
 GATE_HEADING = "## Last gate"
-"""Ends a release's own description; behind it comes the last verdict."""
+"""Ends a release's own description; after it comes the last verdict."""
 class Pin(Strict):
     """An exact version of an artifact."""
 
@@ -92,14 +92,14 @@ class ReleaseVersion:
 
 def create_release(store: Store, pair: str, device: str, pins: Mapping[str, int], models: Mapping[str, ModelRecord],
                    evidence: Mapping[str, Any], *, settings: Mapping[str, Any] | None = None) -> ReleaseVersion:
-    """Register a release of published artifacts and let `candidate` name it.
+    """Register a release of published artifacts; it becomes `candidate`.
 
     Args:
         pins: kind → version of `<kind>.<pair>`; all of one fingerprint.
         models: role → where the weights come from (`registry.pairs.model_records`).
-        evidence: what it rests on, kept as JSON with the run; numbers at its top are compared by MLflow, and so are the
-            figures of everything that is pinned, as `<kind>.<figure>`.
-        settings: what MLflow shows as parameters beside the pinned versions, such as the strategy.
+        evidence: what it is based on, kept as JSON with the run; numbers at its top level are compared by MLflow, and so are the
+            metrics of everything that is pinned, as `<kind>.<metric>`.
+        settings: what MLflow shows as parameters next to the pinned versions, such as the strategy.
     """
     found = {kind: store.resolve(kind, pair, version) for kind, version in sorted(pins.items())}
     contents = ReleaseFile(device=device, models=dict(models),
@@ -124,10 +124,12 @@ def create_release(store: Store, pair: str, device: str, pins: Mapping[str, int]
 def _common_fingerprint(found: Mapping[str, Published]) -> str:
     bound = {kind: published.fingerprint for kind, published in found.items() if find_kind(kind).fingerprinted}
     if not bound:
-        raise DraftwellError("a release needs at least one artifact besides the draft: run `draftwell tune` first")
+        raise DraftwellError("a release needs at least one artifact besides the draft: run `draftwell tune` "
+                             "first", code="nothing_to_release")
     if len(set(bound.values())) > 1:
         each = ", ".join(f"{kind} {value[:12]}" for kind, value in bound.items())
-        raise DraftwellError(f"these artifacts belong to different models or dtypes ({each}): calibrate them all again")
+        raise DraftwellError(f"these artifacts belong to different models or dtypes ({each}): calibrate them all "
+                             f"again", code="mixed_fingerprints")
     return next(iter(bound.values()))
 
 
@@ -145,7 +147,7 @@ def record_gate(store: Store, record: GateRecord, *, words: str = "", figures: M
 
     Args:
         words: the verdict in Markdown; it becomes the end of the release's description.
-        figures: further figures of the bench that MLflow shall compare, beside every check as `gate.<name>`.
+        figures: further metrics of the bench for MLflow to compare, in addition to every check as `gate.<name>`.
         files: reports and plots, kept with the release's run.
     """
     release = find_release(store, record.pair, record.device, record.release_version)
@@ -181,7 +183,7 @@ def gate_record(release: ReleaseVersion) -> GateRecord | None:
         return GateRecord.model_validate_json(text)
     except ValidationError as error:
         raise DraftwellError(f"the gate record of {release.name} cannot be read: "
-                             f"run `draftwell gate --pair {release.pair}`") from error
+                             f"run `draftwell gate --pair {release.pair}`", code="gate_record_unreadable") from error
 
 
 def objection(release: ReleaseVersion, record: GateRecord | None) -> str | None:
@@ -199,7 +201,7 @@ def is_champion(store: Store, release: ReleaseVersion) -> bool:
 
 
 def move_alias(store: Store, release: ReleaseVersion, alias: str) -> None:
-    """Let an alias name a release, which is the whole step, and then all that it pins."""
+    """Let an alias name a release, which completes the step, and then all that it pins."""
     store.set_alias(release.published, alias)
     follow_alias(store, release, alias)
 

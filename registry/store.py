@@ -39,7 +39,7 @@ class Published:
         version: counted from 1 within the name.
         run_id: the run that logged it.
         digest: `digest_of` its folder.
-        source: where its files lie.
+        source: where its files are stored.
         tags: digest, fingerprint, trace_digest, parents (JSON, kind → digest), git_commit and what was added later.
     """
 
@@ -81,7 +81,7 @@ class Store:
         The same data for the same pair is registered once: a second call returns the version that exists.
 
         Args:
-            metrics: figures that MLflow compares; those of the artifact itself are added.
+            metrics: numbers that MLflow compares; those of the artifact itself are added.
             parameters: settings that MLflow compares; those of the artifact itself are added.
             plots: pictures and reports, kept with the run.
             description: Markdown for a person; made from the figures where it is empty.
@@ -195,7 +195,7 @@ class Store:
         known = ", ".join(f"{alias} = {v}" for alias, v in self.get_aliases(kind, pair).items())
         what = f"version {wanted}" if wanted.isdigit() else f"alias {wanted}"
         have = f"it has {known}" if known else "run `draftwell demo`, or train, calibrate and gate this pair first"
-        raise DraftwellError(f"the registry holds no {what} of {name}: {have}")
+        raise DraftwellError(f"the registry holds no {what} of {name}: {have}", code="not_registered")
 
     def download(self, published: Published, into: Path) -> Path:
         """The version's artifact files in the folder `into`, which is replaced; digests are checked first."""
@@ -209,7 +209,7 @@ class Store:
             check_files(raw, manifest)
             if digest_of(raw) != published.digest:
                 raise DraftwellError(f"the files of {published.name} version {published.version} are not those that "
-                                     "were published (digest differs): publish it again")
+                                     "were published (digest differs): publish it again", code="published_files_changed")
             clean = copy_artifact(raw, Path(place) / "clean")
             shutil.rmtree(into, ignore_errors=True)
             os.replace(clean, into)
@@ -221,7 +221,7 @@ class Store:
             _insert_or_change(lambda: self.client.set_registered_model_alias(published.name, alias, str(published.version)))
 
     def get_aliases(self, kind: str, pair: str) -> dict[str, int]:
-        """alias → version (searching for versions does not tell their aliases)."""
+        """alias → version (a search for versions does not return their aliases)."""
         from mlflow.exceptions import MlflowException
 
         with registry_errors(self.uri):
@@ -260,7 +260,7 @@ class Store:
                 self.client.log_artifact(published.run_id, str(file), folder)
 
     def log_metrics(self, published: Published, metrics: Mapping[str, float]) -> None:
-        """Add figures to the version's run, which MLflow's compare view reads."""
+        """Add metrics to the version's run, which MLflow's compare view reads."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -268,7 +268,7 @@ class Store:
             self.client.log_batch(published.run_id, [Metric(key, float(value), now, 0) for key, value in metrics.items()])
 
     def metrics(self, published: Published) -> dict[str, float]:
-        """The figures of the version's run."""
+        """The metrics of the version's run."""
         with registry_errors(self.uri):
             return dict(self.client.get_run(published.run_id).data.metrics)
 

@@ -207,7 +207,7 @@ def test_folders_are_named_by_their_absolute_path(tmp_path: Path, monkeypatch: p
     (("--pair", "smolm2-135m"), ("unknown pair",)),
     (("--file", "nowhere.yaml"), ("nowhere.yaml", "checkout")),
     (("--file", REPO / "registry" / "gates.yaml"), ("gates.yaml", "deployments")),
-    (("--file", REPO / "Makefile"), ("Makefile", "no YAML")),
+    (("--file", REPO / "Makefile"), ("Makefile", "YAML")),
 ])
 def test_mistakes_are_told_before_anything_is_deployed(run: Any, place: Path, arguments: tuple[Any, ...], words: tuple[str, ...]) -> None:
     refused(run("schedule", "--file", FILE, *arguments), *words)
@@ -687,7 +687,7 @@ def test_what_was_rolled_back_is_neither_judged_nor_promoted(place: Path, settin
         monkeypatch.setattr(scheduled, name, lambda *arguments: seen.append(arguments))
     monkeypatch.setattr(scheduled, "publish_task", lambda settings: bad.version)
     for name in ("table", "links"):
-        monkeypatch.setattr(scheduled.showing, name, lambda *arguments: None)
+        monkeypatch.setattr(scheduled.prefect_artifacts, name, lambda *arguments: None)
     done = scheduled.release.fn(settings)
     assert (done["passed"], done["bundle"], seen) == (False, None, [])
     assert champion_number(space, "cpu") == good.version
@@ -707,7 +707,7 @@ def test_a_hands_change_of_the_champion_is_not_undone(place: Path, settings: Pip
         monkeypatch.setattr(scheduled, name, lambda *arguments: seen.append(arguments))
     monkeypatch.setattr(scheduled, "publish_task", lambda settings: two.version)
     for name in ("table", "links"):
-        monkeypatch.setattr(scheduled.showing, name, lambda *arguments: None)
+        monkeypatch.setattr(scheduled.prefect_artifacts, name, lambda *arguments: None)
     done = scheduled.release.fn(settings)
     assert (done["passed"], done["bundle"], seen) == (False, None, [])
     assert champion_number(space, "cpu") == one.version

@@ -263,7 +263,7 @@ def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> 
 
     done = call("rollback", "--reason", "a trial")
     assert done.exit_code == 2
-    assert "has no champion before it" in done.stderr
+    assert "has no previous champion" in done.stderr
     store = Store()
     number = max(version.version for version in store.versions("release", "tiny.cpu"))
     promote(store, "tiny", "cpu", number, verdict(find_release(store, "tiny", "cpu", number),
