@@ -90,3 +90,22 @@ def will_pass(error: BaseException) -> bool:
 
     passing = (ConnectionError, TimeoutError, RequestException, TransportError, OperationalError)
     return any(isinstance(each, passing) for each in chain(error))
+
+
+@contextmanager
+def reaching_prefect() -> Iterator[None]:
+    """Turn a Prefect server that does not answer, or refuses the request, into one line that names it."""
+    import httpx
+
+    try:
+        yield
+    except (RuntimeError, httpx.HTTPError) as error:
+        if isinstance(error, RuntimeError) and "Failed to reach API" not in str(error):
+            raise
+        from prefect.settings import PREFECT_API_URL
+
+        from registry.access import hidden
+
+        place = hidden(PREFECT_API_URL.value() or "this machine's own address")
+        raise DraftwellError(f"Prefect's server at {place} does not answer: start it, check PREFECT_API_URL and PREFECT_API_AUTH_STRING, "
+                             "or unset PREFECT_API_URL to run without a server of your own", code="no_prefect_server") from error

@@ -15,7 +15,7 @@ from prefect import flow, task
 from flows.context import pictures_of
 from flows.orchestration import prefect_artifacts
 from flows.orchestration.cached_steps import TRACES, once, standing
-from flows.orchestration.concurrency import pair_turn
+from flows.orchestration.concurrency import pair_slots
 from flows.orchestration.learn_tasks import RESULT, RETRY, calibrate_task, collect_task, train_task, tune_task
 from flows.orchestration.release_tasks import champion_task, deploy_champion_task, deploy_task, gate_task, link_task, publish_task
 from flows.progress import announce
@@ -80,7 +80,7 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
     """Collect traces of a pair on served traffic, or on its prompts until there is any; where pair, prompts and settings are those of
     the last run, nothing is computed."""
     space = workspace_of(settings)
-    with pair_turn(space.spec.name):
+    with pair_slots(space.spec.name):
         take_prompts_task(settings)
         settings = on_taken(settings, space)
         done = once(collection_step, settings, space, {})
@@ -94,7 +94,7 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
 def calibration(settings: TrafficSettings) -> dict[str, Any]:
     """Make verifier, acceptance table, correction memory and hardware profile from the traces, and register them."""
     space = workspace_of(settings)
-    with pair_turn(space.spec.name):
+    with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
         done = once(calibration_step, settings, space, standing(space, [TRACES]))
         versions = register_task(settings, CALIBRATED)
@@ -107,7 +107,7 @@ def calibration(settings: TrafficSettings) -> dict[str, Any]:
 def tuning(settings: TrafficSettings) -> dict[str, Any]:
     """Choose strategy and parameters beside the champion, and register the choice."""
     space = workspace_of(settings)
-    with pair_turn(space.spec.name):
+    with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
         before = {**standing(space, (TRACES, *READ_BY_STRATEGIES)), "champion": champion_task(settings)}
         done = once(tuning_step, settings, space, before)
@@ -120,7 +120,7 @@ def tuning(settings: TrafficSettings) -> dict[str, Any]:
 def release(settings: TrafficSettings) -> dict[str, Any]:
     """Publish what the workspace holds, gate it, and deploy it if it passes; the champion itself is not gated again."""
     space = workspace_of(settings)
-    with pair_turn(space.spec.name):
+    with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
         number = publish_task(settings)
         if number == champion_task(settings):

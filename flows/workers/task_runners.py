@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.failures import is_full, worth_retrying
+from flows.failures import is_full, reaching_prefect, worth_retrying
 from flows.workers import worker_jobs as parts
 from serving.errors import DraftwellError
 
@@ -234,22 +234,3 @@ def ray_options(pool: WorkerPool) -> AbstractContextManager[Any]:
         options["num_gpus"] = 1
     context: AbstractContextManager[Any] = remote_options(**options)
     return context
-
-
-@contextmanager
-def reaching_prefect() -> Iterator[None]:
-    """Turn a Prefect server that does not answer, or turns us away, into one line that names it."""
-    import httpx
-
-    try:
-        yield
-    except (RuntimeError, httpx.HTTPError) as error:
-        if isinstance(error, RuntimeError) and "Failed to reach API" not in str(error):
-            raise
-        from prefect.settings import PREFECT_API_URL
-
-        from registry.access import hidden
-
-        place = hidden(PREFECT_API_URL.value() or "this machine's own address")
-        raise DraftwellError(f"Prefect's server at {place} does not answer: start it, check PREFECT_API_URL and PREFECT_API_AUTH_STRING, "
-                             "or unset PREFECT_API_URL to run without a server of your own") from error

@@ -8,15 +8,12 @@ folder under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import TYPE_CHECKING
 
 from serving.artifacts.base import ArtifactError, digest_of, read_manifest
 from serving.artifacts.kinds import KINDS
@@ -30,79 +27,25 @@ from serving.artifacts.pair_files import (
     model_digest,
     tokenizer_digest,
 )
-from serving.errors import DraftwellError
-from serving.files import is_left_over, json_digest, sha256_file
+from serving.bundle.manifest import (
+    MANIFEST,
+    SCHEMA,
+    BundleError,
+    FileRecord,
+    Manifest,
+    ModelRecord,
+    digest_of_body,
+    read_bundle_manifest,
+)
+from serving.files import is_left_over, sha256_file
 
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
 
-SCHEMA = 2
-"""Version 2 added `runtime` and `origins`; version 1 is still read."""
-MANIFEST = "manifest.json"
+__all__ = ["MANIFEST", "SCHEMA", "Bundle", "BundleError", "FileRecord", "Manifest", "ModelRecord", "digest_of_body", "open_bundle",
+           "refuse_inside"]
+
 HASHING_THREADS = 4
-
-
-class BundleError(DraftwellError):
-    """A bundle that is missing, damaged, foreign or newer than this runtime."""
-
-    code = "bad_bundle"
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FileRecord(_Strict):
-    """One file of the bundle."""
-
-    sha256: str
-    size: int = Field(ge=0, description="bytes")
-
-
-class ModelRecord(_Strict):
-    """Where one model's weights come from."""
-
-    source: str = Field(description="hub:ORG/NAME, package:NAME==VERSION/FILE, local, or bundled")
-    revision: str | None = Field(None, description="commit or branch on the hub")
-    weights_sha256: str = Field(description="digest of the weights, as `pair_files.model_digest` computes it")
-    folder: str = Field(description="folder under $DRAFTWELL_MODELS, or inside the bundle where the source is bundled")
-
-
-class Manifest(_Strict):
-    """The contents of `manifest.json`."""
-
-    schema_version: int = SCHEMA
-    digest: str = Field("", description="sha256 over all other fields")
-    pair: str
-    device: str = Field(pattern="^(cpu|cuda)$", description="cpu or cuda")
-    device_class: str | None = Field(None, description="machine class of the hardware profile")
-    dtype: str
-    chat: bool = Field(False, description="whether prompts go through the chat template")
-    fingerprint: str = Field(description="pair fingerprint")
-    release_version: int
-    release_digest: str
-    gated: bool = Field(description="whether a passed gate record stood for the release")
-    ungated_reason: str | None = Field(None, description="why it was deployed without one")
-    versions: dict[str, int] = Field(description="kind → registered version")
-    runs: dict[str, str] = Field(description="kind → run id in the registry")
-    runtime: str | None = Field(None, description="version of the runtime whose wheel lies in the bundle")
-    models: dict[ModelRole, ModelRecord]
-    origins: dict[ModelRole, str] = Field(
-        default_factory=dict, description="where the weights of bundled models come from, worded as a source")
-    files: dict[str, FileRecord] = Field(description="path inside the bundle → its record; all files but this one")
-
-    def computed_digest(self) -> str:
-        """sha256 over the manifest without its digest."""
-        return digest_of_body(self.model_dump(exclude={"digest"}))
-
-    def to_json(self) -> str:
-        """The text of `manifest.json`."""
-        return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
-
-
-def digest_of_body(body: dict[str, Any]) -> str:
-    """sha256 over the fields of a manifest, without its digest."""
-    return json_digest(body)
 
 
 @dataclass(frozen=True)
@@ -166,7 +109,7 @@ def open_bundle(path: Path) -> Bundle:
     path = path.resolve()
     if not path.is_dir():
         raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`")
-    manifest = _read_manifest(path)
+    manifest = read_bundle_manifest(path)
     _check_tree(path, manifest)
     with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing lets go of the interpreter; the first wrong file in order is named
         for _ in pool.map(lambda item: _check_file(path, *item), manifest.files.items()):
@@ -212,34 +155,6 @@ def _entries(path: Path) -> Iterator[Path]:
     """All that lies below a folder, links not followed."""
     for folder, folders, files in os.walk(path):
         yield from (Path(folder) / name for name in (*folders, *files))
-
-
-def _read_manifest(path: Path) -> Manifest:
-    file = path / MANIFEST
-    try:
-        data: Any = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{file} is cut or not JSON: deploy again") from error
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if isinstance(version, int) and version > SCHEMA:
-        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell")
-    try:
-        manifest = Manifest.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again") from error
-    if manifest.digest != digest_of_body({key: value for key, value in data.items() if key != "digest"}):
-        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again")
-    if "target" not in manifest.models:
-        raise BundleError(f"{file} names no target: deploy again")
-    for name in (*manifest.files, *(record.folder for record in manifest.models.values())):
-        parts = PurePosixPath(name)
-        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again")
-    return manifest
 
 
 def _check_file(path: Path, name: str, record: FileRecord) -> None:
