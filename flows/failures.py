@@ -1,4 +1,4 @@
-"""What became of a step that failed: worth another try, a full disk, or a mistake that only a person mends."""
+"""What became of a step that failed: worth another try, a full disk, or a mistake that only a person can fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISTAKES = (DraftwellError, ArithmeticError, AssertionError, AttributeError, Imp
 
 
 class DiskFull(DraftwellError):
-    """There was no room for a file; whatever was finished before stands, and nothing half-written is read."""
+    """There was no room for a file; whatever was finished before is kept, and nothing half-written is read."""
 
     code = "disk_full"
 
@@ -38,7 +38,7 @@ def disk_full_as_error() -> Iterator[None]:
         if not is_full(error):
             raise
         raise DiskFull(f"no room left to write ({where(error)}): free some space or raise the quota, then run the same again; what was "
-                       "finished is kept, and it goes on from there") from error
+                       "finished is kept, and it resumes there") from error
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

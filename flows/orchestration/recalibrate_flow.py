@@ -1,6 +1,6 @@
-"""The flow that answers drift: new prompts → traces → artifacts → choice → release → gate → champion → bundle, without a hand.
+"""The flow that answers drift: new prompts → traces → artifacts → choice → release → gate → champion → bundle, unattended.
 
-Each step is a task around a station of `recalibrating`. It goes on where a killed run stopped, and does a deployed one once only.
+Each step is a task around one of `recalibration`. It resumes where a killed run stopped, and does a deployed one once only.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ def promote_and_deploy(space: Workspace, device: str, release: int, out: Path) -
 
 
 def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
-    """Let `current` lead to the champion's bundle, built where it is not there: a promotion may have been cut off before it was.
+    """Point `current` at the champion's bundle, which is built where it is missing: a promotion may have been killed before it was.
 
     Returns:
-        the bundle's folder; None for a champion that no gate passed or that was rolled back, which a person put there.
+        the bundle's folder; None for a champion that no gate passed or that was rolled back, which a person chose.
     """
     from registry.bundles.build import build_bundle, relink
     from registry.promotion import withdrawal

@@ -105,7 +105,8 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     torch.set_num_threads(said["threads"])
     traces = TraceSet(Path(said["traces"]), fingerprint=said["fingerprint"])
     if traces.digest() != said["trace_digest"]:
-        raise DraftwellError(f"{traces.folder} holds another trace here than where the tuning runs: every worker must see the same files")
+        raise DraftwellError(f"{traces.folder} holds another trace here than where the tuning runs: every worker "
+                             f"must see the same files", code="foreign_trace")
     kit = StrategyResources(
         {kind: KINDS[kind].load_class().load(job / "artifacts" / kind) for kind in said["artifacts"]},
         frozenset(said["special_tokens"]),
@@ -183,6 +184,6 @@ def read_job(job: Path) -> dict[str, Any]:
     try:
         said: dict[str, Any] = json.loads((job / JOB).read_text())
     except FileNotFoundError:
-        raise DraftwellError(f"{job} is not to be seen here: DRAFTWELL_HOME must lie on a file system that all workers share, under the "
-                             "same path") from None
+        raise DraftwellError(f"{job} is not visible here: DRAFTWELL_HOME must be on a file system that all workers share, under the "
+                             "same path", code="job_not_found") from None
     return said
