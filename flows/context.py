@@ -23,7 +23,7 @@ Bar = Callable[..., None]
 
 @dataclass(frozen=True)
 class StepContext:
-    """What all stations work with."""
+    """What all steps work with."""
 
     workspace: Workspace
     pair: LoadedPair
@@ -53,10 +53,11 @@ def open_trace(step: StepContext, folder: Path | None = None) -> TraceSet:
 
     traces = TraceSet(folder or step.workspace.traces, fingerprint=step.pair.fingerprint)
     if not traces.shards:
-        raise DraftwellError(f"no traces in {traces.folder}: run `draftwell collect --pair {step.workspace.spec.name}` first")
+        raise DraftwellError(f"no traces in {traces.folder}: run `draftwell collect --pair "
+                             f"{step.workspace.spec.name}` first", code="no_traces")
     if not is_complete(traces.folder):
-        raise DraftwellError(f"the collection in {traces.folder} is unfinished: run the same `draftwell collect` again, it goes on "
-                             "where it stopped")
+        raise DraftwellError(f"the collection in {traces.folder} is unfinished: run the same `draftwell collect` again, it resumes "
+                             "where it stopped", code="collection_unfinished")
     return traces
 
 

@@ -1,4 +1,4 @@
-"""What became of a step that failed: worth another try, a full disk, or a mistake that only a person mends."""
+"""What became of a step that failed: worth another try, a full disk, or a mistake that only a person can fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISTAKES = (DraftwellError, ArithmeticError, AssertionError, AttributeError, Imp
 
 
 class DiskFull(DraftwellError):
-    """There was no room for a file; whatever was finished before stands, and nothing half-written is read."""
+    """There was no room for a file; whatever was finished before is kept, and nothing half-written is read."""
 
     code = "disk_full"
 
@@ -38,7 +38,7 @@ def disk_full_as_error() -> Iterator[None]:
         if not is_full(error):
             raise
         raise DiskFull(f"no room left to write ({where(error)}): free some space or raise the quota, then run the same again; what was "
-                       "finished is kept, and it goes on from there") from error
+                       "finished is kept, and it resumes there") from error
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -90,3 +90,22 @@ def will_pass(error: BaseException) -> bool:
 
     passing = (ConnectionError, TimeoutError, RequestException, TransportError, OperationalError)
     return any(isinstance(each, passing) for each in chain(error))
+
+
+@contextmanager
+def reaching_prefect() -> Iterator[None]:
+    """Turn a Prefect server that does not answer, or refuses the request, into one line that names it."""
+    import httpx
+
+    try:
+        yield
+    except (RuntimeError, httpx.HTTPError) as error:
+        if isinstance(error, RuntimeError) and "Failed to reach API" not in str(error):
+            raise
+        from prefect.settings import PREFECT_API_URL
+
+        from registry.access import hidden
+
+        place = hidden(PREFECT_API_URL.value() or "this machine's own address")
+        raise DraftwellError(f"Prefect's server at {place} does not answer: start it, check PREFECT_API_URL and PREFECT_API_AUTH_STRING, "
+                             "or unset PREFECT_API_URL to run without a server of your own", code="no_prefect_server") from error

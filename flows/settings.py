@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 PLACES = {"prompts", "spool", "reference", "out"}
 """Settings of all flows that name files and folders."""
 BESIDES = {"pair", "prompts", "spool", "runner", "workers"}
-"""Settings that no result depends on: weights and prompts have digests of their own, and spreading changes nothing."""
+"""Settings that no result depends on: weights and prompts have digests of their own, and workers change nothing."""
 
 
 class PipelineSettings(BaseModel):
@@ -36,9 +36,9 @@ class PipelineSettings(BaseModel):
                                          "speculative decoding at its fastest gamma; None sets no limit")
     device: str = Field("cpu", pattern="^(cpu|cuda)$")
     threads: int | None = Field(None, ge=1, description="CPU threads; None takes all cores; several workers share them")
-    runner: str = Field("threads", pattern="^(threads|ray)$", description="where shards and replays are spread to; what is measured is "
-                        "measured in one place, one at a time")
-    workers: int = Field(1, ge=1, description="shards or replays at once")
+    runner: str = Field("threads", pattern="^(threads|ray)$", description="where shards and replays run; timings are always "
+                        "taken in one place, one at a time")
+    workers: int = Field(1, ge=1, description="shards or replays at the same time")
 
 
     def evidence(self, pair: str) -> dict[str, Any]:
@@ -47,6 +47,6 @@ class PipelineSettings(BaseModel):
 
 
 class TrafficSettings(PipelineSettings):
-    """The same for flows that run by themselves, which go by what is served."""
+    """The same for scheduled flows, which use served traffic."""
 
-    spool: Path | None = Field(None, description="folder of served traffic; None takes $DRAFTWELL_HOME/spool/<pair>")
+    spool: Path | None = Field(None, description="folder of recorded requests; None takes $DRAFTWELL_HOME/spool/<pair>")

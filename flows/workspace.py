@@ -1,6 +1,6 @@
-"""Where a pair's traces and artifacts lie on this machine, and how strategies get theirs.
+"""Where a pair's traces and artifacts are on this machine, and how strategies get theirs.
 
-Everything of a pair and dtype lies under `$DRAFTWELL_HOME/pairs/<pair>/<dtype>/`: `traces/`, `artifacts/<kind>/`,
+Everything of a pair and dtype is under `$DRAFTWELL_HOME/pairs/<pair>/<dtype>/`: `traces/`, `artifacts/<kind>/`,
 `reports/`. An artifact is looked for in three places: a folder that the user names, the workspace, and what the pair
 ships with. A hardware profile of another machine class is measured again; those of a padded target, and of a draft on
 another device than the target's, always, and they are never kept.
@@ -104,7 +104,7 @@ class Workspace:
         from serving.runtime.strategies import StrategyResources, find_strategy
 
         if folder is not None and not folder.is_dir():
-            raise DraftwellError(f"no artifacts folder {folder}: check --artifacts")
+            raise DraftwellError(f"no artifacts folder {folder}: check --artifacts", code="no_artifacts_folder")
         kinds = {kind: None for name in names for kind in find_strategy(name).artifacts}
         found = {kind: self._find(pair, kind, folder) for kind in kinds}
         if "hardware_profile" in found:
@@ -168,11 +168,11 @@ def _if_fitting(cls: Any, folder: Path, fingerprint: str) -> Any:
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
-    """`key=value` strings as a dict; anything else is a user's mistake."""
+    """`key=value` strings as a dict; anything else is an error."""
     settings = {}
     for item in pairs:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
-            raise DraftwellError(f"--set {item!r} is not key=value, for example --set num_speculative_tokens=4")
+            raise DraftwellError(f"--set {item!r} is not key=value, for example --set num_speculative_tokens=4", code="bad_setting")
         settings[key.strip()] = value.strip()
     return settings

@@ -29,7 +29,7 @@ def check_address(uri: str, variable: str = "MLFLOW_TRACKING_URI") -> None:
     scheme = uri.partition(":")[0].lower()
     if scheme.partition("+")[0] in DATABASES:
         raise DraftwellError(f"{variable} names a database: run `mlflow server` on it (docs/operations.md) and give clients the "
-                             "server's address, so that none of them needs the database's password")
+                             "server's address, so that none of them needs the database's password", code="registry_address_is_database")
     if scheme not in ("http", "https"):
         return
     try:
@@ -37,15 +37,16 @@ def check_address(uri: str, variable: str = "MLFLOW_TRACKING_URI") -> None:
         named = "@" in parts.netloc
         _ = parts.port
     except ValueError:  # its words repeat what it could not read
-        raise DraftwellError(f"{variable} is no address that can be read: between host and path there may be a port, which is a number. "
-                             "A name and a password go into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD") from None
+        raise DraftwellError(f"{variable} is not a valid address: a port, if there is one, must be a number. "
+                             "A name and a password go into MLFLOW_TRACKING_USERNAME and "
+                             "MLFLOW_TRACKING_PASSWORD", code="bad_registry_address") from None
     if named:
         raise DraftwellError(f"{variable} carries a password, which would reach logs: take it out of the address and set "
-                             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD")
+                             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD", code="password_in_registry_address")
 
 
 def refusal(error: Exception, place: str) -> str | None:
-    """What to tell a user whom the server turned away, None where it failed in another way.
+    """The error for a user whom the server refused; None where it failed in another way.
 
     Args:
         error: of MLflow, or of requests where files are read and written.
@@ -65,5 +66,5 @@ def refusal(error: Exception, place: str) -> str | None:
 
 
 def hidden(text: str) -> str:
-    """A text in which no address carries a user's name and password, be there slashes in it; rather too much is cut than too little."""
+    """A text in which no address carries a user's name and password, be there slashes in it; when in doubt, more is cut."""
     return re.sub(r"//[^/\s]*@", "//", re.sub(r"//[^\s@/]*:\S*@", "//", text))

@@ -25,7 +25,7 @@ SQLITE = "sqlite:///"
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # Pauses of 0, 4, 8, 16, 32 and 64 seconds: an outage of a minute is waited for, a dead server is told after two.
+    # Pauses of 0, 4, 8, 16, 32 and 64 seconds: an outage of a minute is waited for, a dead server is reported after two.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "6",
 }
 """MLflow's own settings, where the environment does not have others."""
@@ -43,7 +43,7 @@ def registry_exists() -> bool:
 
 
 def artifact_folder(uri: str) -> str | None:
-    """Where a SQLite registry keeps files: beside the database. A server decides that itself (None)."""
+    """Where a SQLite registry keeps files: next to the database. A server decides that itself (None)."""
     return str(Path(uri.removeprefix(SQLITE)).absolute().parent / "artifacts") if uri.startswith(SQLITE) else None
 
 
@@ -57,7 +57,7 @@ def connect(uri: str) -> MlflowClient:
     try:
         from mlflow import MlflowClient
     except ImportError as error:
-        raise DraftwellError("the registry needs the package mlflow: pip install 'draftwell[pipeline]'") from error
+        raise DraftwellError("the registry needs the package mlflow: pip install 'draftwell[pipeline]'", code="mlflow_missing") from error
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry.abstract_store"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _say_once_that_we_wait(uri)
@@ -69,16 +69,16 @@ def connect(uri: str) -> MlflowClient:
 
 
 class _Waiting(logging.Filter):
-    """Lets the HTTP library's warning of each new try through once, in words for a person."""
+    """Lets the HTTP library's warning of each new try through once, as a line for a person."""
 
     def __init__(self, place: str):
         super().__init__()
-        self.place, self.told = place, False
+        self.place, self.shown = place, False
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not str(record.msg).startswith("Retrying"):
             return True
-        first, self.told = not self.told, True
+        first, self.shown = not self.shown, True
         record.msg, record.args = f"the registry at {self.place} does not answer: trying again for up to two minutes", ()
         return first
 
@@ -116,13 +116,15 @@ def registry_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        place, said = hidden(uri), hidden(str(error).strip())
+        place, text = hidden(uri), hidden(str(error).strip())
         if (why := refusal(error, place)) is not None:
-            raise DraftwellError(hidden(why)) from error
-        if "Max retries exceeded" in said:
+            raise DraftwellError(hidden(why), code="registry_refused") from error
+        if "Max retries exceeded" in text:
             raise DraftwellError(f"the registry at {place} did not answer, nor when it was tried again: start it, or check "
-                                 "MLFLOW_TRACKING_URI, and run the same command again (nothing is left half promoted)") from error
-        reason = (said.splitlines() or [type(error).__name__])[0][:200]
+                                 "MLFLOW_TRACKING_URI, and run the same command again (nothing is left half promoted)",
+                                 code="registry_unreachable") from error
+        reason = (text.splitlines() or [type(error).__name__])[0][:200]
         raise DraftwellError(
-            f"the registry at {place} failed ({reason}): check that it answers and has room, and MLFLOW_TRACKING_URI"
+            f"the registry at {place} failed ({reason}): check that it answers and has room, and "
+            f"MLFLOW_TRACKING_URI", code="registry_failed"
         ) from error

@@ -24,7 +24,8 @@ def model_name(kind: str, pair: str) -> str:
     'verifier.smollm2-135m'
     """
     if not re.fullmatch(r"[a-z0-9_]+\.[A-Za-z0-9._-]+", f"{kind}.{pair}"):
-        raise DraftwellError(f"{kind}.{pair} cannot be registered: name the pair with letters, digits, dots and dashes")
+        raise DraftwellError(f"{kind}.{pair} cannot be registered: name the pair with letters, digits, dots and "
+                             f"dashes", code="bad_pair_name")
     return f"{kind}.{pair}"
 
 
@@ -32,11 +33,12 @@ def check_files(folder: Path, manifest: dict[str, Any]) -> None:
     """Refuse an artifact folder whose files are not those of its manifest."""
     for name, expected in manifest["files"].items():
         if Path(name).name != name or not (folder / name).is_file() or sha256_file(folder / name) != expected:
-            raise DraftwellError(f"{folder / name} is missing or was changed since it was made: make it again")
+            raise DraftwellError(f"{folder / name} is missing or was changed since it was made: make it again",
+                                 code="artifact_files_changed")
 
 
 def copy_artifact(folder: Path, into: Path) -> Path:
-    """Copy an artifact's own files, and nothing that lies beside them."""
+    """Copy an artifact's own files, and nothing else in its folder."""
     into.mkdir(parents=True)
     for name in (MANIFEST, *read_manifest(folder)["files"]):
         shutil.copyfile(folder / name, into / name)

@@ -12,14 +12,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.connection import artifact_folder, connect, default_uri, registry_errors
 from registry.folders import base_pair, check_files, copy_artifact, model_name
 from registry.model_card import describe, describe_model, figures_of, fitting, write_mlmodel
+from registry.published import Published, insert_or_change, published_of
 from registry.strict import validate
 from serving.artifacts.base import Provenance, digest_of, read_manifest
 from serving.errors import DraftwellError
@@ -27,39 +27,7 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
-
-
-@dataclass(frozen=True)
-class Published:
-    """A registered version of an artifact.
-
-    Args:
-        kind: what it is, such as verifier.
-        name: registered model, `<kind>.<pair>`.
-        version: counted from 1 within the name.
-        run_id: the run that logged it.
-        digest: `digest_of` its folder.
-        source: where its files lie.
-        tags: digest, fingerprint, trace_digest, parents (JSON, kind → digest), git_commit and what was added later.
-    """
-
-    kind: str
-    name: str
-    version: int
-    run_id: str
-    digest: str
-    source: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict, compare=False)
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the pair it belongs to."""
-        return self.tags.get("fingerprint", "")
-
-    @property
-    def parents(self) -> dict[str, str]:
-        """kind → digest of what it was made from."""
-        return dict(json.loads(self.tags.get("parents", "{}")))
+__all__ = ["Published", "Store"]
 
 
 class Store:
@@ -81,7 +49,7 @@ class Store:
         The same data for the same pair is registered once: a second call returns the version that exists.
 
         Args:
-            metrics: figures that MLflow compares; those of the artifact itself are added.
+            metrics: numbers that MLflow compares; those of the artifact itself are added.
             parameters: settings that MLflow compares; those of the artifact itself are added.
             plots: pictures and reports, kept with the run.
             description: Markdown for a person; made from the figures where it is empty.
@@ -109,7 +77,7 @@ class Store:
     def _find(self, name: str, digest: str, fingerprint: str) -> Published | None:
         query = f"name = '{name}' and tag.digest = '{digest}' and tag.fingerprint = '{fingerprint}'"
         found = self.client.search_model_versions(query, order_by=["version_number ASC"], max_results=1)
-        return _published(found[0]) if found else None
+        return published_of(found[0]) if found else None
 
     def _log(self, folder: Path, manifest: dict[str, Any], pair: str, metrics: Mapping[str, float],
              parameters: Mapping[str, Any], plots: Iterable[Path], words: str) -> tuple[str, str, str]:
@@ -164,7 +132,7 @@ class Store:
         self.client.update_run(run_id, name=f"{name} version {version.version}")
         link = json.dumps([{"name": name, "version": version.version}])
         self.client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})  # the UI's link from model to version
-        return _published(version)
+        return published_of(version)
 
     def _experiment(self, pair: str) -> str:
         from mlflow.exceptions import MlflowException
@@ -187,15 +155,15 @@ class Store:
         with registry_errors(self.uri):
             try:
                 if wanted.isdigit():
-                    return _published(self.client.get_model_version(name, wanted))
-                return _published(self.client.get_model_version_by_alias(name, wanted))
+                    return published_of(self.client.get_model_version(name, wanted))
+                return published_of(self.client.get_model_version_by_alias(name, wanted))
             except MlflowException as error:
                 if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                     raise
         known = ", ".join(f"{alias} = {v}" for alias, v in self.get_aliases(kind, pair).items())
         what = f"version {wanted}" if wanted.isdigit() else f"alias {wanted}"
         have = f"it has {known}" if known else "run `draftwell demo`, or train, calibrate and gate this pair first"
-        raise DraftwellError(f"the registry holds no {what} of {name}: {have}")
+        raise DraftwellError(f"the registry holds no {what} of {name}: {have}", code="not_registered")
 
     def download(self, published: Published, into: Path) -> Path:
         """The version's artifact files in the folder `into`, which is replaced; digests are checked first."""
@@ -209,7 +177,7 @@ class Store:
             check_files(raw, manifest)
             if digest_of(raw) != published.digest:
                 raise DraftwellError(f"the files of {published.name} version {published.version} are not those that "
-                                     "were published (digest differs): publish it again")
+                                     "were published (digest differs): publish it again", code="published_files_changed")
             clean = copy_artifact(raw, Path(place) / "clean")
             shutil.rmtree(into, ignore_errors=True)
             os.replace(clean, into)
@@ -218,10 +186,10 @@ class Store:
     def set_alias(self, published: Published, alias: str) -> None:
         """Let an alias name this version; it leaves the version that had it."""
         with registry_errors(self.uri):
-            _insert_or_change(lambda: self.client.set_registered_model_alias(published.name, alias, str(published.version)))
+            insert_or_change(lambda: self.client.set_registered_model_alias(published.name, alias, str(published.version)))
 
     def get_aliases(self, kind: str, pair: str) -> dict[str, int]:
-        """alias → version (searching for versions does not tell their aliases)."""
+        """alias → version (a search for versions does not return their aliases)."""
         from mlflow.exceptions import MlflowException
 
         with registry_errors(self.uri):
@@ -236,7 +204,7 @@ class Store:
     def set_tag(self, published: Published, key: str, value: str) -> None:
         """Add a tag to a version, or change it."""
         with registry_errors(self.uri):
-            _insert_or_change(lambda: self.client.set_model_version_tag(published.name, str(published.version), key, value))
+            insert_or_change(lambda: self.client.set_model_version_tag(published.name, str(published.version), key, value))
 
     def describe(self, published: Published, words: str) -> None:
         """Replace a version's description."""
@@ -260,7 +228,7 @@ class Store:
                 self.client.log_artifact(published.run_id, str(file), folder)
 
     def log_metrics(self, published: Published, metrics: Mapping[str, float]) -> None:
-        """Add figures to the version's run, which MLflow's compare view reads."""
+        """Add metrics to the version's run, which MLflow's compare view reads."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -268,7 +236,7 @@ class Store:
             self.client.log_batch(published.run_id, [Metric(key, float(value), now, 0) for key, value in metrics.items()])
 
     def metrics(self, published: Published) -> dict[str, float]:
-        """The figures of the version's run."""
+        """The metrics of the version's run."""
         with registry_errors(self.uri):
             return dict(self.client.get_run(published.run_id).data.metrics)
 
@@ -281,22 +249,4 @@ class Store:
                 page = self.client.search_model_versions(f"name = '{model_name(kind, pair)}'", page_token=token)
                 found += page
                 token = page.token or ""
-        return sorted((_published(version) for version in found), key=lambda published: published.version)
-
-
-def _insert_or_change(write: Callable[[], object]) -> None:
-    """Write an alias or a tag; MLflow looks first and inserts then, and the slower of two processes finds the row taken."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        write()
-    except MlflowException as error:
-        if not any(word in str(error) for word in ("IntegrityError", "UniqueViolation")):  # of SQLite and MySQL, of PostgreSQL
-            raise
-        write()
-
-
-def _published(version: ModelVersion) -> Published:
-    kind = version.tags.get("kind") or version.name.split(".", 1)[0]
-    return Published(kind, version.name, int(version.version), version.run_id or "", version.tags.get("digest", ""),
-                     version.source or "", dict(version.tags))
+        return sorted((published_of(version) for version in found), key=lambda published: published.version)

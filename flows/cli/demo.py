@@ -48,8 +48,8 @@ def demo(pair: Pair = "default",
     find_pair(pair)  # a user's mistake is reported here, in one line; inside the flow it would be retried, with a traceback
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
+    from flows.failures import reaching_prefect
     from flows.orchestration.pipeline_flow import pipeline
-    from flows.workers.task_runners import reaching_prefect
 
     with reaching_prefect():
         result = pipeline(settings)

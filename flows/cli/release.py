@@ -192,7 +192,7 @@ def promote(pair: Pair = "default", device: Device = "cpu",
     Example: draftwell promote --pair default --release candidate
     """
     from registry.pairs import find_pair
-    from registry.releases import promote as run
+    from registry.promotion import promote as run
     from registry.store import Store
 
     name = find_pair(pair).name
@@ -211,7 +211,7 @@ def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champ
     """
     from registry.bundles.build import relink
     from registry.pairs import find_pair
-    from registry.releases import rollback as run
+    from registry.promotion import rollback as run
     from registry.store import Store
 
     name, store = find_pair(pair).name, Store()

@@ -1,9 +1,9 @@
-"""Turns: one flow at a time for a pair, in the order of the week, and one at a time on the machine's accelerator.
+"""Concurrency: one flow at a time for a pair, in the order of the week, and one at a time on the machine's accelerator.
 
 Both are global concurrency limits on the Prefect server, made by `draftwell schedule`: `pair-<name>`, and `gpu-slot`, which also stands
-for the cores of a machine without a GPU, because two that measure at once measure each other. A turn is a lease: a process that
-was killed gives it back within `LEASE` seconds. Slots are not given first come, first served, so a flow of the week asks for them when
-those before it are over.
+for the cores of a machine without a GPU, because two that measure at the same time disturb each other. A slot is a lease: that of a
+killed process expires within `LEASE` seconds. Prefect does not hand out slots in order of arrival, so a flow of the week asks for them
+when the earlier ones have ended.
 """
 
 from __future__ import annotations
@@ -28,45 +28,44 @@ GPU_SLOT = "gpu-slot"
 LEASE = 60.0
 """Seconds; the server takes no less."""
 ORDER = ("collection", "calibration", "tuning", "release")
-"""Flows of a week: each goes on from what those before it left in the workspace."""
+"""Flows of a week: each reads what the earlier ones left in the workspace."""
 WEEK = timedelta(days=7)
 PATIENCE = 24.0
-"""Hours that a flow waits for those before it, and for a turn: a run that its machine took with it stays unfinished until somebody
-cancels it."""
+"""Hours that a flow waits for earlier ones, and for a slot: a run whose machine went down stays unfinished until somebody cancels it."""
 LOOK_AGAIN = 10.0
-"""Seconds between two questions whether they are over."""
+"""Seconds between two looks whether they have ended."""
 
-_ours: ContextVar[frozenset[str]] = ContextVar("turns that this flow has", default=frozenset())
+_ours: ContextVar[frozenset[str]] = ContextVar("pairs whose slots this flow holds", default=frozenset())
 
 
-def pair_slot(pair: str) -> str:
+def pair_limit(pair: str) -> str:
     """The limit that lets one flow of a pair run at a time.
 
-    >>> pair_slot("smollm2-135m")
+    >>> pair_limit("smollm2-135m")
     'pair-smollm2-135m'
     """
     return f"pair-{pair}"
 
 
 @contextmanager
-def turn(pair: str) -> Iterator[None]:
-    """Wait for the flows of the week before this one, for this pair's turn and for the accelerator, and keep both.
+def hold_slots(pair: str) -> Iterator[None]:
+    """Wait for the earlier flows of the week, for the pair's slot and for the accelerator's, and hold both.
 
-    A flow called by one that has them has them too. A flow that somebody runs by hand, outside a deployment, waits for nobody: the
-    ephemeral server that it runs on knows of nobody.
+    A flow called by one that holds them has them too. A flow that somebody runs by hand, outside a deployment, does not wait: its
+    ephemeral server knows of no other.
 
     Raises:
-        DraftwellError: the server knows no such limits, a flow before this one is not over within `PATIENCE`, or a turn is not free.
+        DraftwellError: the server knows no such limits, an earlier flow has not ended within `PATIENCE`, or a slot is not free.
     """
     if pair in _ours.get() or deployment.id is None:
         yield
         return
-    wait_for_those_before(pair)
-    print(f"waiting for the turn of {pair}, and for {GPU_SLOT}")
+    wait_for_earlier_flows(pair)
+    print(f"waiting for a slot of {pair_limit(pair)}, and of {GPU_SLOT}")
     with ExitStack() as stack:
         # One call each: asked for both at once, `strict` would not notice that one of them is missing. Always in this order, so
         # that two flows never wait for each other.
-        for name in (pair_slot(pair), GPU_SLOT):
+        for name in (pair_limit(pair), GPU_SLOT):
             _take(stack, name, pair)
         token = _ours.set(_ours.get() | {pair})
         try:
@@ -75,25 +74,25 @@ def turn(pair: str) -> Iterator[None]:
             _ours.reset(token)
 
 
-def wait_for_those_before(pair: str) -> None:
-    """Wait until the flows of the week that come before this one are over, well or not.
+def wait_for_earlier_flows(pair: str) -> None:
+    """Wait until the earlier flows of the week have ended, well or not.
 
     Raises:
-        DraftwellError: one is not over within `PATIENCE`.
+        DraftwellError: one has not ended within `PATIENCE`.
     """
-    end, told = monotonic() + 3600 * PATIENCE, list[str]()
-    while before := unfinished_before(pair):
+    end, reported = monotonic() + 3600 * PATIENCE, list[str]()
+    while before := unfinished_earlier_flows(pair):
         if monotonic() >= end:
-            raise DraftwellError(f"{before[0]} comes before this flow and is not over after {PATIENCE:g} hours: cancel it in Prefect's UI "
-                                 "if it is dead, then run this again")
-        if told != before:
+            raise DraftwellError(f"{before[0]} precedes this flow and has not ended after {PATIENCE:g} hours: cancel it in Prefect's UI if "
+                                 "it is dead, then run this again", code="earlier_flow_unfinished")
+        if reported != before:
             print(f"waiting for {', '.join(before)}")
-            told = before
+            reported = before
         sleep(LOOK_AGAIN)
 
 
-def unfinished_before(pair: str) -> list[str]:
-    """Runs of the pair's flows before this one that were due before it, a week at most, and are not over: under way, or late."""
+def unfinished_earlier_flows(pair: str) -> list[str]:
+    """Runs of the pair's earlier flows that were due before this one, a week at most, and have not ended: under way, or late."""
     mine = flow_run.flow_name
     names = ORDER[: ORDER.index(mine)] if mine in ORDER else ()
     if not names:
@@ -111,9 +110,9 @@ def unfinished_before(pair: str) -> list[str]:
 
 
 @contextmanager
-def pair_turn(pair: str) -> Iterator[None]:
-    """The pair's turn; a full disk is told in one line."""
-    with disk_full_as_error(), turn(pair):
+def pair_slots(pair: str) -> Iterator[None]:
+    """Hold the pair's slots; a full disk is reported in one line."""
+    with disk_full_as_error(), hold_slots(pair):
         yield
 
 
@@ -122,7 +121,8 @@ def _take(stack: ExitStack, name: str, pair: str) -> None:
         stack.enter_context(concurrency(name, strict=True, lease_duration=LEASE, timeout_seconds=3600 * PATIENCE))
     except TimeoutError as error:
         raise DraftwellError(f"{name} has not been free for {PATIENCE:g} hours: if Prefect's UI shows no run under way, "
-                             f"`prefect gcl update {name} --active-slots 0` frees it") from error
+                             f"`prefect gcl update {name} --active-slots 0` frees it", code="no_free_slot") from error
     except ConcurrencySlotAcquisitionError as error:
-        raise DraftwellError(f"the Prefect server gives no turn of {name}: run `draftwell schedule --pair {pair}` once, which makes it "
-                             "(scheduled flows need a server; `draftwell demo` and the commands do not)") from error
+        raise DraftwellError(f"the Prefect server has no concurrency limit {name}: run `draftwell schedule --pair {pair}` once, which "
+                             "creates it (scheduled flows need a server; `draftwell demo` and the commands do not)",
+                             code="no_concurrency_limit") from error

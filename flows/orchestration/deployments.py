@@ -82,7 +82,7 @@ def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = No
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows.workers.task_runners import reaching_prefect
+    from flows.failures import reaching_prefect
 
     name = find_pair(str(given["pair"])).name
     contents = for_pair(read_deployments(file), {**given, "pair": absolute_pair(str(given["pair"]), name)}, settings_class)
@@ -187,14 +187,14 @@ def make_limits(client: SyncPrefectClient, pair: str, gpu_slots: int | None) -> 
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
     from prefect.exceptions import ObjectAlreadyExists
 
-    from flows.orchestration.concurrency import GPU_SLOT, pair_slot
+    from flows.orchestration.concurrency import GPU_SLOT, pair_limit
 
-    for name, limit in ((pair_slot(pair), 1), (GPU_SLOT, gpu_slots or 1)):
+    for name, limit in ((pair_limit(pair), 1), (GPU_SLOT, gpu_slots or 1)):
         with suppress(ObjectAlreadyExists):
             client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=limit))
     if gpu_slots is not None:
         client.upsert_global_concurrency_limit_by_name(GPU_SLOT, gpu_slots)
-    return {name: client.read_global_concurrency_limit_by_name(name).limit for name in (pair_slot(pair), GPU_SLOT)}
+    return {name: client.read_global_concurrency_limit_by_name(name).limit for name in (pair_limit(pair), GPU_SLOT)}
 
 
 def forgets_leases(client: SyncPrefectClient) -> bool:

@@ -1,4 +1,4 @@
-"""Announcing a drift once: what was said of it, and that one process at a time says or answers it."""
+"""Announcing a drift once: what was announced, and that one process at a time announces or answers it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def announced(space: Workspace, device: str) -> Announced | None:
 
 def announce_once(space: Workspace, device: str, report: DriftReport, spool: Path, send: Callable[[], bool],
                   now: datetime.datetime | None = None) -> bool:
-    """Send the word of a drift, unless it was sent for the same champion and is being handled.
+    """Announce a drift, unless it was announced for the same champion and is being handled.
 
     A drift whose traffic went back to what it was is over. One that nothing came of is announced again after `repeat_after_hours`.
 
     Args:
-        send: says whether it could be sent; only then it is remembered. Killed in between, the word is sent twice, never lost.
+        send: says whether it could be sent; only then it is remembered. Killed in between, it is sent twice, never lost.
     Returns:
         whether it was sent now.
     """

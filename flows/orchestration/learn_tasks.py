@@ -1,6 +1,6 @@
-"""Prefect tasks of collecting, training, calibrating and tuning; each wraps one plain station.
+"""Prefect tasks of collecting, training, calibrating and tuning; each wraps one plain step.
 
-Tasks hand on paths, digests and small dicts, never tensors.
+Tasks return paths, digests and small dicts, never tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESULT: dict[str, Any] = {"result_serializer": "json"}  # Prefect's default is p
 # Tasks read and write the workspace: where results are kept, Prefect would skip one that has the same parameters as before.
 STATION: dict[str, Any] = {"cache_policy": NO_CACHE, **RESULT}
 # 10, 20 and 40 s, each up to half as long again, so that flows that failed together do not come back together: a registry that is
-# away for a minute is waited for. What a person must mend is not tried again.
+# unavailable for a minute is waited for. What a person must fix is not tried again.
 RETRY: dict[str, Any] = {"retries": 3, "retry_delay_seconds": exponential_backoff(10), "retry_jitter_factor": 0.5,
                          "retry_condition_fn": worth_retrying, **STATION}
 

@@ -1,7 +1,7 @@
-"""The flow that watches: one check of the newest traffic, shown in Prefect, and the event `draftwell.drift` where it has changed.
+"""The flow that monitors: one check of the newest traffic, shown in Prefect, and the event `draftwell.drift` where it has changed.
 
 The event's resource is `draftwell.pair.<pair>`; its payload names pair, device, spool, the report's digest and reasons, and holds under
-`settings` what `recalibrate` takes. It is sent once for a drift (`announcing.announce_once`).
+`settings` what `recalibrate` takes. It is sent once for a drift (`drift_events.announce_once`).
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def monitor(settings: DriftSettings) -> dict[str, Any]:
 
 
 def post(pair: str, payload: dict[str, Any]) -> None:
-    """Hand the event to the server, and wait until it has it: `emit_event` leaves it to a thread that may lose it without a word.
+    """Send the event and wait until the server has it: `emit_event` leaves it to a thread that may lose it silently.
 
     Raises:
-        httpx.HTTPError: the server is away, or refuses it.
+        httpx.HTTPError: the server is unavailable, or refuses it.
     """
     resource = Resource({"prefect.resource.id": resource_of(pair), "prefect.resource.name": pair})
     event = Event(event=EVENT, resource=resource, payload=payload)
@@ -95,7 +95,7 @@ def recalibration_settings(settings: DriftSettings, spool: Path, digest: str) ->
 
 
 def show(found: dict[str, Any]) -> None:
-    """The report as Prefect artifacts: words, the checks as a table, the plots."""
+    """The report as Prefect artifacts: text, the checks as a table, the plots."""
     pair, files = found["pair"], {Path(file).name: Path(file) for file in found["files"]}
     create_markdown_artifact(files["drift.md"].read_text(encoding="utf-8"), key=prefect_artifacts.key_for("drift", pair),
                              description=f"Drift: {found['verdict']}")

@@ -1,6 +1,6 @@
-"""The flow that answers drift: new prompts → traces → artifacts → choice → release → gate → champion → bundle, without a hand.
+"""The flow that answers drift: new prompts → traces → artifacts → choice → release → gate → champion → bundle, unattended.
 
-Each step is a task around a station of `recalibrating`. It goes on where a killed run stopped, and does a deployed one once only.
+Each step is a task around one of `recalibration`. It resumes where a killed run stopped, and does a deployed one once only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 
 from flows.orchestration import recalibration as recalibrating
-from flows.orchestration.concurrency import pair_turn
+from flows.orchestration.concurrency import pair_slots
 from flows.orchestration.learn_tasks import RESULT, RETRY, STATION
 from flows.orchestration.prefect_artifacts import key_for
 from flows.orchestration.release_tasks import link_task
@@ -39,7 +39,7 @@ def recalibrate(settings: DriftSettings) -> dict[str, Any]:
         release, the gate's checks, the speed over the old champion on the new traffic, the bundle, and the seconds that it took.
     """
     name = Workspace(settings.pair, settings.dtype, announce).spec.name
-    with pair_turn(name), recalibrating.single_recalibration(settings) as free:
+    with pair_slots(name), recalibrating.single_recalibration(settings) as free:
         if not free:
             announce("another recalibration of this pair is running: nothing to do")
             return {"state": "busy"}

@@ -1,9 +1,9 @@
-"""The stations of a recalibration: from the prompts of a spool to a deployed champion, beside the workspace.
+"""The steps of a recalibration: from recorded prompts to a deployed champion, apart from the workspace.
 
-Everything lies in `recalibrations/<drift>/` of the pair's workspace until it is published: prompts (fixed when it begins, because a
-spool grows), traces, artifacts, reports, and what each finished step returned. A run that was killed goes on there; started again with
-other settings, it makes everything but the prompts anew. The workspace, its traces and the champion stay as they are if the gate
-refuses. `outcome.json` ends a recalibration: one that is deployed is not done again, one that was refused begins anew when it is
+Everything is stored in `recalibrations/<drift>/` of the pair's workspace until it is published: prompts (fixed when it begins, because a
+spool grows), traces, artifacts, reports, and what each finished step returned. A run that was killed resumes there; started again with
+other settings, it makes everything but the prompts again. The workspace, its traces and the champion stay as they are if the gate
+refuses. `outcome.json` ends a recalibration: one that is deployed is not done again, one that was refused begins again when it is
 started again.
 """
 
@@ -57,7 +57,7 @@ def begin(settings: DriftSettings) -> dict[str, Any]:
     """Fix the prompts, or find a recalibration that was begun; returns its folder, and what came of it where it is over.
 
     A drift that nothing came of is announced again under another digest, because the spool has grown: what was begun for the same
-    champion is gone on with, unless it is so old that its prompts are.
+    champion is resumed, unless it is so old that its prompts are.
 
     Raises:
         DraftwellError: an empty spool, or too few prompts in it.
@@ -71,7 +71,7 @@ def begin(settings: DriftSettings) -> dict[str, Any]:
     spool = settings.spool or (before.spool if before else None) or monitor_step.spool_of(space, None)
     begun = {"champion": champion_number(space, settings.device), "device": settings.device, "spool": str(spool.absolute())}
     if (found := unfinished(home, begun)) is not None:
-        announce(f"going on with the recalibration in {found}")
+        announce(f"resuming the recalibration in {found}")
         return {"folder": str(found), "drift": drift, "outcome": None}
     prompts = newest_prompts(settings, spool)
     text = "".join(f"{prompt.id} {prompt.turns} {prompt.messages}\n" for prompt in prompts)
@@ -117,7 +117,7 @@ def outcome_of(folder: Path) -> dict[str, Any] | None:
 
 
 def open_job(settings: DriftSettings, folder: str) -> tuple[StepContext, dict[str, list[Prompt]]]:
-    """The pair over a recalibration's folder, and the prompts of each station: a third, at most, is kept for the gate."""
+    """The pair over a recalibration's folder, and the prompts of each step: a third, at most, is kept for the gate."""
     place, loaded = Path(folder), open_from_settings(settings)
     return StepContext(loaded.workspace.aside(place), loaded.pair, loaded.bar), prompts_of(on_prompts(settings, place / PROMPTS))
 
@@ -125,7 +125,7 @@ def open_job(settings: DriftSettings, folder: str) -> tuple[StepContext, dict[st
 def collect_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     """Traces of the pair on the new prompts; returns folder and digest.
 
-    Steps of other traces or other settings are forgotten, and what they made too: it names traces that are not there any more. What
+    Steps of other traces or other settings are forgotten, and what they made too: it names traces that no longer exist. What
     is champion already keeps its traces, whatever the settings say now: it is only to be deployed.
     """
     traces = TraceSet(Path(folder) / "traces")
@@ -191,9 +191,9 @@ def publish_candidate(settings: DriftSettings, folder: str, drift: str | None) -
 
 
 def gate_candidate(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
-    """Judge the release beside the champion on prompts of the new traffic that nothing was chosen on; once beside the same champion.
+    """Judge the release against the champion on prompts of the new traffic that nothing was chosen on; once for the same champion.
 
-    What was promoted already and then cut off is not judged again: it would be measured beside itself.
+    What was promoted already and then killed is not judged again: it would be compared with itself.
 
     Returns:
         `passed`, `checks`, and `over_champion`: how many times as fast as the champion's config, with its interval; None without one.

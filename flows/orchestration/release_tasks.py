@@ -29,7 +29,7 @@ def publish_task(settings: PipelineSettings) -> int:
 
 @task(name="gate", **RETRY)
 def gate_task(settings: PipelineSettings, release: int, full: bool = True) -> dict[str, Any]:
-    """Gate a release, beside all strategies if `full`; returns report, checks and whether it passed."""
+    """Gate a release, compared with all strategies if `full`; returns report, checks and whether it passed."""
     prompts = prompts_of(settings)["bench"]
     result = gate_release(open_from_settings(settings), prompts if full else prompts[:2], alias=release, device=settings.device,
                           max_tokens=settings.bench_tokens, all_strategies=full)

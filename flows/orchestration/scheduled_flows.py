@@ -1,8 +1,8 @@
 """The flows that `prefect.yaml` deploys: collection, calibration, tuning, release.
 
-Each takes the turn of its pair, wraps the tasks of `learn` and `release`, and shows what came of it as artifacts in Prefect. They go
-on from one another through the pair's workspace, so workers of a pool share one `DRAFTWELL_HOME`. A run that was killed loses nothing:
-the next one finds finished shards, trials and measurements, and goes on.
+Each holds the concurrency slots of its pair, wraps the tasks of `learn_tasks` and `release_tasks`, and shows the results as artifacts in
+Prefect. Each reads what the earlier ones left in the pair's workspace, so workers of a pool share one `DRAFTWELL_HOME`. A run that was
+killed loses nothing: the next one finds finished shards, trials and measurements, and resumes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prefect import flow, task
 from flows.context import pictures_of
 from flows.orchestration import prefect_artifacts
 from flows.orchestration.cached_steps import TRACES, once, standing
-from flows.orchestration.concurrency import pair_turn
+from flows.orchestration.concurrency import pair_slots
 from flows.orchestration.learn_tasks import RESULT, RETRY, calibrate_task, collect_task, train_task, tune_task
 from flows.orchestration.release_tasks import champion_task, deploy_champion_task, deploy_task, gate_task, link_task, publish_task
 from flows.progress import announce
@@ -38,7 +38,7 @@ def collection_step(settings: PipelineSettings) -> dict[str, Any]:
 
 @task(name="calibration", **RETRY)
 def calibration_step(settings: PipelineSettings) -> dict[str, Any]:
-    """Train the verifier, make table, memory and profile; returns what was made and its figures."""
+    """Train the verifier, make table, memory and profile; returns what was made and its metrics."""
     report = {**train_task.fn(settings), **calibrate_task.fn(settings)}
     return {"made": standing(workspace_of(settings), CALIBRATED), "report": scalars(report)}
 
@@ -58,13 +58,13 @@ def take_prompts_task(settings: TrafficSettings) -> None:
 
 @task(name="look for an earlier verdict", **RETRY)
 def earlier_verdict_task(settings: PipelineSettings, release: int) -> dict[str, Any] | None:
-    """What the gate said of a release beside the champion of today."""
+    """The gate's verdict about a release compared with the champion of today."""
     return earlier_verdict(settings, workspace_of(settings), release)
 
 
 @task(name="register in MLflow", **RETRY)
 def register_task(settings: PipelineSettings, kinds: Sequence[str]) -> dict[str, int]:
-    """Register artifacts of the workspace, what is registered already once, and link to them; returns their versions."""
+    """Register artifacts of the workspace (once, however often it runs) and link to them; returns their versions."""
     from registry.store import Store
 
     space, store = workspace_of(settings), Store()
@@ -80,12 +80,12 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
     """Collect traces of a pair on served traffic, or on its prompts until there is any; where pair, prompts and settings are those of
     the last run, nothing is computed."""
     space = workspace_of(settings)
-    with pair_turn(space.spec.name):
+    with pair_slots(space.spec.name):
         take_prompts_task(settings)
         settings = on_taken(settings, space)
         done = once(collection_step, settings, space, {})
     prefect_artifacts.table(
-        "collection", space.spec.name, [{"digest": done["made"][TRACES][:12], **done["report"]}], "The traces that stand."
+        "collection", space.spec.name, [{"digest": done["made"][TRACES][:12], **done["report"]}], "The traces in the workspace."
     )
     return done
 
@@ -94,7 +94,7 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
 def calibration(settings: TrafficSettings) -> dict[str, Any]:
     """Make verifier, acceptance table, correction memory and hardware profile from the traces, and register them."""
     space = workspace_of(settings)
-    with pair_turn(space.spec.name):
+    with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
         done = once(calibration_step, settings, space, standing(space, [TRACES]))
         versions = register_task(settings, CALIBRATED)
@@ -105,9 +105,9 @@ def calibration(settings: TrafficSettings) -> dict[str, Any]:
 
 @flow(name="tuning", log_prints=True, validate_parameters=True, **RESULT)
 def tuning(settings: TrafficSettings) -> dict[str, Any]:
-    """Choose strategy and parameters beside the champion, and register the choice."""
+    """Choose strategy and parameters, compared with the champion, and register the choice."""
     space = workspace_of(settings)
-    with pair_turn(space.spec.name):
+    with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
         before = {**standing(space, (TRACES, *READ_BY_STRATEGIES)), "champion": champion_task(settings)}
         done = once(tuning_step, settings, space, before)
@@ -120,7 +120,7 @@ def tuning(settings: TrafficSettings) -> dict[str, Any]:
 def release(settings: TrafficSettings) -> dict[str, Any]:
     """Publish what the workspace holds, gate it, and deploy it if it passes; the champion itself is not gated again."""
     space = workspace_of(settings)
-    with pair_turn(space.spec.name):
+    with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
         number = publish_task(settings)
         if number == champion_task(settings):
@@ -140,20 +140,21 @@ def workspace_of(settings: PipelineSettings) -> Workspace:
 
 
 def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -> dict[str, Any] | None:
-    """What the gate said of a release beside the champion of today; None where it has to be asked.
+    """The gate's verdict about a release compared with the champion of today; None where the gate has to run.
 
     A refused candidate that nothing has changed is not measured again each week, until it passes by luck; one that could not be measured
-    at that moment is. One that was champion and is not any more stays where it is: a person took it back, or moved the alias, or another
-    release was better.
+    at that moment is. One that is no longer champion stays as it is: a person rolled it back, or moved the alias, or another release
+    was better.
     """
-    from registry.releases import CHAMPION_SINCE, find_release, gate_record, objection, withdrawal
+    from registry.promotion import CHAMPION_SINCE, withdrawal
+    from registry.releases import find_release, gate_record, objection
     from registry.store import Store
 
     release = find_release(Store(), space.spec.name, settings.device, number)
     record = gate_record(release)
     why = withdrawal(release)
     if why is None and release.published.tags.get(CHAMPION_SINCE):
-        why = f"it was champion before; `draftwell promote --pair {space.spec.name} --release {number}` if it shall be again"
+        why = f"it was champion before; `draftwell promote --pair {space.spec.name} --release {number}` to promote it again"
     if why is not None:
         print(f"release {number} is neither judged nor promoted: {why}")
         return {"passed": False, "checks": [check.model_dump() for check in record.checks] if record else []}
@@ -164,12 +165,12 @@ def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -
         why = ", ".join(check.name for check in record.checks if not check.passed)
         print(f"release {number} is measured again: {why} failed on {record.created} for what the machine lacked")
         return None
-    print(f"release {number} was judged beside this champion already: the verdict of {record.created} stands")
+    print(f"release {number} was compared with this champion already: the verdict of {record.created} is used")
     return {"passed": record.passed, "checks": [check.model_dump() for check in record.checks]}
 
 
 def measured_rows(space: Workspace) -> list[dict[str, Any]]:
-    """What the tuning measured, in the words of its report."""
+    """What the tuning measured, as rows of its report."""
     import json
 
     from components.tune.report.tables import measured
@@ -180,7 +181,7 @@ def measured_rows(space: Workspace) -> list[dict[str, Any]]:
 
 
 def scalars(report: dict[str, Any]) -> dict[str, Any]:
-    """The numbers and words of a report, without its curves."""
+    """The numbers and texts of a report, without its curves."""
     return {name: value for name, value in report.items() if isinstance(value, int | float | str)}
 
 

@@ -11,7 +11,7 @@ from flows.workspace import Workspace
 def promote_and_deploy(space: Workspace, device: str, release: int, out: Path) -> Path:
     """Make a release that passed its gate the champion, and build its bundle under `out`; returns the bundle's folder."""
     from registry.bundles.build import build_bundle
-    from registry.releases import promote
+    from registry.promotion import promote
     from registry.store import Store
 
     store = Store()
@@ -20,13 +20,14 @@ def promote_and_deploy(space: Workspace, device: str, release: int, out: Path) -
 
 
 def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
-    """Let `current` lead to the champion's bundle, built where it is not there: a promotion may have been cut off before it was.
+    """Point `current` at the champion's bundle, which is built where it is missing: a promotion may have been killed before it was.
 
     Returns:
-        the bundle's folder; None for a champion that no gate passed or that was rolled back, which a person put there.
+        the bundle's folder; None for a champion that no gate passed or that was rolled back, which a person chose.
     """
     from registry.bundles.build import build_bundle, relink
-    from registry.releases import find_release, gate_record, objection, withdrawal
+    from registry.promotion import withdrawal
+    from registry.releases import find_release, gate_record, objection
     from registry.store import Store
 
     store = Store()

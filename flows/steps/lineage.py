@@ -1,7 +1,7 @@
 """Lineage for people: from a row of a report, or a registered version, back to the traces that everything was made from.
 
 A digest is looked for in the registry, then among the artifacts of this machine's workspaces and those that pairs ship with; traces
-are looked for in the workspaces. What is found nowhere is shown with its digest, as not here.
+are looked for in the workspaces. What is found nowhere is shown with its digest, as "not here".
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def lineage(what: str) -> list[Node]:
     """
     path = Path(what)
     if path.is_dir():
-        raise DraftwellError(f"{what} is a folder: {FORMS}")
+        raise DraftwellError(f"{what} is a folder: {FORMS}", code="not_a_report")
     if path.is_file():
         report = read_report(path)
         pair, rows = str(report["pair"]), rows_of(report, path)
@@ -84,7 +84,7 @@ def lineage(what: str) -> list[Node]:
         return [finder.row(label, row, pair) for label, row in rows]
     found = VERSION.fullmatch(what)
     if found is None:
-        raise DraftwellError(f"no file {what}, and it is no version of an artifact: {FORMS}")
+        raise DraftwellError(f"there is no file {what}, and it is not a version of an artifact: {FORMS}", code="not_a_report")
     return [Finder().version(found["kind"], found["pair"], found["alias"] or found["number"])]
 
 
@@ -93,9 +93,10 @@ def read_report(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DraftwellError(f"{path} is no JSON, or only a part of a report: write it again, as `draftwell bench --json` does") from error
+        raise DraftwellError(f"{path} is not valid JSON, or only a part of a report: write it again, as `draftwell bench --json` does",
+                             code="not_a_report") from error
     if not isinstance(report, dict) or not isinstance(report.get("pair"), str):
-        raise DraftwellError(f"{path} is no report of a bench, gate or tuning: {FORMS}")
+        raise DraftwellError(f"{path} is not a report of a bench, gate or tuning: {FORMS}", code="not_a_report")
     return report
 
 
@@ -111,7 +112,8 @@ def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, Mapping[st
         label = label_with_parameters(str(report.get("strategy")), {"parameters": report.get("parameters") or {}})
         rows = [(f"choice {label}", report)]
     if not any(isinstance(row.get("artifacts"), dict) or isinstance(row.get("trace_digest"), str) for _, row in rows):
-        raise DraftwellError(f"{path} says nothing of origins: it is of an older draftwell, or of none; bench or tune again")
+        raise DraftwellError(f"{path} does not say what its rows were made from: an older draftwell wrote it, or none; bench or tune again",
+                             code="report_without_origins")
     return rows
 
 
@@ -190,7 +192,7 @@ class Finder:
         return Node(found.kind, name, found.digest, where, found.git_commit, tuple(children))
 
     def trace(self, digest: str) -> Node:
-        """Traces, with their folder where they lie in a workspace."""
+        """Traces, with their folder where they are in a workspace."""
         return Node("trace", digest, digest, str(self.traces.get(digest, "not here")))
 
 

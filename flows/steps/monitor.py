@@ -1,5 +1,5 @@
-"""The station that watches: served traffic against the traces that the champion was calibrated on, or against what its strategy wrote on
-the same prompts where that is lossy (`references`).
+"""Monitoring: compares served traffic with the traces that the champion was calibrated on, or, where its strategy is lossy, with what that
+wrote on the same prompts (`reference_traces`).
 
 No model is loaded. The champion's artifacts come from the registry.
 """
@@ -57,13 +57,13 @@ def spool_of(space: Workspace, named: Path | None) -> Path:
 
 def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path | None = None,
           limits: DriftLimits | None = None, now: datetime | None = None) -> tuple[DriftReport, Served]:
-    """Hold the newest traffic against the champion's calibration traces.
+    """Compare the newest traffic with the champion's calibration traces.
 
     Args:
         spool: folder of traces that a server writes.
-        reference: folder of traces; None finds the champion's own (`references.find_reference`).
+        reference: folder of traces; None finds the champion's own (`reference_traces.find_reference`).
         limits: None takes those of the registry.
-        now: that the age of the traffic is told from; None takes the clock.
+        now: the age of the traffic is measured from; None takes the clock.
     Raises:
         DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of another pair.
     """
@@ -86,15 +86,15 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     then, today = (read_traffic(table, **settings) for table in (rows, feedback))
     notes = list(found.notes)
     if today.others:
-        notes.append(f"{today.others} positions of the feedback left out: behind the first {max_tokens} tokens of a text")
+        notes.append(f"{today.others} positions of the feedback left out: after the first {max_tokens} tokens of a text")
     few = not doubts and len(today.names) < limits.min_prompts
     doubts += out_of_date(champion, found.newest, limits, now or datetime.now(UTC))
     if found.others and few:
         doubts.append(f"the feedback has {len(today.names)} different prompts at the reference's temperature {header.temperature:g} "
                       f"({limits.min_prompts} are needed) and {found.others} at others, which cannot be compared: wait for more, or "
                       "calibrate on traces collected at the temperature that is served")
-    for told, more in zip((notes, doubts), left_out(champion, feedback, kinds, len(today.names)), strict=True):
-        told += more
+    for known, more in zip((notes, doubts), left_out(champion, feedback, kinds, len(today.names)), strict=True):
+        known += more
     origin = champion.trace_digest if reference is None else digest  # a lossy strategy's reference is on those traces' prompts
     if origin != champion.trace_digest:
         notes.append(f"{champion.name} was not calibrated on this reference")
@@ -110,7 +110,7 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
 def comparable(champion: Served, reference: pa.Table, feedback: pa.Table,
                named: Path | None) -> tuple[pa.Table, tuple[str, ...], list[str]]:
     """The feedback that can be compared, the kinds of texts that are, and why there is none: texts of a lossy champion's own strategy are
-    held against such texts only, unless a person names a reference."""
+    compared with such texts only, unless a person names a reference."""
     from components.drift.traffic import shared_kinds
 
     if named is not None or champion.lossy is None:
@@ -131,13 +131,13 @@ def left_out(champion: Served, feedback: pa.Table, kinds: tuple[str, ...], compa
     if not count:
         return [], []
     own = champion.lossy is None or LOSSY in kinds
-    mend = f"wait for more of what {champion.name} serves" if own else "leave --reference out, or name one of such texts"
-    why = f"{count} of the newest prompts were answered by {by}: its texts are others than those of the reference; {mend}"
+    fix = f"wait for more of what {champion.name} serves" if own else "leave --reference out, or name one of such texts"
+    why = f"{count} of the newest prompts were answered by {by}: its texts differ from those of the reference; {fix}"
     return [f"{count} prompts of the feedback left out: answered by {by}"], [why] if count > compared else []
 
 
 def out_of_date(champion: Served, newest: datetime | None, limits: DriftLimits, now: datetime) -> list[str]:
-    """Why the newest traffic tells nothing of what is served now, in words: a spool that does not grow any more looks steady for ever."""
+    """Why the newest traffic says nothing about what is served now: a spool that no longer grows looks steady for ever."""
     if newest is None:
         return []
     since = promoted(champion)
@@ -155,7 +155,7 @@ def promoted(champion: Served) -> datetime | None:
     """When the champion was promoted; None where there is none, or one that was named by hand and never deployed."""
     if champion.release is None:
         return None
-    from registry.releases import CHAMPION_SINCE
+    from registry.promotion import CHAMPION_SINCE
 
     tag = champion.release.published.tags.get(CHAMPION_SINCE)
     return datetime.fromisoformat(tag) if tag else None
@@ -199,10 +199,10 @@ def write_report(report: DriftReport, folder: Path) -> list[Path]:
 
     from components.drift.report import drift_json, drift_markdown, drift_plots
 
-    data, words = folder / "drift.json", folder / "drift.md"
+    data, text = folder / "drift.json", folder / "drift.md"
     write_atomically(data, (json.dumps(drift_json(report), indent=2, allow_nan=False) + "\n").encode())
-    write_atomically(words, drift_markdown(report).encode())
-    return [data, words, *drift_plots(report, folder)]
+    write_atomically(text, drift_markdown(report).encode())
+    return [data, text, *drift_plots(report, folder)]
 
 
 def note_in_registry(champion: Served, report: DriftReport) -> None:

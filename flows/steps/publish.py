@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def run_publish(step: StepContext, evidence: Mapping[str, Any], *, device: str = "cpu") -> ReleaseVersion:
     """Publish every artifact of the workspace and pin them in a new release, which becomes `candidate`; and collect what a lossy one
-    would serve, which its traffic is compared with (`references.keep_served`).
+    would serve, which its traffic is compared with (`reference_traces.keep_served`).
 
     Args:
         evidence: kept with the release as JSON; MLflow compares the numbers at its top.
@@ -31,7 +31,7 @@ def run_publish(step: StepContext, evidence: Mapping[str, Any], *, device: str =
     # What begins with a dot was left by a run that was killed while it wrote.
     folders = {p.name: p for p in sorted(space.artifacts.glob("[!.]*")) if p.is_dir()}
     if "decoding_config" not in folders:
-        raise DraftwellError(f"nothing to release: run `draftwell tune --pair {space.spec.name}` first")
+        raise DraftwellError(f"nothing to release: run `draftwell tune --pair {space.spec.name}` first", code="nothing_to_release")
     if files.draft is not None and (files.draft / "artifact.json").is_file():
         folders["distilled_draft"] = files.draft
     config = DecodingConfig.load(folders["decoding_config"])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RECALIBRATIONS = "recalibrations"
 SLOTS = 4
-"""Texts of a lossy strategy that are written at once: as many as every pair is loaded for that a release is published with."""
+"""Texts of a lossy strategy that are written at the same time: as many as every pair is loaded for that a release is published with."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def served(space: Workspace, device: str) -> Served:
     found = {kind: KINDS[kind].load_class().load(folder) for kind, folder in folders.items()}
     if not found:
         raise DraftwellError(f"pair {space.spec.name} has neither a champion on {device} nor calibrated artifacts in {space.dtype}: run "
-                             "`draftwell demo`, or collect, train and calibrate first")
+                             "`draftwell demo`, or collect, train and calibrate first", code="nothing_calibrated")
     return Served(f"the workspace of {space.spec.name} (no champion yet)", next(iter(found.values())).provenance.fingerprint, found)
 
 
@@ -96,7 +96,9 @@ def calibration_traces(space: Workspace, champion: Served) -> TraceSet:
     """The traces that the champion was calibrated on."""
     wanted = champion.trace_digest
     if wanted is None:
-        raise DraftwellError(f"{champion.name} does not say what it was calibrated on: name its traces with --reference, or calibrate anew")
+        raise DraftwellError(f"{champion.name} does not name the traces it was calibrated on: name them with "
+                             f"--reference, or calibrate again",
+                             code="no_reference")
     for folder in (kept_reference(space, wanted), space.traces, *sorted((space.root / RECALIBRATIONS).glob("*/traces"))):
         traces = TraceSet(folder, fingerprint=champion.fingerprint)
         try:
@@ -105,7 +107,7 @@ def calibration_traces(space: Workspace, champion: Served) -> TraceSet:
         except TraceError:
             continue  # of another dtype, or broken: not what is looked for
     raise DraftwellError(f"the traces that {champion.name} was calibrated on (digest {wanted[:12]}) are not in {space.root}: name them "
-                         "with --reference, or recalibrate")
+                         "with --reference, or recalibrate", code="no_reference")
 
 
 def kept_reference(space: Workspace, digest: str) -> Path:
@@ -114,7 +116,7 @@ def kept_reference(space: Workspace, digest: str) -> Path:
 
 
 def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
-    """Keep a reference by hard links, which take no room; where there are none the traces are copied. The folder appears whole."""
+    """Keep a reference by hard links, which take no room; where there are none the traces are copied. The folder appears complete."""
     folder = kept_reference(space, digest)
     if folder.is_dir():
         return
@@ -129,7 +131,7 @@ def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
         if not folder.is_dir():
             os.replace(place, folder)
     except OSError as error:
-        space.say(f"the reference could not be kept ({error.strerror}): a new collection would replace it")
+        space.say(f"the reference could not be kept ({error.strerror}): the next collection would replace it")
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -161,9 +163,9 @@ def is_whole(folder: Path) -> bool:
 
 
 def keep_served(step: StepContext, release: ReleaseVersion, config: DecodingConfig) -> None:
-    """Collect what a release would serve where its config is lossy: once, and in the pair's own workspace, whichever the station works in.
+    """Collect what a release would serve where its config is lossy: once, and in the pair's own workspace, whichever the step works in.
 
-    A collection that was cut short goes on. One that fails stops no release: monitoring then says that the reference is missing.
+    A collection that was cut short is resumed. One that fails stops no release: monitoring then says that the reference is missing.
     """
     from serving.runtime.strategies import find_strategy
 
@@ -173,7 +175,7 @@ def keep_served(step: StepContext, release: ReleaseVersion, config: DecodingConf
     try:
         collect_served(step, own, of_release(release))
     except (DraftwellError, OSError) as error:
-        own.say(f"what {config.strategy} serves will not be watched until it is published again: {error}")
+        own.say(f"what {config.strategy} serves is not watched until it is published again: {error}")
 
 
 def collect_served(step: StepContext, space: Workspace, champion: Served) -> None:

@@ -1,8 +1,8 @@
-"""Spreading a station out: its parts as Prefect tasks, on threads of this process or on a Ray cluster.
+"""Spreading a step over workers: its jobs as Prefect tasks, on threads of this process or on a Ray cluster.
 
 Collection is spread by shard, the replays of tuning by strategy. The result is that of a run without workers: the same trace, row
 by row, and the same trials. What is *measured* is never spread: tuning's rungs, gates and benches are timings, and a timing taken
-on another machine, or beside other work on this one, would let the wrong config win. They stay here, one at a time.
+on another machine, or next to other work on this one, would let the wrong config win. They stay here, one at a time.
 
 Workers read and write files: on a cluster every machine needs the same version of Draftwell, the same kind of processor, and
 `$DRAFTWELL_HOME` on a file system that all share, under the same path.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.failures import is_full, worth_retrying
+from flows.failures import is_full, reaching_prefect, worth_retrying
 from flows.workers import worker_jobs as parts
 from serving.errors import DraftwellError
 
@@ -44,7 +44,7 @@ LIVES = 3
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """How a station is spread out.
+    """How a step is spread over workers.
 
     Args:
         runner: one of `RUNNERS`.
@@ -60,7 +60,7 @@ class WorkerPool:
 
 
 def worker_pool_for(runner: str, workers: int, *, threads: int | None = None, device: str = "cpu") -> WorkerPool | None:
-    """How a station is to be spread out; None where one worker in this process does it all.
+    """How a step is to be spread over workers; None where one worker in this process does it all.
 
     Args:
         threads: of all workers together, which share them; None takes what torch computes with here.
@@ -68,11 +68,12 @@ def worker_pool_for(runner: str, workers: int, *, threads: int | None = None, de
         DraftwellError: an unknown runner, Ray where it is not installed, or several threads for one GPU.
     """
     if runner not in RUNNERS:
-        raise DraftwellError(f"unknown runner {runner!r}: choose {' or '.join(RUNNERS)}")
+        raise DraftwellError(f"unknown runner {runner!r}: choose {' or '.join(RUNNERS)}", code="unknown_runner")
     if runner == "threads" and workers == 1:
         return None
     if runner == "threads" and device != "cpu":
-        raise DraftwellError("several workers on threads would wait for one GPU: use --workers 1, or --runner ray with a GPU for each")
+        raise DraftwellError("several workers on threads would wait for one GPU: use --workers 1, or --runner ray with a GPU for each",
+                             code="threads_share_gpu")
     if runner == "ray":
         need_ray()
     import torch
@@ -81,11 +82,12 @@ def worker_pool_for(runner: str, workers: int, *, threads: int | None = None, de
 
 
 def need_ray() -> None:
-    """Refuse to go on without Ray."""
+    """Refuse to continue without Ray."""
     try:
         import prefect_ray  # noqa: F401
     except ImportError as error:
-        raise DraftwellError("--runner ray needs the package prefect-ray: pip install -c constraints.txt 'draftwell[ray]'") from error
+        raise DraftwellError("--runner ray needs the package prefect-ray: pip install -c constraints.txt "
+                             "'draftwell[ray]'", code="ray_missing") from error
 
 
 def spread_shards(
@@ -155,7 +157,7 @@ def run(pool: WorkerPool, what: str, job: Path, calls: Sequence[Call], done: Cal
         _now.reset(token)
 
 
-_now: ContextVar[tuple[WorkerPool, Callable[[Call, Any], None]]] = ContextVar("the pool, and who is told of each part")
+_now: ContextVar[tuple[WorkerPool, Callable[[Call, Any], None]]] = ContextVar("the pool, and the callback for each part")
 
 
 def spread_out(what: str, job: str, calls: list[Call]) -> None:
@@ -174,7 +176,7 @@ def _hand_out(what: str, job: str, calls: list[Call]) -> None:
         except Exception as error:
             failures.append(error)
     if full := [error for error in failures if is_full(error)]:
-        raise full[0]  # whoever asked says where and what to do (`failures.telling_of_a_full_disk`)
+        raise full[0]  # whoever asked says where and what to do (`failures.disk_full_as_error`)
     if failures:
         raise failure_of(failures, len(calls)) from failures[0]
 
@@ -184,9 +186,9 @@ def failure_of(failures: Sequence[Exception], count: int) -> DraftwellError:
     first = failures[0]
     reason = str(first).strip().splitlines()[0] if str(first).strip() else type(first).__name__
     if isinstance(first, DraftwellError) and count == len(failures):
-        return DraftwellError(reason)  # not its own class: a worker's `ForeignTrace` is no reason to begin a trace anew
-    return DraftwellError(f"{len(failures)} of {count} parts failed, the first with: {reason}; run the same command again, it goes on with "
-                          "what is missing")
+        return DraftwellError(reason)  # not its own class: a worker's `ForeignTrace` is no reason to begin a trace again
+    return DraftwellError(f"{len(failures)} of {count} parts failed, the first with: {reason}; run the same command again, it resumes with "
+                          "what is missing", code="workers_failed")
 
 
 def _write_shard(job: str, index: int) -> str:
@@ -234,22 +236,3 @@ def ray_options(pool: WorkerPool) -> AbstractContextManager[Any]:
         options["num_gpus"] = 1
     context: AbstractContextManager[Any] = remote_options(**options)
     return context
-
-
-@contextmanager
-def reaching_prefect() -> Iterator[None]:
-    """Turn a Prefect server that does not answer, or turns us away, into one line that names it."""
-    import httpx
-
-    try:
-        yield
-    except (RuntimeError, httpx.HTTPError) as error:
-        if isinstance(error, RuntimeError) and "Failed to reach API" not in str(error):
-            raise
-        from prefect.settings import PREFECT_API_URL
-
-        from registry.access import hidden
-
-        place = hidden(PREFECT_API_URL.value() or "this machine's own address")
-        raise DraftwellError(f"Prefect's server at {place} does not answer: start it, check PREFECT_API_URL and PREFECT_API_AUTH_STRING, "
-                             "or unset PREFECT_API_URL to run without a server of your own") from error

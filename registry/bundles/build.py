@@ -23,7 +23,8 @@ from registry.bundles.wheel import runtime_wheel
 from registry.pairs.catalogue import PairSpec
 from registry.pairs.fetching import link
 from registry.pairs.records import model_records
-from registry.releases import ReleaseVersion, adopt, find_release, gate_record, is_champion, objection, withdrawal
+from registry.promotion import adopt, withdrawal
+from registry.releases import ReleaseVersion, find_release, gate_record, is_champion, objection
 from registry.store import Published, Store
 from serving.artifacts.base import read_manifest
 from serving.artifacts.pair_files import DTYPES, PairFiles, combine_fingerprint, is_artifact, models_root, tokenizer_digest

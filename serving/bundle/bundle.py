@@ -1,22 +1,19 @@
 """Bundles: what `make deploy` writes and the server loads. Everything is checked before anything is loaded.
 
-A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, with --with-weights, `models/<role>/`. It also holds the files that
-install and start the runtime (a wheel, requirements, `Dockerfile`, `serve.sh`), which the runtime itself never runs. The manifest lists
-every file with size and sha256, and carries a digest of itself. Weights that are not bundled are identified by a folder under
-`$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has passed every check.
+A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, where asked for, `models/<role>/`; beside them lies what
+installs and starts the runtime (a wheel, requirements, `Dockerfile`, `serve.sh`), which the runtime itself never runs. The manifest
+names every file with size and sha256 and carries a digest over itself. Weights that are not bundled are named by a
+folder under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has passed every check.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import TYPE_CHECKING
 
 from serving.artifacts.base import ArtifactError, digest_of, read_manifest
 from serving.artifacts.kinds import KINDS
@@ -30,79 +27,25 @@ from serving.artifacts.pair_files import (
     model_digest,
     tokenizer_digest,
 )
-from serving.errors import DraftwellError
-from serving.files import is_left_over, json_digest, sha256_file
+from serving.bundle.manifest import (
+    MANIFEST,
+    SCHEMA,
+    BundleError,
+    FileRecord,
+    Manifest,
+    ModelRecord,
+    digest_of_body,
+    read_bundle_manifest,
+)
+from serving.files import is_left_over, sha256_file
 
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
 
-SCHEMA = 2
-"""Version 2 added `runtime` and `origins`; version 1 is still read."""
-MANIFEST = "manifest.json"
+__all__ = ["MANIFEST", "SCHEMA", "Bundle", "BundleError", "FileRecord", "Manifest", "ModelRecord", "digest_of_body", "open_bundle",
+           "refuse_inside"]
+
 HASHING_THREADS = 4
-
-
-class BundleError(DraftwellError):
-    """A bundle that is missing, damaged, foreign or newer than this runtime."""
-
-    code = "bad_bundle"
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FileRecord(_Strict):
-    """One file of the bundle."""
-
-    sha256: str
-    size: int = Field(ge=0, description="bytes")
-
-
-class ModelRecord(_Strict):
-    """Where one model's weights come from."""
-
-    source: str = Field(description="hub:ORG/NAME, package:NAME==VERSION/FILE, local, or bundled")
-    revision: str | None = Field(None, description="commit or branch on the hub")
-    weights_sha256: str = Field(description="digest of the weights, as `pair_files.model_digest` computes it")
-    folder: str = Field(description="folder under $DRAFTWELL_MODELS, or inside the bundle where the source is bundled")
-
-
-class Manifest(_Strict):
-    """The contents of `manifest.json`."""
-
-    schema_version: int = SCHEMA
-    digest: str = Field("", description="sha256 over all other fields")
-    pair: str
-    device: str = Field(pattern="^(cpu|cuda)$", description="cpu or cuda")
-    device_class: str | None = Field(None, description="machine class of the hardware profile")
-    dtype: str
-    chat: bool = Field(False, description="whether prompts go through the chat template")
-    fingerprint: str = Field(description="pair fingerprint")
-    release_version: int
-    release_digest: str
-    gated: bool = Field(description="whether the release had passed the gate")
-    ungated_reason: str | None = Field(None, description="why it was deployed without a passed gate")
-    versions: dict[str, int] = Field(description="kind → registered version")
-    runs: dict[str, str] = Field(description="kind → run id in the registry")
-    runtime: str | None = Field(None, description="version of the runtime whose wheel is in the bundle")
-    models: dict[ModelRole, ModelRecord]
-    origins: dict[ModelRole, str] = Field(
-        default_factory=dict, description="where the weights of bundled models come from, in the format of `source`")
-    files: dict[str, FileRecord] = Field(description="path inside the bundle → its record; all files but the manifest")
-
-    def computed_digest(self) -> str:
-        """sha256 over the manifest without its digest."""
-        return digest_of_body(self.model_dump(exclude={"digest"}))
-
-    def to_json(self) -> str:
-        """The text of `manifest.json`."""
-        return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
-
-
-def digest_of_body(body: dict[str, Any]) -> str:
-    """sha256 over the fields of a manifest, without its digest."""
-    return json_digest(body)
 
 
 @dataclass(frozen=True)
@@ -160,15 +103,15 @@ def open_bundle(path: Path) -> Bundle:
     Args:
         path: the bundle's folder, or a link to it (`dist/<pair>/current`), which is followed once.
     Raises:
-        BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is newer than this runtime. The message names
-            the file; nothing has been loaded.
+        BundleError: it is missing, damaged, holds links or unlisted files, mixes pairs, or is newer than this runtime; the file is
+            named. No artifact and no weight has been loaded then.
     """
     path = path.resolve()
     if not path.is_dir():
         raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`")
-    manifest = _read_manifest(path)
+    manifest = read_bundle_manifest(path)
     _check_tree(path, manifest)
-    with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing releases the GIL; the first wrong file in order is reported
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing lets go of the interpreter; the first wrong file in order is named
         for _ in pool.map(lambda item: _check_file(path, *item), manifest.files.items()):
             pass
     for kind in manifest.versions:
@@ -177,31 +120,31 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
-    """Refuse to write into a bundle: the next start would find a file that the manifest does not list.
+    """Refuse to write into a bundle: the next start would find a file there that is not the bundle's own.
 
     Args:
-        path: the bundle's folder, or a link to it; a folder that is not a bundle is left to `open_bundle`.
-        written: variable or option that names a folder to write to → the folder.
+        path: the bundle's folder, or a link to it; what is no bundle is left to `open_bundle`.
+        written: what names a folder that will be written to (a variable or an option) → the folder.
     Raises:
-        BundleError: one of them is the bundle, or is inside it (`folder_inside_bundle`).
+        BundleError: one of them is the bundle, or lies inside.
     """
     bundle = path.resolve()
     if not (bundle / MANIFEST).is_file():
         return
     for name, folder in written.items():
         if folder.resolve().is_relative_to(bundle):
-            raise BundleError(f"{name} would be {folder}, inside the bundle {bundle}, where nothing may be written: "
-                              f"set {name} to another folder", code="folder_inside_bundle")
+            raise BundleError(f"{name} would be {folder}, inside the bundle {bundle}, which may hold no file but its own: "
+                              f"let {name} name a folder elsewhere")
 
 
 def _check_tree(path: Path, manifest: Manifest) -> None:
-    """Refuse links, and files that the manifest does not list, except the digests that the runtime keeps next to weights and temporary
-    files of them from another or a killed server."""
+    """Refuse links, and files that the manifest does not list; digests that the runtime keeps beside weights are neither, nor is
+    what another server, or one that was killed, has written of them."""
     models = {path / record.folder for record in manifest.models.values()}
     listed = {*manifest.files, MANIFEST, *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values())}
     for file in sorted(_entries(path)):
         if file.is_symlink():
-            raise BundleError(f"{file} is a link, and bundles must not contain links: remove it or deploy again")
+            raise BundleError(f"{file} is a link, and a bundle has none: remove it or deploy again")
         if file.parent in models and is_left_over(file.name, SIDECAR):
             continue
         if not file.is_dir() and file.relative_to(path).as_posix() not in listed:
@@ -209,37 +152,9 @@ def _check_tree(path: Path, manifest: Manifest) -> None:
 
 
 def _entries(path: Path) -> Iterator[Path]:
-    """All entries below a folder; links are not followed."""
+    """All that lies below a folder, links not followed."""
     for folder, folders, files in os.walk(path):
         yield from (Path(folder) / name for name in (*folders, *files))
-
-
-def _read_manifest(path: Path) -> Manifest:
-    file = path / MANIFEST
-    try:
-        data: Any = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{file} is truncated or not JSON: deploy again") from error
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if isinstance(version, int) and version > SCHEMA:
-        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell")
-    try:
-        manifest = Manifest.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again") from error
-    if manifest.digest != digest_of_body({key: value for key, value in data.items() if key != "digest"}):
-        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again")
-    if "target" not in manifest.models:
-        raise BundleError(f"{file} names no target: deploy again")
-    for name in (*manifest.files, *(record.folder for record in manifest.models.values())):
-        parts = PurePosixPath(name)
-        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again")
-    return manifest
 
 
 def _check_file(path: Path, name: str, record: FileRecord) -> None:
@@ -247,7 +162,7 @@ def _check_file(path: Path, name: str, record: FileRecord) -> None:
     if not file.is_file():
         raise BundleError(f"the bundle lacks its file {file}: deploy again")
     if (size := file.stat().st_size) != record.size:
-        raise BundleError(f"{file} has {size} bytes, not {record.size}: it was truncated or changed, deploy again")
+        raise BundleError(f"{file} has {size} bytes, not {record.size}: it was cut or changed, deploy again")
     if sha256_file(file) != record.sha256:
         raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again")
 

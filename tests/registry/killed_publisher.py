@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.pairs import PairSpec, fetch
-from registry.releases import promote
+from registry.promotion import promote
 from registry.store import Store
 from tests.support.loop.publishing import model_folder, release, verdict
 

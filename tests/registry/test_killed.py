@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from registry.pairs import fetch
-from registry.releases import find_release, gate_record, objection, promote
+from registry.promotion import promote
+from registry.releases import find_release, gate_record, objection
 from registry.store import Store
 from serving.artifacts.base import digest_of
 from tests.registry.killed_publisher import pair_in

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from registry.pairs import PairSpec
-from registry.releases import find_release, promote, rollback
+from registry.promotion import promote, rollback
+from registry.releases import find_release
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles
 from serving.errors import DraftwellError

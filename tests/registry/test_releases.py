@@ -11,19 +11,11 @@ import pytest
 from registry.gates import GateRecord
 from registry.lineage import lineage_of
 from registry.pairs import PairSpec, model_records
-from registry.releases import (
-    ReleaseVersion,
-    adopt,
-    create_release,
-    find_release,
-    gate_record,
-    promote,
-    record_gate,
-    rollback,
-)
+from registry.promotion import adopt, promote, rollback
+from registry.releases import ReleaseVersion, create_release, find_release, gate_record, record_gate
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles, fingerprint
-from serving.errors import DraftwellError
+from tests.support.errors import raises_code
 from tests.support.loop.publishing import config, distilled, publish, release, table, verdict
 
 
@@ -72,14 +64,13 @@ def test_nothing_is_promoted_without_a_verdict_about_just_these_versions(
         (None, "it has no gate record"),
         (verdict(one), "names version 1 with other artifacts"),
         (good.model_copy(update={"pins": {**two.pins, "acceptance_table": 1}}), "names version 2 with other artifacts"),
-        (verdict(two, value=0.9), r"its gate failed \(min_speedup_lower_bound\)"),
-        (verdict(two, value=0.9).model_copy(update={"passed": True}), r"its gate failed \(min_speedup_lower_bound\)"),
-        (good.model_copy(update={"passed": False}), r"its gate failed \(as a whole\)"),
+        (verdict(two, value=0.9), "(min_speedup_lower_bound)"),
+        (verdict(two, value=0.9).model_copy(update={"passed": True}), "(min_speedup_lower_bound)"),
+        (good.model_copy(update={"passed": False}), "gate failed"),
         (good.model_copy(update={"device": "cuda"}), "the gate record is for tiny on cuda"),
     ]
     for record, why in wrong:
-        message = rf"^release\.tiny\.cpu version 2 is not promoted, .*{why}: run `draftwell gate --pair tiny`$"
-        with pytest.raises(DraftwellError, match=message):
+        with raises_code("not_gated", "release.tiny.cpu version 2", why, "`draftwell gate --pair tiny`"):
             promote(store, "tiny", "cpu", 2, record)
         assert store.get_aliases("release", "tiny.cpu") == {"candidate": 2}
         assert gate_record(find_release(store, "tiny", "cpu", 2)) is None
@@ -92,7 +83,7 @@ def test_a_record_that_cannot_be_read_does_not_stand(
         store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
     one = release(store, spec, files, tmp_path / "one")
     store.set_tag(one.published, "gate_record", json.dumps({"passed": True}))
-    with pytest.raises(DraftwellError, match=r"gate record of release\.tiny\.cpu version 1 cannot be read: run"):
+    with raises_code("gate_record_unreadable", "release.tiny.cpu version 1", "draftwell gate"):
         promote(store, "tiny", "cpu", 1)
 
 
@@ -102,11 +93,11 @@ def test_artifacts_of_different_models_make_no_release(
     publish(store, config("b" * 64), tmp_path / "config")
     publish(store, distilled(), tmp_path / "draft")
     models = model_records(spec, files)
-    with pytest.raises(DraftwellError, match="acceptance_table aaaaaaaaaaaa, decoding_config bbbbbbbbbbbb"):
+    with raises_code("mixed_fingerprints", "acceptance_table aaaaaaaaaaaa, decoding_config bbbbbbbbbbbb"):
         create_release(store, "tiny", "cpu", {"acceptance_table": 1, "decoding_config": 1}, models, {})
-    with pytest.raises(DraftwellError, match="needs at least one artifact besides the draft"):
+    with raises_code("nothing_to_release", "draftwell tune"):
         create_release(store, "tiny", "cpu", {"distilled_draft": 1}, models, {})
-    with pytest.raises(DraftwellError, match=r"no version 9 of decoding_config\.tiny"):
+    with raises_code("not_registered", "version 9", "decoding_config.tiny"):
         create_release(store, "tiny", "cpu", {"decoding_config": 9}, models, {})
     made = create_release(store, "tiny", "cpu", {"distilled_draft": 1, "acceptance_table": 1}, models, {})
     assert made.fingerprint == "a" * 64
@@ -129,9 +120,7 @@ def aliases(store: Store) -> tuple[int, int]:
 def test_rollback_brings_the_champion_before_back_and_keeps_the_reason(
         store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
     champions(store, spec, files, tmp_path, 3)
-    begin = time.perf_counter()
     bad, good = rollback(store, "tiny", "cpu", "answers in French are cut")
-    assert time.perf_counter() - begin < 5
     assert (bad.version, good.version) == (3, 2)
     assert aliases(store) == (2, 2)
     note = json.loads(find_release(store, "tiny", "cpu", 3).published.tags["rolled_back"])
@@ -140,9 +129,17 @@ def test_rollback_brings_the_champion_before_back_and_keeps_the_reason(
     assert len(kept) == 1
     rollback(store, "tiny", "cpu", "still")  # one further back, and not to and fro
     assert aliases(store) == (1, 1)
-    with pytest.raises(DraftwellError, match=r"version 1 has no champion before it: name a release .* with --to"):
+    with raises_code("no_previous_champion", "version 1", "--to"):
         rollback(store, "tiny", "cpu", "once more")
     assert aliases(store) == (1, 1)
+
+
+@pytest.mark.timed
+def test_a_rollback_takes_seconds(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champions(store, spec, files, tmp_path, 3)
+    begin = time.perf_counter()
+    rollback(store, "tiny", "cpu", "answers in French are cut")
+    assert time.perf_counter() - begin < 5
 
 
 def test_what_was_rolled_back_serves_again_only_for_a_reason(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
@@ -150,10 +147,9 @@ def test_what_was_rolled_back_serves_again_only_for_a_reason(store: Store, spec:
     _, two = champions(store, spec, files, tmp_path, 2)
     rollback(store, "tiny", "cpu", "too slow in the evening")
     record_gate(store, verdict(two, beside=1))
-    with pytest.raises(DraftwellError, match=r"version 2 is not promoted, it was rolled back on .* \(too slow in the evening\): "
-                                             r"publish another release, .*--reason"):
+    with raises_code("was_rolled_back", "version 2", "(too slow in the evening)", "--reason"):
         promote(store, "tiny", "cpu", 2)
-    with pytest.raises(DraftwellError, match=r"version 2 does not come back, it was rolled back"):
+    with raises_code("no_way_back", "version 2", "rolled back"):
         rollback(store, "tiny", "cpu", "and this one", to=2)
     assert aliases(store) == (1, 1)
     promote(store, "tiny", "cpu", 2, reason="the evening's load was another's")
@@ -205,12 +201,12 @@ def test_wherever_a_rollback_is_cut_off_the_next_one_finishes_it(
         assert rollback(cut, "tiny", "cpu", "and another")[1].version == 1, f"what was whole is not finished twice, change {last}"
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"reason": " "}, "needs a reason"), ({"reason": "x", "to": 2}, "is the champion already"), ({"reason": "x", "to": 9}, "no version 9")])
+@pytest.mark.parametrize(("arguments", "code"), [
+    ({"reason": " "}, "no_reason"), ({"reason": "x", "to": 2}, "already_champion"), ({"reason": "x", "to": 9}, "not_registered")])
 def test_a_rollback_that_cannot_be_changes_nothing(
-        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, arguments: dict, message: str) -> None:
+        store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, arguments: dict, code: str) -> None:
     champions(store, spec, files, tmp_path, 2)
-    with pytest.raises(DraftwellError, match=message):
+    with raises_code(code):
         rollback(store, "tiny", "cpu", **arguments)
     assert aliases(store) == (2, 2)
     assert "rolled_back" not in find_release(store, "tiny", "cpu", 2).published.tags
@@ -232,10 +228,10 @@ def test_a_verdict_beside_an_older_champion_promotes_nothing(
     for each in (two, three):
         record_gate(store, verdict(each, beside=1))
     promote(store, "tiny", "cpu", 2)
-    with pytest.raises(DraftwellError, match=r"version 3 is not promoted, its gate held it against version 1, and version 2 is the "
-                                             r"champion now: run `draftwell gate --pair tiny --release 3`, or .* --reason"):
+    with raises_code("gated_against_another_champion", "version 3", "version 1", "version 2", "`draftwell gate --pair tiny --release 3`",
+                     "--reason"):
         promote(store, "tiny", "cpu", 3)
-    with pytest.raises(DraftwellError, match="against no champion, and version 2 is"):
+    with raises_code("gated_against_another_champion", "no champion", "version 2"):
         promote(store, "tiny", "cpu", 3, verdict(three))
     assert aliases(store) == (2, 2)
     assert gate_record(find_release(store, "tiny", "cpu", 3)) == verdict(three, beside=1)
@@ -249,7 +245,7 @@ def test_a_verdict_beside_an_older_champion_promotes_nothing(
 def test_no_ungated_release_comes_back(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
     champions(store, spec, files, tmp_path, 1)
     release(store, spec, files, tmp_path / "ungated", accepted=4)
-    with pytest.raises(DraftwellError, match=r"version 2 does not come back, it has no gate record: name another"):
+    with raises_code("no_way_back", "version 2", "gate record", "--to"):
         rollback(store, "tiny", "cpu", "x", to=2)
     assert aliases(store) == (1, 1)
 

@@ -114,7 +114,7 @@ def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any
     from flows.loading import open_pair
     from flows.steps.tune import champion_config
     from registry.pairs import fetch, find_pair
-    from registry.releases import promote
+    from registry.promotion import promote
     from registry.store import Store
     from tests.support.loop.publishing import release, verdict
 

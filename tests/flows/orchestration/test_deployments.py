@@ -32,7 +32,7 @@ from flows.orchestration import (
     cached_steps,
 )
 from flows.orchestration import (
-    concurrency as turns,
+    concurrency as concurrency_slots,
 )
 from flows.orchestration import (
     deployments as schedules,
@@ -58,10 +58,12 @@ from flows.steps.publish import run_publish
 from flows.workspace import Workspace
 from registry import gates
 from registry.gates import GateCheck
-from registry.releases import promote, record_gate, rollback
+from registry.promotion import promote, rollback
+from registry.releases import record_gate
 from serving.artifacts.pair_files import fingerprint
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceError, TraceSet
+from tests.support.errors import raises_code
 from tests.support.loop.publishing import config, table, verdict
 from tests.support.loop.publishing import release as make_release
 from tests.support.loop.refusals import refused
@@ -106,7 +108,7 @@ def limits(prefect_server: None, deployed: None) -> Iterator[Any]:
 
     with get_client(sync_client=True) as client:
         yield client
-        for name in (turns.pair_slot("tiny"), turns.GPU_SLOT):
+        for name in (concurrency_slots.pair_limit("tiny"), concurrency_slots.GPU_SLOT):
             try:
                 client.delete_global_concurrency_limit_by_name(name)
             except ObjectNotFound:
@@ -206,7 +208,7 @@ def test_folders_are_named_by_their_absolute_path(tmp_path: Path, monkeypatch: p
     (("--pair", "smolm2-135m"), ("unknown pair",)),
     (("--file", "nowhere.yaml"), ("nowhere.yaml", "checkout")),
     (("--file", REPO / "registry" / "gates.yaml"), ("gates.yaml", "deployments")),
-    (("--file", REPO / "Makefile"), ("Makefile", "no YAML")),
+    (("--file", REPO / "Makefile"), ("Makefile", "YAML")),
 ])
 def test_mistakes_are_told_before_anything_is_deployed(run: Any, place: Path, arguments: tuple[Any, ...], words: tuple[str, ...]) -> None:
     refused(run("schedule", "--file", FILE, *arguments), *words)
@@ -268,8 +270,8 @@ def test_a_gate_on_a_full_disk_says_so_in_its_files(tmp_path: Path) -> None:
 # Turns
 
 
-def test_without_limits_there_is_no_turn(limits: Any) -> None:
-    with pytest.raises(DraftwellError, match="draftwell schedule --pair tiny"), turns.turn("tiny"):
+def test_without_limits_no_slot_is_held(limits: Any) -> None:
+    with raises_code("no_concurrency_limit", "draftwell schedule --pair tiny"), concurrency_slots.hold_slots("tiny"):
         pass
 
 
@@ -278,18 +280,18 @@ def test_a_single_missing_limit_is_noticed(limits: Any) -> None:
     from prefect.concurrency.sync import concurrency
 
     schedules.make_limits(limits, "tiny", None)
-    limits.delete_global_concurrency_limit_by_name(turns.GPU_SLOT)
-    with concurrency([turns.pair_slot("tiny"), turns.GPU_SLOT], strict=True):
+    limits.delete_global_concurrency_limit_by_name(concurrency_slots.GPU_SLOT)
+    with concurrency([concurrency_slots.pair_limit("tiny"), concurrency_slots.GPU_SLOT], strict=True):
         pass  # the naive way
-    with pytest.raises(DraftwellError, match=turns.GPU_SLOT), turns.turn("tiny"):
+    with raises_code("no_concurrency_limit", concurrency_slots.GPU_SLOT), concurrency_slots.hold_slots("tiny"):
         pass
 
 
-def test_a_turn_keeps_others_waiting(limits: Any) -> None:
+def test_a_slot_keeps_others_waiting(limits: Any) -> None:
     from prefect.concurrency.sync import concurrency
 
     assert schedules.make_limits(limits, "tiny", None) == {"pair-tiny": 1, "gpu-slot": 1}
-    with turns.turn("tiny"):
+    with concurrency_slots.hold_slots("tiny"):
         for name in ("pair-tiny", "gpu-slot"):
             with pytest.raises(TimeoutError), concurrency(name, strict=True, timeout_seconds=0.5):
                 pass
@@ -297,19 +299,19 @@ def test_a_turn_keeps_others_waiting(limits: Any) -> None:
         pass
 
 
-def test_a_turn_that_never_gets_free_is_said_with_the_mend(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_never_gets_free_is_reported_with_the_fix(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect.concurrency.sync import concurrency
 
     schedules.make_limits(limits, "tiny", None)
     with monkeypatch.context() as patch, concurrency("gpu-slot", strict=True):
-        patch.setattr(turns, "PATIENCE", 10 / 3600)
-        with pytest.raises(DraftwellError, match=r"gpu-slot has not been free .* --active-slots 0"), turns.turn("tiny"):
+        patch.setattr(concurrency_slots, "PATIENCE", 2 / 3600)
+        with raises_code("no_free_slot", "gpu-slot", "--active-slots 0"), concurrency_slots.hold_slots("tiny"):
             pass
-    with turns.turn("tiny"):
+    with concurrency_slots.hold_slots("tiny"):
         pass
 
 
-def test_servers_keep_turns_over_a_restart() -> None:
+def test_servers_keep_leases_over_a_restart() -> None:
     """Prefect keeps them in memory unless told otherwise; test_scheduled_runs.py starts a server again."""
     name = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
     made = subprocess.run(["make", "--dry-run", "prefect-server"], cwd=REPO, capture_output=True, text=True, check=True,
@@ -341,8 +343,8 @@ def test_limits_that_somebody_changed_stay(limits: Any) -> None:
 
 
 def test_a_flow_run_by_hand_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "concurrency", lambda name, **options: pytest.fail(f"it waits for {name}"))
-    with turns.turn("tiny"):
+    monkeypatch.setattr(concurrency_slots, "concurrency", lambda name, **options: pytest.fail(f"it waits for {name}"))
+    with concurrency_slots.hold_slots("tiny"):
         pass
 
 
@@ -372,21 +374,21 @@ def test_a_flow_of_the_week_waits_for_those_before_it(limits: Any, monkeypatch: 
         run, state = {1: (first, Failed()), 2: (second, Completed())}[len(events)]
         limits.set_flow_run_state(run, state, force=True)
 
-    monkeypatch.setattr(turns, "sleep", later)
+    monkeypatch.setattr(concurrency_slots, "sleep", later)
 
     @flow(name="tuning")
     def tuning() -> None:
-        with turns.turn("tiny"):
+        with concurrency_slots.hold_slots("tiny"):
             events.append("computed")
 
     try:
         tuning()
         assert events == ["waited", "waited", "computed"]
         dead = due(limits, "collection", "tiny", -1, running=True)
-        monkeypatch.setattr(turns, "PATIENCE", 0.0)
+        monkeypatch.setattr(concurrency_slots, "PATIENCE", 0.0)
         state = tuning(return_state=True)
         assert state.is_failed()
-        assert re.search(r"collection/tiny \(.+\) comes before this flow and is not over after 0 hours: cancel it", state.message)
+        assert re.search(r"collection/tiny \(.+\) precedes this flow and has not ended after 0 hours: cancel it", state.message)
         assert len(events) == 3
         others.append(dead)
     finally:
@@ -394,7 +396,7 @@ def test_a_flow_of_the_week_waits_for_those_before_it(limits: Any, monkeypatch: 
             limits.delete_flow_run(run)
 
 
-def test_a_flow_within_a_flow_has_its_turn_already(deployed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flow_within_a_flow_has_its_slots_already(deployed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for itself for ever; and all take pair before accelerator."""
     taken: list[str] = []
 
@@ -404,10 +406,10 @@ def test_a_flow_within_a_flow_has_its_turn_already(deployed: None, monkeypatch: 
         taken.append(name)
         yield
 
-    monkeypatch.setattr(turns, "concurrency", take)
-    with turns.turn("tiny"), turns.turn("tiny"):
+    monkeypatch.setattr(concurrency_slots, "concurrency", take)
+    with concurrency_slots.hold_slots("tiny"), concurrency_slots.hold_slots("tiny"):
         assert taken == ["pair-tiny", "gpu-slot"]
-    with turns.turn("tiny"):
+    with concurrency_slots.hold_slots("tiny"):
         assert len(taken) == 4
 
 

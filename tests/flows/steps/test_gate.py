@@ -256,12 +256,12 @@ def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(champion: Path, ca
 
 
 def test_the_way_back(champion: Path, call: Callable[..., Any], place: Path) -> None:
-    from registry.releases import promote
+    from registry.promotion import promote
     from tests.support.loop.publishing import verdict
 
     done = call("rollback", "--reason", "a trial")
     assert done.exit_code == 2
-    assert "has no champion before it" in done.stderr
+    assert "has no previous champion" in done.stderr
     store = Store()
     number = max(version.version for version in store.versions("release", "tiny.cpu"))
     promote(store, "tiny", "cpu", number, verdict(find_release(store, "tiny", "cpu", number),

@@ -18,7 +18,8 @@ from flows.steps.gate import gate_release, prediction_check
 from flows.steps.publish import run_publish
 from flows.workspace import Workspace
 from registry import gates
-from registry.releases import find_release, gate_record, promote
+from registry.promotion import promote
+from registry.releases import find_release, gate_record
 from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance

@@ -129,7 +129,7 @@ def test_a_shard_that_fails_is_tried_again_then_told(collect: Any, own_stores: P
     assert done.exit_code == 2
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("Error: 1 of 6 parts failed, the first with: [Errno 5]")
-    assert line.endswith("run the same command again, it goes on with what is missing")
+    assert line.endswith("run the same command again, it resumes with what is missing")
     assert {index: tries.count(index) for index in range(6)} == {0: 1, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
     assert len(spread.shards) == 5
     done, spread = collect("spread", "--workers", 2)

@@ -15,7 +15,8 @@ import registry.bundles.build
 from registry.bundles.build import build_bundle, bundle_bytes, link_current, relink
 from registry.bundles.wheel import Wheel, runtime_wheel
 from registry.pairs import PairSpec, fetch, model_records
-from registry.releases import create_release, find_release, promote, record_gate, rollback
+from registry.promotion import promote, rollback
+from registry.releases import create_release, find_release, record_gate
 from registry.store import Store
 from serving.artifacts.base import digest_of
 from serving.artifacts.pair_files import PairFiles, fingerprint, models_root

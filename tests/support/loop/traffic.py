@@ -21,7 +21,8 @@ from flows.steps import collect as collect_step
 from flows.steps import publish as publish_step
 from flows.steps import train as train_step
 from registry.gates import GateCheck, GateRecord
-from registry.releases import ReleaseVersion, promote, record_gate
+from registry.promotion import promote
+from registry.releases import ReleaseVersion, record_gate
 from registry.store import Store
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.recording.trace import HEADER, TraceHeader, TraceSet

@@ -1,0 +1,63 @@
+"""A registered version of an artifact, as this project sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+
+@dataclass(frozen=True)
+class Published:
+    """A registered version of an artifact.
+
+    Args:
+        kind: what it is, such as verifier.
+        name: registered model, `<kind>.<pair>`.
+        version: counted from 1 within the name.
+        run_id: the run that logged it.
+        digest: `digest_of` its folder.
+        source: where its files are stored.
+        tags: digest, fingerprint, trace_digest, parents (JSON, kind → digest), git_commit and what was added later.
+    """
+
+    kind: str
+    name: str
+    version: int
+    run_id: str
+    digest: str
+    source: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the pair it belongs to."""
+        return self.tags.get("fingerprint", "")
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """kind → digest of what it was made from."""
+        return dict(json.loads(self.tags.get("parents", "{}")))
+
+
+def insert_or_change(write: Callable[[], object]) -> None:
+    """Write an alias or a tag; MLflow looks first and inserts then, and the slower of two processes finds the row taken."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        write()
+    except MlflowException as error:
+        if not any(word in str(error) for word in ("IntegrityError", "UniqueViolation")):  # of SQLite and MySQL, of PostgreSQL
+            raise
+        write()
+
+
+def published_of(version: ModelVersion) -> Published:
+    """MLflow's version as ours."""
+    kind = version.tags.get("kind") or version.name.split(".", 1)[0]
+    return Published(kind, version.name, int(version.version), version.run_id or "", version.tags.get("digest", ""),
+                     version.source or "", dict(version.tags))

@@ -1,0 +1,109 @@
+"""A bundle's `manifest.json`: what is in it, and reading one with one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.artifacts.pair_files import ModelRole
+from serving.errors import DraftwellError
+from serving.files import json_digest
+
+SCHEMA = 2
+"""Version 2 added `runtime` and `origins`; version 1 is still read."""
+MANIFEST = "manifest.json"
+
+
+class BundleError(DraftwellError):
+    """A bundle that is missing, damaged, foreign or newer than this runtime."""
+
+    code = "bad_bundle"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileRecord(_Strict):
+    """One file of the bundle."""
+
+    sha256: str
+    size: int = Field(ge=0, description="bytes")
+
+
+class ModelRecord(_Strict):
+    """Where one model's weights come from."""
+
+    source: str = Field(description="hub:ORG/NAME, package:NAME==VERSION/FILE, local, or bundled")
+    revision: str | None = Field(None, description="commit or branch on the hub")
+    weights_sha256: str = Field(description="digest of the weights, as `pair_files.model_digest` computes it")
+    folder: str = Field(description="folder under $DRAFTWELL_MODELS, or inside the bundle where the source is bundled")
+
+
+class Manifest(_Strict):
+    """The contents of `manifest.json`."""
+
+    schema_version: int = SCHEMA
+    digest: str = Field("", description="sha256 over all other fields")
+    pair: str
+    device: str = Field(pattern="^(cpu|cuda)$", description="cpu or cuda")
+    device_class: str | None = Field(None, description="machine class of the hardware profile")
+    dtype: str
+    chat: bool = Field(False, description="whether prompts go through the chat template")
+    fingerprint: str = Field(description="pair fingerprint")
+    release_version: int
+    release_digest: str
+    gated: bool = Field(description="whether a passed gate record stood for the release")
+    ungated_reason: str | None = Field(None, description="why it was deployed without one")
+    versions: dict[str, int] = Field(description="kind → registered version")
+    runs: dict[str, str] = Field(description="kind → run id in the registry")
+    runtime: str | None = Field(None, description="version of the runtime whose wheel lies in the bundle")
+    models: dict[ModelRole, ModelRecord]
+    origins: dict[ModelRole, str] = Field(
+        default_factory=dict, description="where the weights of bundled models come from, worded as a source")
+    files: dict[str, FileRecord] = Field(description="path inside the bundle → its record; all files but this one")
+
+    def computed_digest(self) -> str:
+        """sha256 over the manifest without its digest."""
+        return digest_of_body(self.model_dump(exclude={"digest"}))
+
+    def to_json(self) -> str:
+        """The text of `manifest.json`."""
+        return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
+
+
+def digest_of_body(body: dict[str, Any]) -> str:
+    """sha256 over the fields of a manifest, without its digest."""
+    return json_digest(body)
+
+
+def read_bundle_manifest(path: Path) -> Manifest:
+    """The checked manifest of a bundle's folder."""
+    file = path / MANIFEST
+    try:
+        data: Any = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{file} is cut or not JSON: deploy again") from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > SCHEMA:
+        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell")
+    try:
+        manifest = Manifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again") from error
+    if manifest.digest != digest_of_body({key: value for key, value in data.items() if key != "digest"}):
+        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again")
+    if "target" not in manifest.models:
+        raise BundleError(f"{file} names no target: deploy again")
+    for name in (*manifest.files, *(record.folder for record in manifest.models.values())):
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again")
+    return manifest
