@@ -1,1 +1,6 @@
-"""Distillation: a small draft out of a target's own layers, trained on the target's own text."""
+"""Distillation: a draft of a few of a target's own layers, trained on the target's own text.
+
+`distil` is the entry: `corpus` has the target write (`writers`, `lean`), `training` trains the kept layers (`family`) with its
+`checkpoint`, `artifact` stores the draft and measures its agreement. `instructions` lets the target invent its prompts, and
+`default_pair` is the recipe of the shipped draft and qualifier. All of them import torch, so nothing is imported here.
+"""

@@ -19,7 +19,7 @@ from serving.runtime.strategies import build_strategy
 
 
 def to_artifact(draft: Any, head_tokens: Tensor, donor: str, provenance: Provenance) -> DistilledDraft:
-    """What was trained of a draft module, and positions it was not, as an artifact; embeddings stay with the donor.
+    """The trained weights of a draft module, and its embeddings of positions, as an artifact; embeddings of tokens stay with the donor.
 
     Args:
         head_tokens: `[head]` ids that the head covers, ascending.

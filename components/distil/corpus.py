@@ -1,9 +1,9 @@
 """The target's own text as training data: written in shards, read back in batches.
 
-A shard is one safetensors file: `ids` (all sequences, one behind the other), `prompt` and `total` (lengths) and `hidden`,
-the target's normalised last states. The head makes the target's logits out of them again, so that training needs neither
-the target nor its vocabulary-wide logits on disk. A shard's name is a digest of all that it is made of: what is finished is
-found again, and nothing of other prompts, settings or another target can slip in.
+A shard is one safetensors file: `ids` (all sequences, one after another), `prompt` and `total` (lengths) and `hidden`,
+the target's normalised last states. The head recomputes the target's logits from them, so that training needs neither
+the target nor its vocabulary-wide logits on disk. A shard's name is a digest of its inputs: finished shards are found again,
+and none of other prompts, settings or another target can slip in.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def read_corpus(shards: Iterable[Path]) -> list[Conversation]:
     """All sequences of these shards, in order.
 
     Raises:
-        DraftwellError: a shard that is damaged.
+        DraftwellError: a shard is damaged.
     """
     sequences = []
     for path in shards:
@@ -92,7 +92,7 @@ def read_corpus(shards: Iterable[Path]) -> list[Conversation]:
 
 
 def read_shard(path: Path) -> dict[str, Tensor]:
-    """The tensors of a shard, as long as one another says."""
+    """The tensors of a shard, checked to have matching lengths."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -103,7 +103,8 @@ def read_shard(path: Path) -> dict[str, Tensor]:
     except (OSError, ValueError, KeyError, SafetensorError):
         sound = False
     if not sound:
-        raise DraftwellError(f"{path} is damaged: delete it and run the same `draftwell distill` again, which writes it anew")
+        raise DraftwellError(f"{path} is damaged: delete it and run the same `draftwell distill` again, which writes it again",
+                             code="damaged_shard")
     return shard
 
 

@@ -3,8 +3,8 @@
     python -m components.distil.default_pair --target FOLDER --data FOLDER --work FOLDER --out FOLDER --minutes 60
     python -m components.distil.default_pair --role qualifier --start DRAFT ... (the same corpus; the draft, grown)
 
-`--data` holds `calib/` (instructions) and `lm/` (plain text) as JSONL; prompts of an evaluation set have no place there.
-Every step keeps what is finished: instructions, shards of the target's own outputs, training checkpoints.
+`--data` holds `calib/` (instructions) and `lm/` (plain text) as JSONL; prompts of an evaluation set do not belong there.
+Every step keeps its finished work: instructions, shards of the target's own outputs, training checkpoints.
 """
 
 from __future__ import annotations

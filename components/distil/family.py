@@ -46,12 +46,13 @@ class Family:
         """
         config = module.config
         if config.get_text_config() is not config:
-            raise DraftwellError(f"{config.model_type} models read more than text: name a text-only target")
+            raise DraftwellError(f"{config.model_type} models read more than text: name a text-only target", code="not_text_only")
         count = config.num_hidden_layers
         found = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and len(child) == count
                  and not any(part.isdigit() for part in name.split("."))]  # those inside a layer are its experts
         if len(found) != 1:
-            raise DraftwellError(f"{config.model_type} models keep their layers in a way that is not known here: choose another target")
+            raise DraftwellError(f"{config.model_type} models keep their layers in an unknown way: choose another target",
+                                 code="unknown_architecture")
         return cls(f"{found[0]}.", count)
 
 
@@ -62,19 +63,24 @@ def default_layers(count: int) -> tuple[int, ...]:
     ((0, 1, 28, 29), (0, 3), (0,))
     """
     if count < 2:
-        raise DraftwellError("the target has one layer: no shallower draft can be made of it")
+        raise DraftwellError("the target has one layer: no shallower draft can be made of it", code="one_layer")
     if count == 2:
         return (0,)
     return (0, count - 1) if count <= 4 else (0, 1, count - 2, count - 1)
 
 
 def check_layers(layers: Sequence[int], count: int) -> tuple[int, ...]:
-    """Layers that a target with `count` layers has, ascending, or one line that says what is wrong with them."""
-    words = ",".join(map(str, layers))
+    """`layers` as a tuple, checked to be ascending and among the target's `count` layers.
+
+    Raises:
+        DraftwellError: they are not.
+    """
+    text = ",".join(map(str, layers))
     if not layers or list(layers) != sorted(set(layers)):
-        raise DraftwellError(f"--layers {words or '(none)'}: name each layer once, in ascending order, such as 0,1,{count - 2},{count - 1}")
+        raise DraftwellError(f"--layers {text or '(none)'}: name each layer once, in ascending order, such as 0,1,{count - 2},{count - 1}",
+                             code="bad_layers")
     if layers[0] < 0 or layers[-1] >= count:
-        raise DraftwellError(f"--layers {words}: the target has {count} layers, numbered 0 to {count - 1}")
+        raise DraftwellError(f"--layers {text}: the target has {count} layers, numbered 0 to {count - 1}", code="bad_layers")
     return tuple(layers)
 
 
@@ -94,7 +100,7 @@ def draft_config(module: Any, layers: Sequence[int]) -> Any:
 
 
 def keep_layers(module: Any, layers: Sequence[int]) -> Any:
-    """A float32 copy of a few of a module's layers on the module's device, in evaluation mode: drafting knows no dropout.
+    """A float32 copy of a few of a module's layers on the module's device, in evaluation mode: drafting uses no dropout.
 
     Trainable are the layers and the final norm. Embeddings of tokens (the target's, lent to the draft) and of positions
     are frozen.
@@ -109,14 +115,14 @@ def keep_layers(module: Any, layers: Sequence[int]) -> Any:
     family = Family.of(module)
     if getattr(module.config, "scale_attn_by_inverse_layer_idx", False):
         raise DraftwellError(f"this {module.config.model_type} scales attention by a layer's number, which a draft would change: "
-                             "choose another target")
+                             "choose another target", code="numbered_layers")
     draft: Any = AutoModelForCausalLM.from_config(draft_config(module, layers), dtype=torch.float32)
     donor = module.state_dict()
     try:
         draft.load_state_dict({name: donor[source_of(name, family.prefix, layers)] for name in draft.state_dict()})
     except (KeyError, RuntimeError) as error:
         raise DraftwellError(f"the layers of this {module.config.model_type} are not alike, so that a few of them make no model: "
-                             "choose another target") from error
+                             "choose another target", code="unlike_layers") from error
     draft.to(module.device).eval()
     lent = lent_names(draft)
     tables = {id(child.weight) for child in draft.modules() if isinstance(child, nn.Embedding)}
@@ -149,7 +155,7 @@ def grow(shallow: Any, target: Any, layers: Sequence[int], at: int) -> Any:
 
 
 def source_of(name: str, prefix: str, layers: Sequence[int]) -> str:
-    """What a weight of the draft is called in the target.
+    """The name in the target of a weight of the draft.
 
     >>> source_of("model.layers.1.mlp.up_proj.weight", "model.layers.", (0, 29))
     'model.layers.29.mlp.up_proj.weight'
@@ -168,8 +174,8 @@ class Head:
         ids: `[head]` tokens that are covered, ascending.
         weight: `[head, hidden]` their rows of the output embedding.
         bias: `[head]`, or None.
-        scale: what the architecture does to its logits (Cohere multiplies, Granite divides), or None.
-        softcap: Gemma2's bound of the logits, or None.
+        scale: the architecture's scaling of logits (Cohere multiplies, Granite divides), or None.
+        softcap: Gemma2's bound on the logits, or None.
     """
 
     ids: Tensor

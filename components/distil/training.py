@@ -3,10 +3,10 @@
 The draft borrows the target's embeddings and head (frozen), so only the kept layers and norms are learned. Loss: KL or total
 variation (DistillSpec, arXiv 2310.08461, section 3) from the target's distribution over the head's tokens, plus a small
 regression of the last hidden state, which gives every position a dense signal (as EAGLE's feature loss does, arXiv
-2401.15077). The schedule is a cosine over a budget of minutes, so that a run ends when it was told to, on any machine, or of
-tokens, so that it ends with the same weights every time.
+2401.15077). The schedule is a cosine over a budget of minutes, so that a run ends on time on any machine, or of tokens,
+so that it ends with the same weights every time.
 
-A run that was killed goes on from its last checkpoint, at the same batch of the same pass. Under a budget of tokens, on the
+A run that was killed resumes from its last checkpoint, at the same batch of the same pass. Under a budget of tokens, on the
 same machine and number of threads, it ends with the weights of an unbroken run, bit for bit.
 """
 
@@ -41,11 +41,11 @@ class Recipe:
         layers: numbers of the target's layers that are kept.
         head_tokens: tokens that the head covers at most.
         loss: KL(target ‖ draft), or total variation ½ Σ |p − q|, which is one minus the chance of acceptance.
-        minutes: training time of this run and all runs that it goes on from; not asked where `tokens` is given.
+        minutes: training time of this run and all runs that it resumes; ignored where `tokens` is given.
         tokens: tokens to train on, each as often as it is seen.
         hard_weight: weight of the target's own choice as a label, under KL only.
-        prompt_weight: weight of a position in a prompt against one in the target's own text: prompts come for free and
-            hold back overfitting, but drafts are judged on the target's text.
+        prompt_weight: weight of a position in a prompt relative to one in the target's own text: prompts cost nothing and
+            reduce overfitting, but drafts are judged on the target's text.
         save_seconds: time between two checkpoints.
         measure_steps: steps between two measurements of held-out agreement.
     """
@@ -72,7 +72,7 @@ class Recipe:
         return progress["tokens"] / self.tokens if self.tokens is not None else progress["minutes"] / self.minutes
 
     def rate(self, progress: Mapping[str, float]) -> float:
-        """Learning rate of the next step: a cosine over the budget, behind a linear warm-up."""
+        """Learning rate of the next step: a cosine over the budget, after a linear warm-up."""
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.spent(progress))))
         return (self.final_rate + (self.peak_rate - self.final_rate) * cosine) * min(1.0, (progress["steps"] + 1) / self.warmup_steps)
 
@@ -89,7 +89,7 @@ def losses(draft: Any, group: Sequence[Conversation], head: Head, recipe: Recipe
     ids = torch.stack([F.pad(s.ids, (0, width - len(s.ids))) for s in group]).to(device)
     written = torch.cat([torch.arange(1, len(s.ids) - 1) >= s.prompt - 1 for s in group]).to(device)  # the target's own text
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        states = draft.base_model(input_ids=ids, use_cache=False).last_hidden_state  # padding stands behind what counts
+        states = draft.base_model(input_ids=ids, use_cache=False).last_hidden_state  # padding comes after what counts
         mine = torch.cat([states[i, 1 : len(s.ids) - 1] for i, s in enumerate(group)])
         wanted = torch.cat([s.hidden[1:] for s in group]).to(device)
         logits, target = head(mine), head(wanted)
@@ -123,19 +123,19 @@ def train_draft(
 
     Args:
         draft: of `keep_layers`.
-        folder: where the checkpoint lies.
-        bound: further words (such as the target's digest) that a checkpoint of another run differs in.
-        log: told of the loss's parts and of `held_out_agreement` as it goes.
+        folder: of the checkpoint.
+        bound: further identity of the run, such as the target's digest; a checkpoint of a different run is refused.
+        log: called with the loss's parts and `held_out_agreement` during training.
     Returns:
-        steps, tokens, minutes, and agreement on held-out conversations (2 %): `held_out_agreement` and, as it went, `curve`
-        (pairs of step and agreement).
+        steps, tokens, minutes, and agreement on held-out conversations (2 %): `held_out_agreement` and its `curve` during
+        training (pairs of step and agreement).
     Raises:
         DraftwellError: the folder's checkpoint belongs to another run, or there is too little text.
     """
     corpus = [s for s in corpus if len(s.ids) > 2]  # the first token's state is never learned
     held, train_set = corpus[::50], [s for i, s in enumerate(corpus) if i % 50]
     if not train_set:
-        raise DraftwellError("the target wrote fewer than two texts to learn from: give more prompts")
+        raise DraftwellError("the target wrote fewer than two texts to learn from: give more prompts", code="too_little_text")
     identity = {**(bound or {}), "layers": ",".join(map(str, recipe.layers)), "loss": recipe.loss,
                 "head": hashlib.sha256(head.ids.to(torch.int32).cpu().numpy().tobytes()).hexdigest(), "corpus": corpus_digest(corpus)}
     parameters = [p for p in draft.parameters() if p.requires_grad]
@@ -150,7 +150,7 @@ def train_draft(
             loss, parts = losses(draft, group, head, recipe)
             if not torch.isfinite(loss):
                 raise DraftwellError(f"training diverged at step {progress['steps']} (the loss is not finite): try --dtype float32; "
-                                     "the last checkpoint is sound")
+                                     "the last checkpoint is sound", code="training_diverged")
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -179,7 +179,7 @@ def train_draft(
 
 def measure(draft: Any, held: Sequence[Conversation], head: Head, recipe: Recipe, progress: dict[str, Any], means: Mapping[str, float],
             log: Log, say: Callable[[str], None]) -> None:
-    """Tell how far training is and how well the draft agrees with its target on conversations that it does not learn."""
+    """Report how far training is, and agreement with the target on held-out conversations."""
     found = held_out(draft, held, head, recipe)
     progress["curve"].append([progress["steps"], found])
     for name, value in {**means, "held_out_agreement": found}.items():

@@ -21,7 +21,7 @@ class Writer(Protocol):
     """A target that continues prompts.
 
     Args:
-        identity: names what its texts depend on besides weights and prompts.
+        identity: what its texts depend on apart from weights and prompts.
     """
 
     identity: str

@@ -1,4 +1,9 @@
-"""A tuned decoding config in the words of other engines: one small file per engine, and what each can say in `engines/`."""
+"""A tuned decoding config as settings of other inference engines.
+
+`export` builds the document, `speculation` reduces a strategy to what other engines support, one module per engine (`vllm`, `sglang`,
+`llama_cpp`, `transformers_config`) writes its settings, and `engines/` holds a JSON schema of what each engine documents.
+`checkpoint` saves a distilled draft as a folder that other engines read.
+"""
 
 from components.export.export import ENGINES, export_config, problems, schema
 from components.export.speculation import Speculation, Weights, speculation_of

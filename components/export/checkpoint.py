@@ -1,4 +1,4 @@
-"""A distilled draft as a folder that other engines read: whole weights instead of 8-bit layers without embeddings."""
+"""A distilled draft as a folder that other engines read: complete weights instead of 8-bit layers without embeddings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> 
     from transformers.utils import logging
 
     if out.exists():
-        raise DraftwellError(f"{out} exists already: name a new folder for the draft")
+        raise DraftwellError(f"{out} exists already: name a new folder for the draft", code="folder_exists")
     logging.disable_progress_bar()
     found = DistilledDraft.load(draft)
     found.check_donor(weights_digest(target))

@@ -1,4 +1,4 @@
-"""The exported document: an engine's own settings, how to start it with them, and what could not be said."""
+"""The exported document: an engine's own settings, how to start it with them, and notes on what it cannot express."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def schema(engine: str) -> dict[str, Any]:
 
 
 def problems(engine: str, settings: Mapping[str, Any]) -> list[str]:
-    """What an engine's documentation says against settings, one line each; empty if nothing."""
+    """Where settings differ from an engine's documentation, one line each; empty where they conform."""
     from jsonschema import Draft202012Validator
 
     return [f"{'.'.join(map(str, error.path)) or 'settings'}: {error.message}"
@@ -36,26 +36,28 @@ def problems(engine: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def export_config(engine: str, strategy: str, parameters: Mapping[str, Any], weights: Weights, *,
-           draft_tokens: int | None = None) -> dict[str, Any]:
-    """A decoding config in the words of an engine, as plain JSON.
+                  draft_tokens: int | None = None) -> dict[str, Any]:
+    """A decoding config as settings of an engine, as plain JSON.
 
     Args:
-        strategy: name of the strategy; `parameters` its settings, defaults left out or not.
-        weights: the models, as the engine shall read them.
+        strategy: name of the strategy.
+        parameters: its settings, with or without defaults.
+        weights: the models, as the engine reads them.
         draft_tokens: as in `speculation_of`.
     Raises:
-        DraftwellError: an unknown engine or strategy, no draft where one is needed, or nothing sensible that the engine could be told.
+        DraftwellError: an unknown engine or strategy, no draft where one is needed, or a strategy that the engine cannot express.
     """
     if engine not in ENGINES:
-        raise DraftwellError(f"there is no export to {engine!r}: choose from {', '.join(ENGINES)}")
+        raise DraftwellError(f"there is no export to {engine!r}: choose from {', '.join(ENGINES)}", code="unknown_engine")
     speculation = speculation_of(strategy, parameters, draft_tokens)
     if speculation.source == "draft" and weights.draft is None:
         raise DraftwellError(f"{strategy} needs a draft that {engine} can read, and this pair names none: name one with "
-                             "--draft-model, or write a distilled one with --save-draft")
+                             "--draft-model, or write a distilled one with --save-draft", code="no_draft_to_export")
     settings, usage, notes = ENGINES[engine](speculation, weights)
     wrong = problems(engine, settings)
     if wrong:
-        raise DraftwellError(f"{engine} cannot be told this config ({wrong[0]}): tune within what it documents")
+        raise DraftwellError(f"{engine} does not support this config ({wrong[0]}): tune within what it documents",
+                             code="not_supported_by_engine")
     known = schema(engine)
     return {"engine": engine, "engine_version": known["version"], "read_from": known["source"],
             "strategy": strategy, "parameters": dict(parameters), "lossless": find_strategy(strategy).lossless,

@@ -17,11 +17,11 @@ def write(speculation: Speculation, weights: Weights) -> tuple[dict[str, Any], s
         threshold, length = speculation.threshold, speculation.length
         if length is None:
             length = speculation.constant("llama.cpp")
-        # said always: the defaults of both have changed from build to build
+        # always given: the defaults of both have changed from build to build
         settings = {"spec-type": "draft-simple", "spec-draft-model": gguf(weights.draft, notes), "spec-draft-n-max": length,
                     "spec-draft-n-min": 0, "spec-draft-p-min": threshold or 0.0}
         if threshold:
-            notes.append("llama.cpp ends a draft before a token below spec-draft-p-min, Draftwell behind it.")
+            notes.append("llama.cpp ends a draft before a token below spec-draft-p-min, Draftwell after it.")
         if speculation.heuristic:
             notes.append("The length limit that moves with acceptance is left out: it stays at the longest draft.")
         if weights.draft_revision:
@@ -33,12 +33,12 @@ def write(speculation: Speculation, weights: Weights) -> tuple[dict[str, Any], s
                      "takes the earliest.")
     if weights.target_revision:
         notes.append(f"The target was tuned at revision {weights.target_revision}: convert that one.")
-    flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     return settings, shlex.join(["llama-server", "--model", gguf(weights.target, notes), *flags]), notes
 
 
 def gguf(name: str, notes: list[str]) -> str:
-    """The GGUF file of a model: itself, or what it is called once it is converted, which a note then asks for."""
+    """The GGUF file of a model: its own name, or that after a conversion, for which a note is added."""
     if name.endswith(".gguf"):
         return name
     file = f"{name.rstrip('/').rpartition('/')[2]}.gguf"

@@ -25,6 +25,6 @@ def write(speculation: Speculation, weights: Weights) -> tuple[dict[str, Any], s
                     "speculative-ngram-min-bfs-breadth": 1, "speculative-ngram-max-bfs-breadth": 1, "speculative-ngram-match-type": "BFS"}
         notes.append(f"SGLang's n-grams come from a cache that all requests share, and the longest n-gram ({speculation.ngram}) cannot be "
                      "set in all its versions: it is left out. NGRAM runs on CUDA only.")
-    flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     pinned = ["--revision", weights.target_revision] if weights.target_revision else []
     return settings, shlex.join(["python3", "-m", "sglang.launch_server", "--model-path", weights.target, *pinned, *flags]), notes

@@ -10,7 +10,7 @@ from typing import Any
 from components.export.speculation import Speculation, Weights
 
 FIRST_HEURISTIC_LENGTH = 5
-"""Where Draftwell's and transformers' heuristic begins."""
+"""First draft length of Draftwell's and transformers' heuristic."""
 
 
 def write(speculation: Speculation, weights: Weights) -> tuple[dict[str, Any], str, list[str]]:
@@ -23,11 +23,11 @@ def write(speculation: Speculation, weights: Weights) -> tuple[dict[str, Any], s
         found = {"prompt_lookup_num_tokens": speculation.length, "max_matching_ngram_size": speculation.ngram}
         alone = ["One request at a time: transformers refuses batches."]
         return found, "\n".join([*lines, f"model.generate(**inputs, **{found!r})"]), alone
-    notes = ["One request at a time: transformers refuses batches. The settings go on the assistant: a generation config that is given to "
-             "generate() is not asked for them."]
+    notes = ["One request at a time: transformers refuses batches. The settings go on the assistant: generate() ignores those of a "
+             "generation config that it is given."]
     settings: dict[str, Any] = {
         "num_assistant_tokens": speculation.length, "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": speculation.threshold or 0.0}  # left out, it would be 0.4
+        "assistant_confidence_threshold": speculation.threshold or 0.0}  # its default is 0.4
     if speculation.length is None:
         settings["num_assistant_tokens"] = speculation.constant("transformers")
     if speculation.heuristic:

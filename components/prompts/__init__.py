@@ -2,3 +2,8 @@
 
 `prompt` reads and checks rows, `sources` finds them, `answer_fields` checks what an answer is graded by; `data/` holds the demo prompts.
 """
+
+from components.prompts.prompt import Prompt, demo_prompts, ids_of, read_prompts
+from components.prompts.sources import load_prompts
+
+__all__ = ["Prompt", "demo_prompts", "ids_of", "load_prompts", "read_prompts"]

