@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -11,21 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from components.report.stamps import stamped
 from serving.artifacts.base import digest_of
-from serving.recording.trace import HEADER, TraceSet
+from serving.recording.trace import TraceSet
+from tests.support.loop.bad_traces import BAD, changed, contents, foreign, refused, truncated, with_values
 
 WORDS = ("the man", "an onion", "on the hand", "then the end", "in an hour", "none other", "ten men", "one on one", "an inn", "her hat")
 KIND = "acceptance_head"
-
-
-def contents(*folders: Path) -> dict[str, str]:
-    """Every file below some folders with the digest of what it holds."""
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-            for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def prompts(file: Path, beginning: str) -> Path:
@@ -62,16 +55,6 @@ def space(own_stores: Path) -> Path:
     return own_stores / "draftwell" / "pairs" / "tiny" / "float32"
 
 
-def refused(done: Any, *words: str) -> None:
-    assert done.exit_code == 2, (done.output, done.exception)
-    assert done.stdout == ""
-    lines = [line for line in done.stderr.strip().splitlines() if line.startswith("Error")]
-    assert len(lines) == 1
-    assert done.stderr.strip().endswith(lines[0])
-    for word in words:
-        assert word in lines[0]
-
-
 def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
     from serving.artifacts.verifier import Verifier
 
@@ -87,7 +70,7 @@ def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces:
     assert report["cost"]["share"] == pytest.approx(report["cost"]["score_us"] / report["cost"]["draft_us"])
     low, high = report["intervals"]["auc"]
     assert f"auc {report['auc']:.3f} [{low:.3f}, {high:.3f}]" in done.stdout
-    assert "% of a draft forward" in done.stdout
+    assert "% of a draft forward pass" in done.stdout
     page = (space / "reports" / "verifier.md").read_text()
     assert "## Transfer between tasks" in page
     for name in ("roc.png", "roc_by_lambda.png", "reliability.png"):
@@ -110,7 +93,7 @@ def test_a_head_with_its_reliability(train: Callable[..., Any], space: Path, tra
     low, high = report["intervals"]["prevalence"]
     assert f"prevalence {report['prevalence']:.3f} [{low:.3f}, {high:.3f}]" in done.stdout
     assert report["cost"]["share"] == pytest.approx(report["cost"]["score_us"] / report["cost"]["draft_us"])
-    assert "% of a draft forward" in done.stdout
+    assert "% of a draft forward pass" in done.stdout
     metrics = json.loads((space / "artifacts" / KIND / "artifact.json").read_text())["provenance"]["metrics"]
     assert metrics["score_share"] == report["cost"]["share"]
     assert (space / "reports" / "acceptance_head.png").read_bytes().startswith(b"\x89PNG")
@@ -132,71 +115,6 @@ def test_what_is_known_is_published_with_it(run: Any, pair_file: Path, traces: d
     assert files == {"roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md"}
     metrics = store.client.get_run(kept.run_id).data.metrics
     assert {"auc", "baseline_auc", "gain", "prevalence", "transfer_own_auc", "transfer_other_auc", "score_us"} <= metrics.keys()
-
-
-def changed(folder: Path, into: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
-    """A copy of a trace with other rows and the same header."""
-    shutil.copytree(folder, into)
-    (into / TraceSet.SIDECAR).unlink(missing_ok=True)
-    for shard in TraceSet(into).shards:
-        table = pq.read_table(shard)
-        pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), shard)
-    return into
-
-
-def with_values(table: pa.Table, name: str, values: Any) -> pa.Table:
-    place = table.column_names.index(name)
-    return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
-
-
-def with_nan_state(table: pa.Table) -> pa.Table:
-    states = [np.array(state, np.float16) for state in table.column("hidden_before").to_pylist()]
-    states[7][3] = np.nan
-    return with_values(table, "hidden_before", states)
-
-
-def of_another_pair(table: pa.Table) -> pa.Table:
-    header = json.loads(table.schema.metadata[HEADER]) | {"pair": "stranger", "fingerprint": "e" * 64}
-    return table.replace_schema_metadata({HEADER: json.dumps(header).encode()})
-
-
-def truncated(folder: Path, into: Path) -> Path:
-    shutil.copytree(folder, into)
-    shard = TraceSet(into).shards[-1]
-    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size * 2 // 3])
-    return into
-
-
-def holed(folder: Path, into: Path) -> Path:
-    """Pages that cannot be read under a footer that can."""
-    shutil.copytree(folder, into)
-    (into / TraceSet.SIDECAR).unlink(missing_ok=True)
-    shard = TraceSet(into).shards[0]
-    data = bytearray(shard.read_bytes())
-    data[4 : len(data) * 3 // 4] = bytes(len(data) * 3 // 4 - 4)
-    shard.write_bytes(bytes(data))
-    return into
-
-
-def foreign(folder: Path, into: Path) -> Path:
-    shutil.copytree(folder, into)
-    for shard in TraceSet(into).shards:
-        pq.write_table(of_another_pair(pq.read_table(shard)), shard)
-    return into
-
-
-BAD: dict[str, tuple[Callable[[Path, Path], Path], tuple[str, ...]]] = {
-    "empty": (lambda folder, into: changed(folder, into, lambda rows: rows.slice(0, 0)), ("no rows", "draftwell collect")),
-    "no shards": (lambda folder, into: into, ("no traces", "draftwell collect")),
-    "one class": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "ratio", [0.5] * len(rows))),
-                  ("are acceptable", "collect more prompts")),
-    "another pair": (foreign, ("stranger", "e" * 12, "collect one with this pair")),
-    "truncated": (truncated, ("shard-0000", "truncated", "draftwell collect")),
-    "holes": (holed, ("shard-0000", "truncated or no Parquet", "draftwell collect")),
-    "NaN state": (lambda folder, into: changed(folder, into, with_nan_state), ("NaN", "hidden_before", "collect it again")),
-    "NaN figure": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "entropy", [float("nan")] * len(rows))),
-                   ("NaN", "entropy", "collect it again")),
-}
 
 
 @pytest.fixture
@@ -227,8 +145,8 @@ def test_a_bad_trace_is_refused_for_a_head_too(old: dict[str, str], run: Any, pa
                                                tmp_path: Path) -> None:
     bare = changed(traces["test"], tmp_path / "bare", lambda rows: rows.filter(pa.array([kind != "target" for kind in
                                                                                       rows.column("kind").to_pylist()])))
-    cases = {bare: ("no text written by the target",), truncated(traces["test"], tmp_path / "cut"): ("truncated",),
-             foreign(traces["test"], tmp_path / "foreign"): ("stranger",), tmp_path / "none": ("no traces",),
+    cases = {bare: ("target",), truncated(traces["test"], tmp_path / "cut"): ("shard-0000",),
+             foreign(traces["test"], tmp_path / "foreign"): ("stranger",), tmp_path / "none": ("draftwell collect",),
              changed(traces["test"], tmp_path / "nan", lambda rows: with_values(rows, "ratio", [float("nan")] * len(rows))): ("NaN",)}
     for bad, words in cases.items():
         refused(run("train", "--pair", pair_file, "--no-publish", "--kind", KIND, "--traces", bad), *words)
@@ -252,9 +170,10 @@ def test_scores_that_are_not_finite_change_nothing(old: dict[str, str], train: C
 
 
 def test_wrong_options_change_nothing(old: dict[str, str], train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
-    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--ratio", "leave them out")), (("--features", "befor"), ("befor", "before")),
+    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--ratio", "--eta-fp", "--features")),
+                        (("--features", "befor"), ("befor", "before")),
                         (("--eta-fp", 1.5), ("wanted_false_positive",)), (("--ratio", -1), ("positive",)),
-                        (("--test", traces["learn"]), ("every prompt of the test trace", "other prompts")),
+                        (("--test", traces["learn"]), ("every prompt of the test trace",)),
                         (("--kind", KIND, "--test", traces["learn"]), ("every prompt of the test trace",))):
         refused(train(*more), *words)
         assert contents(space) == old

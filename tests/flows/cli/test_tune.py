@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.cli.test_train import foreign
+from tests.support.loop.bad_traces import foreign
 from tests.support.loop.tiny_files import snapshot
 
 
