@@ -48,11 +48,11 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         context: tokens in the slot before a measured pass.
         log: called with (name, milliseconds, tokens).
     Raises:
-        DraftwellError: the pair has no draft (`no_draft_model`), or no room for the context (`context_too_long`).
+        DraftwellError: the pair has no draft (`no_draft`), or no room for the context (`context_too_long`).
     """
     if "draft" not in pair.models:
         raise DraftwellError(f"pair {pair.name} has no draft model, which a hardware profile needs: choose a pair with one",
-                             code="no_draft_model")
+                             code="no_draft")
     room = min(pair.models[role].max_context for role in ("target", "draft")) - context
     sizes = sorted({1, *(k for k in sizes if k <= room)})
     if room < 1:

@@ -45,7 +45,7 @@ def train_acceptance_head(pair: LoadedPair, trace: TraceSet, provenance: Provena
         log: called with ("loss", value, epoch) and with the metrics of the test.
     Raises:
         DraftwellError: a trace without the target's own texts (`no_target_texts`), too few prompts (`too_few_prompts`), a pair without
-            draft (`no_draft_model`) or without hidden states (`no_hidden_states`), NaN, scikit-learn is missing (`missing_package`).
+            draft (`no_draft`) or without hidden states (`no_hidden_states`), NaN, scikit-learn is missing (`missing_package`).
     """
     settings = settings or HeadTrainingSettings()
     require_sklearn()

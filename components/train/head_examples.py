@@ -39,7 +39,7 @@ def read_mixed(pair: LoadedPair, trace: TraceSet, mixing: float, seed: int) -> E
     """
     if "draft" not in pair.models:
         raise DraftwellError(f"pair {pair.name} has no draft model, so there is nothing to train a head on: choose a pair with one",
-                             code="no_draft_model")
+                             code="no_draft")
     rng = np.random.default_rng(seed)
     parts = [mixed_text(pair, rows, mixing, rng) for rows in target_texts(trace.read(COLUMNS))]
     if not parts:

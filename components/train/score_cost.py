@@ -23,10 +23,10 @@ def time_score(pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats
         score: `(row, token)` → score.
         context: tokens in the draft's slot, fewer where they do not fit.
     Raises:
-        DraftwellError: the pair has no draft (`no_draft_model`).
+        DraftwellError: the pair has no draft (`no_draft`).
     """
     if "draft" not in pair.models:
-        raise DraftwellError(f"pair {pair.name} has no draft model, so no token is scored: choose a pair with one", code="no_draft_model")
+        raise DraftwellError(f"pair {pair.name} has no draft model, so no token is scored: choose a pair with one", code="no_draft")
     model, sampling = pair.models["draft"], pair.sampling(max_tokens=1)
     context = min(context, model.max_context - 1)
     scored, drafted = list[float](), list[float]()

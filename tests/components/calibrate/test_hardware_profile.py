@@ -167,7 +167,7 @@ def test_what_cannot_be_profiled_is_refused():
     pair = table_pair()
     with raises_code("context_too_long", "512", pair.name):
         measure_profile(pair, provenance(pair), context=512)
-    with raises_code("no_draft_model", "tiny"):
+    with raises_code("no_draft", "tiny"):
         measure_profile(pair_of(pair.models["target"], None), provenance(pair))
 
 

@@ -173,7 +173,7 @@ def test_what_cannot_be_trained_on_is_refused_in_a_line(pair: LoadedPair, trace:
     few = collect_traces(pair, PROMPTS[:2], tmp_path / "few", max_tokens=4, rollout=1)
     alone = pair_of(pair.models["target"], None)
     for which, traces, code, named in ((pair, bare, "no_target_texts", "bare"), (pair, few, "too_few_prompts", "at least 3"),
-                                       (alone, trace, "no_draft_model", alone.name)):
+                                       (alone, trace, "no_draft", alone.name)):
         with raises_code(code, named) as error:
             train_acceptance_head(which, traces, ORIGIN)
         assert "\n" not in str(error.value)

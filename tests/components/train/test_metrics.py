@@ -27,9 +27,9 @@ from serving.artifacts.verifier import Verifier
 from serving.runtime.commands import Forward
 from serving.runtime.types import Rows
 from tests.support.errors import raises_code
+from tests.support.loop.verifier_trace import ORIGIN, trace
 from tests.support.models.priced import Clock, Priced
 from tests.support.models.tiny import llama_pair, pair_of
-from tests.support.training_trace import ORIGIN, trace
 
 
 def some(rows: int = 600, prompts: int = 12, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -214,7 +214,7 @@ def test_a_score_and_the_draft_pass_are_timed_apart_and_the_cold_runs_left_out(m
         found = time_score(timed, score, repeats=5)
         assert len(seen) == 8
         assert (found.score_us, found.draft_us, found.share) == pytest.approx((500.0, 4000.0, 0.125))
-    with raises_code("no_draft_model", pair.name):
+    with raises_code("no_draft", pair.name):
         time_score(pair_of(pair.models["target"], None), score)
 
 

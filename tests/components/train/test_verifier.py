@@ -3,6 +3,7 @@
 import gc
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +22,22 @@ from components.train.reports import VerifierReport
 from components.train.verifier import choose_threshold, train_verifier
 from serving.artifacts.verifier import Verifier, scalar_features
 from serving.errors import DraftwellError
-from serving.recording.trace import KINDS, TraceSet
+from serving.recording.trace import KINDS, TraceHeader, TraceSet, trace_schema
 from tests.support.errors import raises_code
+from tests.support.loop.verifier_trace import ORIGIN, trace
 from tests.support.models.tiny import llama_pair
-from tests.support.training_trace import ORIGIN, on_disk, trace
+
+
+def on_disk(table: pa.Table, folder: Path, shard: int = 1000) -> TraceSet:
+    """The table as a trace set; columns that it lacks are null."""
+    header = TraceHeader(pair="tiny", fingerprint="f" * 64, dtype="float32", rollout=1, max_tokens=8, temperature=0, stop_token_ids=(2,))
+    schema, traces = trace_schema(header), TraceSet(folder)
+    columns = [table.column(field.name).cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+               for field in schema]
+    whole = pa.table(columns, schema=schema)
+    for number, start in enumerate(range(0, table.num_rows, shard)):
+        traces.write_shard(number, whole.slice(start, shard))
+    return traces
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Traces that cannot be used, made from a good one, and what a command must leave as it was."""
+"""Traces that no command may learn from, made of a good one."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from serving.recording.trace import HEADER, TraceSet
 
 
 def contents(*folders: Path) -> dict[str, str]:
-    """Every file below some folders, with the digest of its content."""
+    """Every file below some folders with the digest of what it holds."""
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()
             for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def refused(done: Any, *names: str) -> None:
-    """The command failed with exit code 2 and one line on stderr, which contains all of `names`."""
+def refused(done: Any, *words: str) -> None:
     assert done.exit_code == 2, (done.output, done.exception)
     assert done.stdout == ""
     lines = [line for line in done.stderr.strip().splitlines() if line.startswith("Error")]
     assert len(lines) == 1
     assert done.stderr.strip().endswith(lines[0])
-    for name in names:
-        assert name in lines[0]
+    for word in words:
+        assert word in lines[0]
 
 
 def changed(folder: Path, into: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
@@ -85,14 +84,14 @@ def foreign(folder: Path, into: Path) -> Path:
 
 
 BAD: dict[str, tuple[Callable[[Path, Path], Path], tuple[str, ...]]] = {
-    "empty": (lambda folder, into: changed(folder, into, lambda rows: rows.slice(0, 0)), ("draftwell collect",)),
-    "no shards": (lambda folder, into: into, ("draftwell collect",)),
+    "empty": (lambda folder, into: changed(folder, into, lambda rows: rows.slice(0, 0)), ("no rows", "draftwell collect")),
+    "no shards": (lambda folder, into: into, ("no traces", "draftwell collect")),
     "one class": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "ratio", [0.5] * len(rows))),
                   ("are acceptable", "collect more prompts")),
-    "another pair": (foreign, ("stranger", "e" * 12)),
-    "truncated": (truncated, ("shard-0000", "draftwell collect")),
-    "holes": (holed, ("shard-0000", "draftwell collect")),
-    "NaN state": (lambda folder, into: changed(folder, into, with_nan_state), ("hidden_before",)),
+    "another pair": (foreign, ("stranger", "e" * 12, "collect one with this pair")),
+    "truncated": (truncated, ("shard-0000", "truncated", "draftwell collect")),
+    "holes": (holed, ("shard-0000", "truncated or no Parquet", "draftwell collect")),
+    "NaN state": (lambda folder, into: changed(folder, into, with_nan_state), ("NaN", "hidden_before", "collect it again")),
     "NaN figure": (lambda folder, into: changed(folder, into, lambda rows: with_values(rows, "entropy", [float("nan")] * len(rows))),
-                   ("entropy",)),
+                   ("NaN", "entropy", "collect it again")),
 }

@@ -1,16 +1,15 @@
-"""A made-up trace from which a verifier can learn something known."""
+"""A made trace whose labels depend on a known direction of the draft's hidden states."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from serving.artifacts.base import Provenance
-from serving.recording.trace import KINDS, TraceHeader, TraceSet, trace_schema
+from serving.recording.trace import KINDS
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")
+
 WIDTH = 12
 
 
@@ -41,15 +40,3 @@ def trace(rows: int = 3000, prompts: int = 30, *, informative: str = "before", s
     if hidden:
         columns |= {f"hidden_{name}": pa.array(list(part), pa.list_(pa.float16())) for name, part in states.items()}
     return pa.table(columns)
-
-
-def on_disk(table: pa.Table, folder: Path, shard: int = 1000) -> TraceSet:
-    """The table as a trace set; columns that it lacks are null."""
-    header = TraceHeader(pair="tiny", fingerprint="f" * 64, dtype="float32", rollout=1, max_tokens=8, temperature=0, stop_token_ids=(2,))
-    schema, traces = trace_schema(header), TraceSet(folder)
-    columns = [table.column(field.name).cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-               for field in schema]
-    whole = pa.table(columns, schema=schema)
-    for number, start in enumerate(range(0, table.num_rows, shard)):
-        traces.write_shard(number, whole.slice(start, shard))
-    return traces
