@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 SOURCES = ("JSONL with `prompt`, `turns` or `messages`; a folder of such files, as servers spool them; .parquet, .csv; a saved data set; "
            "ORG/NAME on the Hugging Face hub.")
-Source = Annotated[str | None, typer.Option("--prompts", help=f"{SOURCES} Default: the shipped demo prompts.")]
+Source = Annotated[str | None, typer.Option("--prompts", help=f"{SOURCES} The shipped demo prompts if left out.")]
 Split = Annotated[str, typer.Option("--split", help="Split of a data set.")]
 Column = Annotated[str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")]
-Traces = Annotated[Path | None, typer.Option("--traces", help="Trace folder; default: the workspace's.")]
+Traces = Annotated[Path | None, typer.Option("--traces", help="Trace folder; the workspace's if left out.")]
 Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Also register what was made in MLflow.")]
 
 

@@ -15,10 +15,20 @@ import pytest
 from components.report.stamps import stamped
 from serving.artifacts.base import digest_of
 from serving.recording.trace import TraceSet
-from tests.support.loop.bad_traces import BAD, changed, contents, foreign, refused, truncated, with_values
+from tests.support.loop.bad_traces import (
+    BAD,
+    changed,
+    contents,
+    foreign,
+    refused,
+    truncated,
+    with_values,
+)
 
 WORDS = ("the man", "an onion", "on the hand", "then the end", "in an hour", "none other", "ten men", "one on one", "an inn", "her hat")
 KIND = "acceptance_head"
+
+
 
 
 def prompts(file: Path, beginning: str) -> Path:
@@ -53,6 +63,8 @@ def train(run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path) 
 @pytest.fixture
 def space(own_stores: Path) -> Path:
     return own_stores / "draftwell" / "pairs" / "tiny" / "float32"
+
+
 
 
 def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
@@ -117,6 +129,22 @@ def test_what_is_known_is_published_with_it(run: Any, pair_file: Path, traces: d
     assert {"auc", "baseline_auc", "gain", "prevalence", "transfer_own_auc", "transfer_other_auc", "score_us"} <= metrics.keys()
 
 
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
 @pytest.fixture
 def old(train: Callable[..., Any], space: Path) -> dict[str, str]:
     """What was trained and reported before."""
@@ -145,8 +173,8 @@ def test_a_bad_trace_is_refused_for_a_head_too(old: dict[str, str], run: Any, pa
                                                tmp_path: Path) -> None:
     bare = changed(traces["test"], tmp_path / "bare", lambda rows: rows.filter(pa.array([kind != "target" for kind in
                                                                                       rows.column("kind").to_pylist()])))
-    cases = {bare: ("target",), truncated(traces["test"], tmp_path / "cut"): ("shard-0000",),
-             foreign(traces["test"], tmp_path / "foreign"): ("stranger",), tmp_path / "none": ("draftwell collect",),
+    cases = {bare: ("no text written by the target",), truncated(traces["test"], tmp_path / "cut"): ("truncated",),
+             foreign(traces["test"], tmp_path / "foreign"): ("stranger",), tmp_path / "none": ("no traces",),
              changed(traces["test"], tmp_path / "nan", lambda rows: with_values(rows, "ratio", [float("nan")] * len(rows))): ("NaN",)}
     for bad, words in cases.items():
         refused(run("train", "--pair", pair_file, "--no-publish", "--kind", KIND, "--traces", bad), *words)
