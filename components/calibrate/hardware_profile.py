@@ -1,10 +1,10 @@
-"""Hardware profile: how long single forwards take on this machine.
+"""Hardware profile: measured times of single forward passes on this machine.
 
-Draft and target forwards of all sizes are measured in turn, round by round, so that a slow minute of the machine hits
-all of them alike; medians, with the device synchronised before each clock is read. Forwards are timed alone with all
-cores, and as an overlapping strategy runs them, each model on its own share, beside the other and while that one rests.
-What predictions of whole requests need besides is measured too: prompts, the price of a longer context, and what strategies
-spend outside forwards. About ten seconds in all on the default pair.
+Draft and target passes of all sizes are measured alternately, round by round, so that a slow minute of the machine affects all of
+them equally. Times are medians, with the device synchronised before each reading of the clock. Forward passes are timed with all
+cores, and as an overlapping strategy runs them: each model on its own cores, with the other model busy and with it idle. Predictions
+of complete requests also need the times of prompts, the cost of a longer context and the time that strategies spend outside forward
+passes. About ten seconds in total on the default pair.
 """
 
 from __future__ import annotations
@@ -31,31 +31,33 @@ from serving.runtime.strategies import StrategyResources, build_strategy
 Log = Callable[[str, float, int], None]
 
 DRAFT_SIZES = (1, 2, 4, 8, 32, 128)
-"""Tokens of draft forwards: one is a step, two follow a bonus, more a prompt's end or a draft that the target went past."""
+"""Tokens of draft passes: one is a step, two follow a bonus, more follow a prompt or a draft that the target overtook."""
 PROMPT_SIZES = (64, 128, 256, 512)
 DEEP_CONTEXT = 512
 ROLES: tuple[Role, ...] = ("target", "draft")
 
 
 def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), repeats: int = 15,
-            context: int = 128, log: Log | None = None) -> HardwareProfile:
-    """Measure single forwards behind a context, and what a round costs beside them.
+                    context: int = 128, log: Log | None = None) -> HardwareProfile:
+    """Measure single forward passes after a context, and the time that a round spends outside them.
 
     Args:
-        provenance: of the profile; its device class is filled in where it is None.
-        sizes: tokens of the target forwards; 1 is always measured, sizes that do not fit the context are left out.
-        repeats: forwards a median is taken over.
-        context: tokens in the slot before a measured forward.
+        provenance: of the profile; a device class of None is filled in.
+        sizes: tokens of the target passes; 1 is always measured, sizes that do not fit the context are left out.
+        repeats: passes per median.
+        context: tokens in the slot before a measured pass.
         log: called with (name, milliseconds, tokens).
     Raises:
-        DraftwellError: the pair has no draft.
+        DraftwellError: the pair has no draft (`no_draft`), or no room for the context (`context_too_long`).
     """
     if "draft" not in pair.models:
-        raise DraftwellError(f"pair {pair.name} has no draft model: a hardware profile needs one")
+        raise DraftwellError(f"pair {pair.name} has no draft model, which a hardware profile needs: choose a pair with one",
+                             code="no_draft")
     room = min(pair.models[role].max_context for role in ("target", "draft")) - context
     sizes = sorted({1, *(k for k in sizes if k <= room)})
     if room < 1:
-        raise DraftwellError(f"a context of {context} tokens does not fit pair {pair.name}: profile with a shorter one")
+        raise DraftwellError(f"a context of {context} tokens does not fit pair {pair.name}: profile with a shorter one",
+                             code="context_too_long")
     few = max(3, repeats // 3)
     seconds = time_forwards(pair, sizes, repeats, context, [k for k in DRAFT_SIZES if k <= room])
     t_draft = {k: median(times) for (role, k), times in seconds.items() if role == "draft"}
@@ -76,38 +78,38 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
     return made
 
 
-def log_profile(measure_profile: HardwareProfile, log: Log) -> None:
-    """Log what a profile holds, in milliseconds."""
+def log_profile(profile: HardwareProfile, log: Log) -> None:
+    """Log the times of a profile in milliseconds."""
     def times(name: str, seconds: Mapping[int, float]) -> None:
         for tokens, value in seconds.items():
             log(name, value * 1e3, tokens)
 
-    times("t_draft_ms", {1: measure_profile.t_draft})
-    times("t_verify_ms", measure_profile.t_verify)
-    if measure_profile.split:
-        times("t_draft_split_ms", {1: measure_profile.split[0]})
-        times("t_verify_split_ms", measure_profile.split[1])
-    if measure_profile.t_draft_onnx is not None:
-        times("t_draft_onnx_ms", {1: measure_profile.t_draft_onnx})
-    times("t_rest_ms", {0: measure_profile.t_rest})
-    if measure_profile.details:
-        for role, prompts in measure_profile.details.prefill.items():
+    times("t_draft_ms", {1: profile.t_draft})
+    times("t_verify_ms", profile.t_verify)
+    if profile.split:
+        times("t_draft_split_ms", {1: profile.split[0]})
+        times("t_verify_split_ms", profile.split[1])
+    if profile.t_draft_onnx is not None:
+        times("t_draft_onnx_ms", {1: profile.t_draft_onnx})
+    times("t_rest_ms", {0: profile.t_rest})
+    if profile.details:
+        for role, prompts in profile.details.prefill.items():
             times(f"t_prompt_{role}_ms", prompts)
 
 
 def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
                   draft_sizes: Sequence[int] = (1,)) -> dict[tuple[Role, int], list[float]]:
-    """(role, tokens) → seconds of each of `repeats` forwards; the first, cold round is dropped."""
+    """(role, tokens) → seconds of each of `repeats` forward passes; the first, cold round is dropped."""
     plan: list[tuple[Role, int]] = [*(("draft", k) for k in draft_sizes), *(("target", k) for k in sizes)]
     seconds: dict[tuple[Role, int], list[float]] = {key: [] for key in plan}
     slots = {role: pair.models[role].open() for role in ROLES}
     try:
         for role in ROLES:
             pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
-        for turn in range(repeats + 1):
+        for attempt in range(repeats + 1):
             for role, k in plan:
                 taken = timed(pair, role, slots[role], k, context)
-                if turn:
+                if attempt:
                     seconds[role, k].append(taken)
     finally:
         for role, slot in slots.items():
@@ -116,14 +118,14 @@ def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context:
 
 
 def time_prompts(pair: LoadedPair, sizes: Sequence[int], repeats: int) -> dict[str, dict[int, float]]:
-    """role → tokens → median seconds of a prompt's forward, which keeps one row; the first, cold round is dropped."""
+    """role → tokens → median seconds of a prompt's forward pass, which keeps one row; the first, cold round is dropped."""
     seconds: dict[tuple[Role, int], list[float]] = {(role, k): [] for role in ROLES for k in sizes}
     slots = {role: pair.models[role].open() for role in ROLES}
     try:
-        for turn in range(repeats + 1):
+        for attempt in range(repeats + 1):
             for (role, k), taken in seconds.items():
                 one = timed(pair, role, slots[role], k, 0)
-                if turn:
+                if attempt:
                     taken.append(one)
     finally:
         for role, slot in slots.items():
@@ -132,7 +134,7 @@ def time_prompts(pair: LoadedPair, sizes: Sequence[int], repeats: int) -> dict[s
 
 
 def slopes(pair: LoadedPair, repeats: int, context: int, deep: int) -> dict[str, float]:
-    """role → seconds that a one-token forward takes longer for every further token in its slot, at least 0."""
+    """role → additional seconds of a one-token forward pass for every further token in its slot, at least 0."""
     if deep <= context:
         return dict.fromkeys(ROLES, 0.0)
     near, far = (time_forwards(pair, [1], repeats, length) for length in (context, deep))
@@ -141,10 +143,10 @@ def slopes(pair: LoadedPair, repeats: int, context: int, deep: int) -> dict[str,
 
 def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
                     draft: Role = "draft", *, busy: bool = True) -> tuple[float, dict[int, float]]:
-    """Median seconds of a draft forward and of target forwards of all sizes, each on cores of its own.
+    """Median seconds of a draft pass and of target passes of all sizes, each model on its own cores.
 
     Args:
-        busy: while the other model runs; False lets it rest.
+        busy: the other model runs at the same time; False: it is idle.
     """
     roles: tuple[Role, ...] = ("target", draft)
     slots = {role: pair.models[role].open() for role in roles}
@@ -181,7 +183,7 @@ def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, contex
 
 
 def timed(pair: LoadedPair, role: Role, slot: int, tokens: int, context: int) -> float:
-    """Seconds of one forward behind a context; it returns the logits of all its tokens, as a verification does, a prompt's of one."""
+    """Seconds of one forward pass after a context. It returns logits of all its tokens, as a verification does; a prompt's, of one."""
     model = pair.models[role]
     command = Forward(role, slot, filler(pair, tokens), keep=tokens if context else 1, prefill=not context)
     synchronise(pair.device)
@@ -194,13 +196,12 @@ def timed(pair: LoadedPair, role: Role, slot: int, tokens: int, context: int) ->
 
 
 def filler(pair: LoadedPair, count: int) -> tuple[int, ...]:
-    """Some valid token ids; which ones does not matter to the time."""
+    """Valid token ids; their values do not affect the time."""
     return tuple(1 + i % (pair.models["target"].vocab_size - 1) for i in range(count))
 
 
 def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
-    """Strategy → counters of a short generation. In these four, target calls, drafted tokens and figures come in different
-    proportions."""
+    """Strategy → counters of a short generation. The four differ in the proportions of target calls, drafted tokens and rows read."""
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
     resources = StrategyResources(
         {"acceptance_table": AcceptanceTable.empty(origin), "hardware_profile": HardwareProfile(1.0, {1: 1.0}, 0.0, origin)}
@@ -211,15 +212,15 @@ def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
         sampling = pair.sampling(max_tokens=budget, stop_token_ids=frozenset())
         return pair.engine().generate(filler(pair, 8), sampling, build_strategy(name, plans[name], resources)).session.stats
 
-    run("spide", 4)  # what is done once only (caches, imports) belongs to nobody
+    run("spide", 4)  # one-time work (caches, imports) is not counted
     return {name: run(name, tokens) for name in plans}
 
 
 def overheads_from(runs: Mapping[str, Stats]) -> RoundOverheads:
-    """Seconds outside forwards of a target call, of a drafted token and of a figure, from `short_runs`.
+    """Seconds outside forward passes of a target call, of a drafted token and of a row whose confidence is read, from `short_runs`.
 
-    Each has a run that fixes it once the ones before are known: plain decoding only calls the target, a draft of fixed length
-    reads no figures. That is least squares where the runs have little to disagree about, and it never goes below 0.
+    Each is determined by one more run: plain decoding only calls the target, a draft of fixed length reads no confidence. Never
+    below 0.
     """
     plain, fixed = runs["autoregressive"], runs["vanilla_sd"]
     round_ = plain.overhead_seconds / max(1, plain.target_calls)
@@ -231,6 +232,6 @@ def overheads_from(runs: Mapping[str, Stats]) -> RoundOverheads:
 
 
 def synchronise(device: str) -> None:
-    """Wait until the device is idle, so that a clock read next tells the truth."""
+    """Wait until the device is idle, so that the next reading of the clock is correct."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)

@@ -43,11 +43,11 @@ def score_rollouts(pair: LoadedPair, texts: Texts, head: AcceptanceHead) -> Text
         pair: of the trace, with a free slot on the draft.
         head: must be the acceptance head among the resources of the replay.
     Raises:
-        DraftwellError: the pair has no draft (`no_draft_model`), or its draft has no hidden states (`no_hidden_states`).
+        DraftwellError: the pair has no draft (`no_draft`), or its draft has no hidden states (`no_hidden_states`).
     """
     if "draft" not in pair.models:
         raise DraftwellError(f"pair {pair.name} has no draft model, so there is nothing to score: choose a pair with one",
-                             code="no_draft_model")
+                             code="no_draft")
     scored = [replace(text, scores=scores(pair.models["draft"], text, head)) for text in texts.texts]
     return replace(texts, texts=scored, head=head)
 

@@ -1,15 +1,15 @@
-"""What a verifier learns from: features and labels of a trace's draft tokens, split by prompt.
+"""Training data: features and labels of a trace's draft tokens, split by prompt.
 
-A trace may be larger than what a fit should take: 2,000 prompts × 96 tokens × 4 prefix kinds are 768,000 rows of 1,152 state
-dimensions. So it is read in small parts into one matrix of the trace's own float16, parts of it (folds, tasks) are lists of row
-numbers, and only the rows that are being fitted are spread out as float32.
+A trace can be large: 2,000 prompts × 96 tokens × 4 prefix kinds are 768,000 rows of 1,152 state dimensions. So it is read in small
+parts into one matrix of the trace's own float16. Subsets of it (folds, tasks) are lists of row numbers, and only the rows that are
+being fitted are converted to float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,30 +20,30 @@ from serving.recording.trace import TraceSet
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FIGURES = ("ratio", "draft_raw_q", "confidence", "entropy", "rank")
-WORDS = ("prompt_id", "task", "kind")
+NUMBERS = ("ratio", "draft_raw_q", "confidence", "entropy", "rank")
+TEXTS = ("prompt_id", "task", "kind")
 STATES = ("before", "after")
-COLUMNS = (*WORDS, *FIGURES, *(f"hidden_{name}" for name in STATES))
+COLUMNS = (*TEXTS, *NUMBERS, *(f"hidden_{name}" for name in STATES))
 TEST_SHARE = 0.2
 FOLDS = 3
 LEAST_PROMPTS = 3
 BLOCK = 8192
-"""Rows that are looked at at once."""
+"""Rows that are converted at once."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Draft tokens with what the draft knew about them and what the target thinks.
+    """Draft tokens with the draft's features and the target's verdict.
 
     Args:
         parts: name of a feature group → `[all rows, width]`, states in float16 and the others in float32; shared by everything that
             is taken from these examples. Groups that the trace lacks are absent.
-        ratio: `[rows]` float32, q̄(x)/p̄(x), inf where the target gives x nothing.
+        ratio: `[rows]` float32, q̄(x)/p̄(x), inf where the target gives x no probability.
         confidence: `[rows]` float32, C: the baseline's score.
-        prompt: `[rows]` ids of the prompts; of several that say the same, the first one's.
-        task, kind: `[rows]`, what the prompt is about and what the prefix is made of; None: nobody said, "" for one that has none.
-        accepted: `[rows]` float32 in [0, 1], chance that the target keeps x at the trace's temperature; None: not known.
-        rows: `[rows]` where each example is in `parts`; None: all of them, in order.
+        prompt: `[rows]` ids of the prompts; of several with the same tokens, the first one's.
+        task, kind: `[rows]`, task of the prompt and kind of the prefix; None: not recorded, "" for a row without.
+        accepted: `[rows]` float32 in [0, 1], probability that the target keeps x at the trace's temperature; None: not known.
+        rows: `[rows]` row of each example in `parts`; None: all of them, in order.
     """
 
     parts: dict[str, np.ndarray]
@@ -65,7 +65,7 @@ class Examples:
         return Examples(self.parts, self.ratio[rows], self.confidence[rows], self.prompt[rows], task, kind, accepted, places)
 
     def blocks(self, names: tuple[str, ...]) -> Iterator[np.ndarray]:
-        """`[at most 8192, width]` float32 after one another: groups side by side, in the order that `Verifier` reads them."""
+        """Blocks `[at most 8192, width]` float32 in order: the groups joined along the width, in the order that `Verifier` reads them."""
         for start in range(0, len(self), BLOCK):
             place = slice(start, start + BLOCK) if self.rows is None else self.rows[start : start + BLOCK]
             yield np.concatenate([self.parts[name][place] for name in names], axis=1, dtype=np.float32)
@@ -82,19 +82,19 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
     """All draft tokens of a trace.
 
     Raises:
-        DraftwellError: the trace is empty, or holds values that are not finite.
+        DraftwellError: the trace is empty (`empty_trace`), or has values that are not finite.
     """
     count = trace.num_rows
     if count == 0:
-        raise DraftwellError("the trace holds no rows: collect one with `draftwell collect`")
+        raise DraftwellError("the trace holds no rows: collect one with `draftwell collect`", code="empty_trace")
     parts: dict[str, np.ndarray] = {"scalars": np.empty((count, 4), np.float32)}
-    figures: list[np.ndarray] = []
-    words: list[list[np.ndarray]] = []
+    numbers: list[np.ndarray] = []
+    labels: list[list[np.ndarray]] = []
     absent: set[str] = set()
     place = 0
     for table in trace.batches(COLUMNS) if isinstance(trace, TraceSet) else [trace]:
         end = place + table.num_rows
-        ratio, q, confidence, entropy, rank = (column(table, name) for name in FIGURES)
+        ratio, q, confidence, entropy, rank = (column(table, name) for name in NUMBERS)
         parts["scalars"][place:end] = np.stack([q, confidence, entropy, np.log1p(rank)], axis=1)
         for name in STATES:
             states = matrix(table, f"hidden_{name}")
@@ -105,51 +105,72 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
             if name not in parts:
                 parts[name] = np.empty((count, states.shape[1]), np.float16)
             if parts[name].shape[1] != states.shape[1]:
-                raise DraftwellError(f"the trace holds states of different sizes in hidden_{name}: collect it again")
+                raise DraftwellError(f"the trace holds states of different sizes in hidden_{name}: collect it again", code="bad_trace")
             parts[name][place:end] = states
         check_finite("confidence, entropy or rank", parts["scalars"][place:end])
         check_finite("ratio", np.where(np.isposinf(ratio), 0.0, ratio))
-        figures.append(np.stack([ratio, confidence]))
-        words.append([texts(table, name) for name in WORDS])
+        numbers.append(np.stack([ratio, confidence]))
+        labels.append([texts(table, name) for name in TEXTS])
         place = end
-    ratio, confidence = np.concatenate(figures, axis=1)
-    prompt, task, kind = (np.concatenate(column) for column in zip(*words, strict=True))
+    ratio, confidence = np.concatenate(numbers, axis=1)
+    prompt, task, kind = (np.concatenate(column) for column in zip(*labels, strict=True))
     names, places = np.unique(prompt, return_inverse=True)
-    alike = first_of_the_same(trace)
-    prompt = np.array([alike.get(name, name) for name in names.tolist()])[places]
+    same = first_of_the_same(trace)
+    prompt = np.array([same.get(name, name) for name in names.tolist()])[places]
     return Examples({name: part for name, part in parts.items() if name not in absent}, ratio, confidence, prompt, task, kind)
 
 
 def split_by_prompt(examples: Examples, seed: int) -> tuple[Examples, Examples]:
-    """Examples to learn from, and a fifth to test on, that share no prompt: neighbouring positions are too alike to be split.
+    """Training examples, and a fifth as test examples, without a common prompt: neighbouring positions are too similar to be split.
 
     Raises:
-        DraftwellError: fewer than three prompts.
+        DraftwellError: fewer than three prompts (`too_few_prompts`).
     """
     names = shuffled_prompts(examples, seed)
     held = np.isin(examples.prompt, names[: max(1, round(TEST_SHARE * len(names)))])
     return examples.take(~held), examples.take(held)
 
 
+def read_train_and_test(trace: TraceSet | pa.Table, test: TraceSet | pa.Table | None, seed: int,
+                        read: Callable[[Any], Examples]) -> tuple[Examples, Examples, list[str]]:
+    """Training examples, test examples, and the ids of test prompts that are left out because `trace` has them too.
+
+    Args:
+        test: None holds out a fifth of the prompts of `trace`.
+        read: makes examples of a trace.
+    Raises:
+        DraftwellError: no test prompt is left (`test_prompts_known`), or as in `read` and `split_by_prompt`.
+    """
+    if test is None:
+        return *split_by_prompt(read(trace), seed), []
+    known = sorted(prompts_in_both(trace, test))
+    tested = read(test)
+    unseen = tested.take(~np.isin(tested.prompt, known))
+    if not len(unseen):
+        raise DraftwellError("every prompt of the test trace is in the training trace: collect a test trace of other prompts",
+                             code="test_prompts_known")
+    return read(trace), unseen, known
+
+
 def folds(examples: Examples, seed: int) -> list[np.ndarray]:
-    """Three masks `[rows]` (two where there are two prompts) that part the prompts; each is held out once."""
+    """Three masks `[rows]` (two for two prompts) that divide the prompts; each is held out once."""
     names = shuffled_prompts(examples, seed, 2)
     count = min(FOLDS, len(names))
     return [np.isin(examples.prompt, names[number::count]) for number in range(count)]
 
 
 def shuffled_prompts(examples: Examples, seed: int, least: int = LEAST_PROMPTS) -> np.ndarray:
-    """The prompts' ids in an order of chance."""
+    """The prompts' ids in random order."""
     names = np.unique(examples.prompt)
     if len(names) < least:
-        raise DraftwellError(f"a verifier needs traces of at least {least} prompts to be tested on unseen ones, "
-                             f"this trace has {len(names)}: collect more")
+        raise DraftwellError(f"training needs a trace of at least {least} prompts to be tested on unseen ones, this trace has "
+                             f"{len(names)}: collect more", code="too_few_prompts")
     shuffled: np.ndarray = np.random.default_rng(seed).permutation(names)
     return shuffled
 
 
 def first_of_the_same(trace: TraceSet | pa.Table) -> dict[str, str]:
-    """id → the first id with the same prompt: a question that was asked twice is one prompt, which no split may part."""
+    """id → the first id with the same prompt tokens: a question asked twice is one prompt, which no split may divide."""
     owners: dict[tuple[int, ...], str] = {}
     found: dict[str, str] = {}
     for name, tokens in prompts_of(trace):
@@ -159,7 +180,7 @@ def first_of_the_same(trace: TraceSet | pa.Table) -> dict[str, str]:
 
 
 def prompts_in_both(trace: TraceSet | pa.Table, other: TraceSet | pa.Table) -> set[str]:
-    """Ids of the other trace's prompts that this trace holds too, by what they say: ids of different files may be the same."""
+    """Ids of the other trace's prompts that this trace holds too, compared by tokens: ids of different files may be equal."""
     seen = {tokens for _, tokens in prompts_of(trace)}
     return {name for name, tokens in prompts_of(other) if tokens in seen}
 
@@ -167,7 +188,7 @@ def prompts_in_both(trace: TraceSet | pa.Table, other: TraceSet | pa.Table) -> s
 def prompts_of(trace: TraceSet | pa.Table) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Id and tokens of the prompt of every text; nothing of a table that lacks a column.
 
-    Bare texts are left out: theirs are only the beginning of a prompt, often no more than the chat template's.
+    Bare texts are left out: they contain only the beginning of a prompt, often only that of the chat template.
     """
     columns = ["prompt_id", "kind", "prompt_tokens"]
     table = trace.read(columns) if isinstance(trace, TraceSet) else trace

@@ -1,8 +1,8 @@
 """Fitting a linear verifier: logistic regression under an L2 penalty on standardised features, and Platt's scaling.
 
-The paper's BCE with class weights (METHODS) and a penalty (ours), minimised by L-BFGS where the paper stops Adam early: a thousand
-state dimensions overfit a trace of some prompts at once, and Adam's fit ranked test tokens no better than the draft's confidence
-alone (docs/log.md).
+The paper's binary cross-entropy with class weights (docs/methods.md) and a penalty (ours), minimised by L-BFGS, where the paper stops
+Adam early: a thousand state dimensions overfit a trace of few prompts immediately, and Adam's fit ranked test tokens no better than
+the draft's confidence alone (docs/log.md).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 from components.train.examples import Examples
 from components.train.metrics import auc_of
 from serving.artifacts.verifier import SCALARS
-from serving.errors import DraftwellError
+from serving.errors import DraftwellError, NotFinite
 
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)
 """Inverse strengths of the L2 penalty against the summed loss, strongest first (scikit-learn's C)."""
 TOLERANCE = 1e-3
 """Largest component of the gradient of the mean loss at which L-BFGS stops."""
 FREE_SCALARS = 10.0
-"""Scalars are scaled up by this, so that the penalty, meant for hundreds of state dimensions, hardly holds them back (ours)."""
+"""Scalars are scaled up by this, so that the penalty, meant for hundreds of state dimensions, hardly affects them (ours)."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,11 @@ class Line:
         """z `[rows]` float64.
 
         Raises:
-            DraftwellError: one of them is NaN or infinite.
+            NotFinite: one of them is NaN or infinite.
         """
         z = np.concatenate([block.astype(np.float64) @ self.weight + self.bias for block in examples.blocks(self.names)])
         if not np.isfinite(z).all():
-            raise DraftwellError("scores of the verifier are NaN or infinite: collect the trace again, a model's weights or dtype may be "
-                                 "broken")
+            raise NotFinite("scores of the verifier are NaN or infinite: collect the trace again, a model's weights or dtype may be broken")
         return z
 
     def scaled(self, slope: float, shift: float) -> Line:
@@ -58,12 +57,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Validation:
-    """How a feature set and a penalty did on prompts that were held out.
+    """Result of a feature set and a penalty on held-out prompts.
 
     Args:
         auc: mean over folds.
         strength: of `STRENGTHS`.
-        logits: `[rows]`, of each row by the fit that did not see its prompt.
+        logits: `[rows]`, each by the fit that did not see the row's prompt.
     """
 
     auc: float
@@ -72,10 +71,10 @@ class Validation:
 
 
 def fits(examples: Examples, names: tuple[str, ...], ratio: float, strengths: Sequence[float] = STRENGTHS) -> Iterator[Line]:
-    """A fit for each strength of the penalty, each beginning where the one before it ended.
+    """A fit for each strength of the penalty, each starting from the previous one.
 
     Args:
-        ratio: lambda of the label q̄(x)/p̄(x) <= lambda; both classes must be there.
+        ratio: lambda of the label q̄(x)/p̄(x) <= lambda; both classes must be present.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -89,7 +88,7 @@ def fits(examples: Examples, names: tuple[str, ...], ratio: float, strengths: Se
     model = LogisticRegression(class_weight="balanced", warm_start=True, max_iter=500, tol=TOLERANCE)
     for strength in strengths:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that was cut short is judged like any other
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that did not converge is judged like any other
             model.set_params(C=strength).fit(x, examples.ratio <= ratio)
         weight = (model.coef_[0] / scale).astype(np.float32)
         yield Line(names, weight, float(model.intercept_[0] - mean @ weight))
@@ -117,7 +116,7 @@ def cross_validate(examples: Examples, held_out: Sequence[np.ndarray], names: tu
     Args:
         held_out: masks `[rows]`, each held out once.
     Raises:
-        DraftwellError: all draft tokens of the prompts that a fold learns from, or of all that are held out, are of one class.
+        DraftwellError: the draft tokens of a fold's training prompts, or of all held-out prompts, are of one class (`one_class`).
     """
     label = examples.ratio <= ratio
     logits = np.empty((len(STRENGTHS), len(examples)))
@@ -137,27 +136,27 @@ def cross_validate(examples: Examples, held_out: Sequence[np.ndarray], names: tu
 
 
 def check_classes(name: str, labels: np.ndarray) -> None:
-    """Refuse examples in which all draft tokens are acceptable, or none is."""
+    """Refuse examples in which all draft tokens are acceptable, or none is (`one_class`)."""
     if labels.all() or not labels.any():
         what = "acceptable" if labels.all() else "unacceptable"
         raise DraftwellError(f"all {len(labels)} draft tokens of the {name} prompts are {what}, so nothing can be learnt or "
-                             "tested: collect more prompts, or change the ratio (lambda)")
+                             "tested: collect more prompts, or change the ratio (lambda)", code="one_class")
 
 
 def platt(z: np.ndarray, label: np.ndarray) -> tuple[float, float]:
     """Slope and shift after which sigmoid(z) is a probability: Platt's scaling with his smoothed targets.
 
-    Class weights shift the scores of a fit and its penalty flattens them; neither changes their order, and this corrects both.
+    Class weights shift the scores of a fit and the penalty flattens them. Neither changes their order, and this corrects both.
 
     Args:
         z: `[rows]` of prompts that the fit did not see.
     Returns:
-        (1, 0) where z ranks worse than chance: scaling would turn the order round.
+        (1, 0) where z ranks worse than chance: scaling would reverse the order.
     """
     targets = np.where(label, (label.sum() + 1) / (label.sum() + 2), 1 / ((~label).sum() + 2))
     design = np.stack([z, np.ones_like(z)], axis=1)
     scale = np.array([1.0, 0.0])
-    for _ in range(50):  # Newton's method with a trace of ridge: two unknowns, a convex loss
+    for _ in range(50):  # Newton's method with a small ridge: two unknowns, a convex loss
         p = sigmoid(design @ scale)
         hessian = design.T @ (design * (p * (1 - p))[:, None]) + 1e-6 * np.eye(2)
         step = np.linalg.solve(hessian, design.T @ (p - targets))

@@ -1,4 +1,4 @@
-"""What the score of a verifier or an acceptance head costs, beside the draft forward whose token it judges."""
+"""The cost of a score of a verifier or an acceptance head, compared with the draft forward pass whose token it judges."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ from collections.abc import Callable
 from statistics import median
 
 from components.calibrate.hardware_profile import filler, synchronise
+from components.train.reports import ScoreCost
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 from serving.runtime.types import Rows
 
 
-def time_score(pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats: int = 100, context: int = 128) -> dict[str, float]:
-    """Median times of a score and of a one-token draft forward, measured in turn, at temperature 0.
+def time_score(pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats: int = 100, context: int = 128) -> ScoreCost:
+    """Median times of a score and of a draft forward pass over one token, measured alternately, at temperature 0.
 
-    Each score is of a row that nobody has looked at but to draw its token, as SPRINTER's loop does; the first, cold ones are dropped.
+    Each score reads a row of which only the token has been read, as in SPRINTER's loop. The first runs are cold and left out.
 
     Args:
-        score: of a row and the token that was drafted from it.
+        score: `(row, token)` → score.
         context: tokens in the draft's slot, fewer where they do not fit.
-    Returns:
-        `score_us` and `draft_us`, microseconds, and `share`, the one over the other.
     Raises:
-        DraftwellError: the pair has no draft.
+        DraftwellError: the pair has no draft (`no_draft`).
     """
     if "draft" not in pair.models:
-        raise DraftwellError(f"pair {pair.name} has no draft model, so no token is scored: choose a pair with one")
+        raise DraftwellError(f"pair {pair.name} has no draft model, so no token is scored: choose a pair with one", code="no_draft")
     model, sampling = pair.models["draft"], pair.sampling(max_tokens=1)
     context = min(context, model.max_context - 1)
     scored, drafted = list[float](), list[float]()
@@ -49,4 +48,4 @@ def time_score(pair: LoadedPair, score: Callable[[Rows, int], float], *, repeats
     finally:
         model.close(slot)
     score_us, draft_us = (1e6 * median(seconds[3:]) for seconds in (scored, drafted))
-    return {"score_us": score_us, "draft_us": draft_us, "share": score_us / draft_us}
+    return ScoreCost(score_us=score_us, draft_us=draft_us, share=score_us / draft_us)

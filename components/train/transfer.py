@@ -1,35 +1,31 @@
-"""How well a verifier that learnt one task does on others (SPRINTER, Table 4).
+"""How well a verifier that was trained on one task does on others (SPRINTER, Table 4).
 
-The paper trains on one data set and decodes another, and compares latency and win rates. Here a verifier is fitted to the training
-prompts of each task and ranks the test prompts of every task; the figure is the AUC, which needs no decoding.
+The paper trains on one data set, decodes another, and compares latency and win rates. Here a verifier is fitted to the training
+prompts of each task and ranks the test prompts of every task; the metric is the AUC, which needs no decoding.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from components.train.examples import Examples
 from components.train.logistic import Line, fit
 from components.train.metrics import auc_of
+from components.train.reports import TaskTransfer, Transfer
 
 LEARN_FROM, TEST_ON = 3, 2
-"""Prompts that a task needs to be learnt from, and to be tested on."""
+"""Prompts that a task needs to be trained on, and to be tested on."""
 
 
-def transfer_table(train: Examples, test: Examples, line: Line, ratio: float, strength: float) -> dict[str, Any] | None:
+def transfer_table(train: Examples, test: Examples, line: Line, ratio: float, strength: float) -> Transfer | None:
     """AUC of a verifier for each task on each task.
 
     Args:
         train, test: of different prompts.
-        line: the verifier that learnt all of `train`; the others read the same features under the same penalty.
+        line: the verifier that was trained on all of `train`; the others read the same features under the same penalty.
         ratio: lambda of the label.
     Returns:
-        plain JSON: `tasks` that are tested on, `test_prompts` of each; `trained`: task → `prompts` and `auc` by tested task; the same
-        AUCs of the verifier of all tasks (`all`) and of the score C (`baseline`); `means` over cells (`own`: a task on itself,
-        `other`: on others, `all`, `baseline`; None over none); `left_out`: task → why. None where nothing crosses from one task to
-        another.
+        None where no task can be tested on another one.
     """
     if train.task is None or test.task is None:
         return None
@@ -39,18 +35,19 @@ def transfer_table(train: Examples, test: Examples, line: Line, ratio: float, st
     if not any(own != other for own in learnt for other in tested):
         return None
     labels = {task: part.ratio <= ratio for task, part in tested.items()}
-    trained: dict[str, dict[str, Any]] = {}
+    trained: dict[str, TaskTransfer] = {}
     for task, part in learnt.items():
         own = fit(part, line.names, ratio, strength)
-        trained[task] = {"prompts": prompts_of(part), "auc": {other: auc_of(labels[other], own.logits(tested[other])) for other in tested}}
+        aucs = {other: auc_of(labels[other], own.logits(tested[other])) for other in tested}
+        trained[task] = TaskTransfer(prompts=prompts_of(part), auc=aucs)
     everything = {task: auc_of(labels[task], line.logits(part)) for task, part in tested.items()}
     baseline = {task: auc_of(labels[task], part.confidence) for task, part in tested.items()}
-    cells = [(task, other, auc) for task, row in trained.items() for other, auc in row["auc"].items()]
-    return {"tasks": list(tested), "test_prompts": {task: prompts_of(part) for task, part in tested.items()}, "trained": trained,
-            "all": everything, "baseline": baseline, "left_out": left_out,
-            "means": {"own": mean([auc for task, other, auc in cells if task == other]),
-                      "other": mean([auc for task, other, auc in cells if task != other]),
-                      "all": mean(list(everything.values())), "baseline": mean(list(baseline.values()))}}
+    cells = [(task, other, auc) for task, row in trained.items() for other, auc in row.auc.items()]
+    means = {"own": mean([auc for task, other, auc in cells if task == other]),
+             "other": mean([auc for task, other, auc in cells if task != other]),
+             "all": mean(list(everything.values())), "baseline": mean(list(baseline.values()))}
+    return Transfer(tasks=list(tested), test_prompts={task: prompts_of(part) for task, part in tested.items()}, trained=trained,
+                    all=everything, baseline=baseline, left_out=left_out, means=means)
 
 
 def by_task(examples: Examples) -> dict[str, Examples]:
@@ -60,7 +57,7 @@ def by_task(examples: Examples) -> dict[str, Examples]:
 
 
 def fitting(task: str, part: Examples, ratio: float, least: int, purpose: str, left_out: dict[str, str]) -> bool:
-    """Whether a task has prompts enough and both classes; where it has not, `left_out` is told."""
+    """Whether a task has enough prompts and both classes; otherwise the reason is added to `left_out`."""
     label = part.ratio <= ratio
     if prompts_of(part) < least:
         left_out[task] = f"too few prompts {purpose}"
@@ -72,7 +69,7 @@ def fitting(task: str, part: Examples, ratio: float, least: int, purpose: str, l
 
 
 def prompts_of(examples: Examples) -> int:
-    """How many prompts the examples are of."""
+    """Number of prompts of the examples."""
     return len(np.unique(examples.prompt))
 
 

@@ -1,21 +1,22 @@
 """Training SPRINTER's verifier: will the target find this draft token acceptable? (SPRINTER, section 3.2)
 
-Label 1 iff q̄(x)/p̄(x) <= lambda. A linear score (`verifier_fit`) whose features, penalty, scaling and threshold are chosen by
-cross-validation over prompts; then it is fitted to all prompts but those of the test, which nothing was chosen on and which every
-figure of the report is of.
+Label 1 iff q̄(x)/p̄(x) <= lambda. The score is linear (`logistic`); its features, penalty, scaling and threshold are chosen by
+cross-validation over prompts. Then it is fitted to all training prompts. Every metric of the report is measured on the test prompts,
+on which nothing was chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
-from components.train.examples import Examples, folds, prompts_in_both, read_examples, split_by_prompt
+from components.train.examples import Examples, folds, read_examples, read_train_and_test
 from components.train.logistic import Line, Validation, check_classes, cross_validate, fit, platt, sigmoid
-from components.train.metrics import figures_of, ranking, require_sklearn, roc_points
+from components.train.metrics import ranking, require_sklearn, roc_points, verifier_metrics
+from components.train.reports import RankingWithRoc, VerifierReport
 from components.train.transfer import transfer_table
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
@@ -32,87 +33,78 @@ RATIOS = (1.0, 1.2, 1.5)
 CANDIDATES = (("scalars",), ("before",), ("after",), ("before", "scalars"), ("after", "scalars"), ("before", "after"),
               ("before", "after", "scalars"))
 SELECTION_ROWS = 40_000
-"""Features are compared on at most about so many rows, evenly spread: neighbouring positions are much alike."""
-FIGURES = ("auc", "baseline_auc", "gain", "prevalence", "brier", "calibration_error", "eta_tp", "eta_fp")
+"""Features are compared on at most about this many rows, evenly spread: neighbouring positions are very similar."""
+LOGGED = ("auc", "baseline_auc", "gain", "prevalence", "brier", "calibration_error", "eta_tp", "eta_fp")
 
 
 def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, test: TraceSet | pa.Table | None = None, ratio: float = 1.2,
                    features: Literal["auto"] | Sequence[str] = "auto", wanted_false_positive: float | None = 0.1,
-                   seed: int = 0, log: Log | None = None) -> tuple[Verifier, dict[str, Any]]:
-    """Train, choose features and threshold, and test.
+                   seed: int = 0, log: Log | None = None) -> tuple[Verifier, VerifierReport]:
+    """Choose features and threshold, train, and test.
 
     Args:
         provenance: of the verifier; parameters and metrics are filled in.
-        test: a trace of prompts to test on, of which those that `trace` holds too are left out; None holds out a fifth of the prompts.
-        ratio: lambda of the label.
+        test: a trace of test prompts, without those that `trace` has too; None holds out a fifth of the prompts.
+        ratio: lambda of the label, positive.
         features: groups to read ("before", "after", "scalars"), or "auto": the best by cross-validation.
-        wanted_false_positive: eta_FP that the threshold tau shall keep to on held-out prompts; None takes tau = .5.
-        log: called with ("validation_auc", value, number of the candidate) and with the figures of the test.
-    Returns:
-        the verifier and a report, plain JSON: chosen `features` and penalty (`strength`), `candidates` with their validation AUC,
-        `rows` and `prompts` of training and test, `left_out` test prompts, `threshold`, the figures of `verifier_report.figures_of`,
-        `lambda_grid` (lambda → ranking with the same features and penalty) and `transfer` (`verifier_transfer`; None where no two
-        tasks have prompts enough).
+        wanted_false_positive: eta_FP in [0, 1] that the threshold tau may reach on held-out prompts; None sets tau = .5.
+        log: called with ("validation_auc", value, number of the candidate) and with the metrics of the test.
     Raises:
-        DraftwellError: an empty or single-class trace, NaN, too few prompts, features that the trace lacks.
+        DraftwellError: a parameter out of range (`out_of_range`), an empty trace or one of a single class (`one_class`), values that
+            are not finite, too few prompts (`too_few_prompts`), unknown features or ones that the trace lacks (`unknown_features`,
+            `no_hidden_states`), scikit-learn is missing (`missing_package`).
     """
     if ratio <= 0:
-        raise DraftwellError(f"ratio (lambda) must be positive, not {ratio}")
+        raise DraftwellError(f"ratio (lambda) must be positive, not {ratio}", code="out_of_range")
     if wanted_false_positive is not None and not 0 <= wanted_false_positive <= 1:
-        raise DraftwellError(f"wanted_false_positive must be in [0, 1], not {wanted_false_positive}")
+        raise DraftwellError(f"wanted_false_positive must be in [0, 1], not {wanted_false_positive}", code="out_of_range")
     require_sklearn()
-    train, tested, left_out = examples_of(trace, test, seed)
+    train, tested, left_out = read_train_and_test(trace, test, seed, read_examples)
     for name, part in (("training", train), ("test", tested)):
         check_classes(name, part.ratio <= ratio)
     names, aucs, validation = choose(train, ratio, features, seed, log)
     slope, shift = platt(validation.logits, train.ratio <= ratio)
     line = fit(train, names, ratio, validation.strength).scaled(slope, shift)
     threshold = choose_threshold(train.ratio, sigmoid(validation.logits * slope + shift), wanted_false_positive)
-    score = sigmoid(line.logits(tested))
-    report = {
-        "features": list(names), "ratio": ratio, "strength": validation.strength, "threshold": threshold, "validation_auc": validation.auc,
-        "candidates": {"+".join(tried): auc for tried, auc in aucs.items()},
-        "rows": {"train": len(train), "test": len(tested)},
-        "prompts": {"train": np.unique(train.prompt).tolist(), "test": np.unique(tested.prompt).tolist()},
-        "left_out": left_out, "test_trace": test.digest() if isinstance(test, TraceSet) else None,
-        **figures_of(tested, score, ratio, threshold),
-        "lambda_grid": lambda_grid(train, tested, line, ratio, validation.strength),
-        "transfer": transfer_table(train, tested, line, ratio, validation.strength)}
-    metrics = {name: report[name] for name in FIGURES if report[name] is not None}
-    if report["transfer"]:
-        metrics |= {f"transfer_{name}_auc": value for name, value in report["transfer"]["means"].items() if value is not None}
+    report = VerifierReport(
+        features=list(names), ratio=ratio, strength=validation.strength, threshold=threshold, validation_auc=validation.auc,
+        candidates={"+".join(tried): auc for tried, auc in aucs.items()}, rows={"train": len(train), "test": len(tested)},
+        prompts={"train": np.unique(train.prompt).tolist(), "test": np.unique(tested.prompt).tolist()}, left_out=left_out,
+        test_trace=test.digest() if isinstance(test, TraceSet) else None,
+        metrics=verifier_metrics(tested, sigmoid(line.logits(tested)), ratio, threshold),
+        lambda_grid=lambda_grid(train, tested, line, ratio, validation.strength),
+        transfer=transfer_table(train, tested, line, ratio, validation.strength))
+    metrics = logged_metrics(report)
     if log:
         for name, value in metrics.items():
             log(name, value, 0)
     made = provenance.model_copy(update={
         "parameters": {**provenance.parameters, "ratio": ratio, "features": "+".join(names), "seed": seed, "strength": validation.strength,
-                       "wanted_false_positive": wanted_false_positive, "test_trace": report["test_trace"]},
+                       "wanted_false_positive": wanted_false_positive, "test_trace": report.test_trace},
         "metrics": {**provenance.metrics, **metrics}})
     return Verifier(torch.from_numpy(line.weight), line.bias, names, threshold, ratio, made), report
 
 
-def examples_of(trace: TraceSet | pa.Table, test: TraceSet | pa.Table | None, seed: int) -> tuple[Examples, Examples, list[str]]:
-    """Examples to learn from, examples to test on, and ids of test prompts that are left out since they are learnt from."""
-    if test is None:
-        return *split_by_prompt(read_examples(trace), seed), []
-    known = sorted(prompts_in_both(trace, test))
-    tested = read_examples(test)
-    untouched = tested.take(~np.isin(tested.prompt, known))
-    if not len(untouched):
-        raise DraftwellError("the verifier would be trained on every prompt of the test trace: collect a test trace of other prompts")
-    return read_examples(trace), untouched, known
+def logged_metrics(report: VerifierReport) -> dict[str, float]:
+    """The metrics of a report that its artifact carries; undefined ones are left out."""
+    found = {name: getattr(report.metrics, name) for name in LOGGED}
+    if report.transfer:
+        found |= {f"transfer_{name}_auc": value for name, value in report.transfer.means.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def candidates(examples: Examples, features: Literal["auto"] | Sequence[str]) -> list[tuple[str, ...]]:
-    """The feature sets to try; a named set must be there."""
+    """The feature sets to try; the trace must have a named set."""
     if features == "auto":
         return [names for names in CANDIDATES if all(name in examples.parts for name in names)]
     unknown = [name for name in features if name not in Verifier.parts]
     if unknown or not features:
-        raise DraftwellError(f"verifier features must be some of {', '.join(Verifier.parts)}, not {', '.join(features) or 'none'}")
+        raise DraftwellError(f"verifier features must be some of {', '.join(Verifier.parts)}, not {', '.join(features) or 'none'}",
+                             code="unknown_features")
     absent = [name for name in features if name not in examples.parts]
     if absent:
-        raise DraftwellError(f"the trace holds no hidden states for the feature {absent[0]!r}: collect it again with them")
+        raise DraftwellError(f"the trace holds no hidden states for the feature {absent[0]!r}: collect it again with them",
+                             code="no_hidden_states")
     return [tuple(name for name in Verifier.parts if name in features)]
 
 
@@ -132,24 +124,24 @@ def choose(train: Examples, ratio: float, features: Literal["auto"] | Sequence[s
     return best, {names: found.auc for names, found in tried.items()}, validation
 
 
-def lambda_grid(train: Examples, test: Examples, line: Line, ratio: float, strength: float) -> dict[str, dict[str, Any] | None]:
-    """lambda → `verifier_report.ranking` and ROC of a verifier for it; None where there is one class only.
+def lambda_grid(train: Examples, test: Examples, line: Line, ratio: float, strength: float) -> dict[str, RankingWithRoc | None]:
+    """lambda → ranking and ROC of a verifier for it; None where all tokens are of one class.
 
     Args:
-        line: the verifier for `ratio`, which is in the grid too.
+        line: the verifier for `ratio`, which is part of the grid.
     """
-    grid: dict[str, dict[str, Any] | None] = {}
+    grid: dict[str, RankingWithRoc | None] = {}
     for wanted in sorted({*RATIOS, ratio}):
         if any(label.all() or not label.any() for label in (train.ratio <= wanted, test.ratio <= wanted)):
             grid[f"{wanted:g}"] = None
             continue
         score = sigmoid((line if wanted == ratio else fit(train, line.names, wanted, strength)).logits(test))
-        grid[f"{wanted:g}"] = {**ranking(test, score, wanted), "roc": roc_points(test.ratio <= wanted, score)}
+        grid[f"{wanted:g}"] = RankingWithRoc(**dict(ranking(test, score, wanted)), roc=roc_points(test.ratio <= wanted, score))
     return grid
 
 
 def choose_threshold(ratio: np.ndarray, score: np.ndarray, wanted_false_positive: float | None) -> float:
-    """The smallest tau in (0, 1) whose eta_FP, the share of tokens with q̄/p̄ > 1 scored at least tau, is as wanted."""
+    """The smallest tau in (0, 1) whose eta_FP, the share of tokens with q̄/p̄ > 1 scored at least tau, is at most as wanted."""
     unacceptable = np.sort(score[ratio > 1])[::-1]
     if wanted_false_positive is None or not len(unacceptable):
         return 0.5

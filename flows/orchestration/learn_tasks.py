@@ -45,7 +45,7 @@ def collect_task(settings: PipelineSettings) -> dict[str, Any]:
 def train_task(settings: PipelineSettings) -> dict[str, Any]:
     """Train a SPRINTER verifier; returns its report."""
     step = open_from_settings(settings)
-    return train_step.run_train(step, context.open_trace(step))
+    return train_step.run_train(step, context.open_trace(step)).to_json()
 
 
 @task(name="calibrate", **RETRY)

@@ -1,4 +1,4 @@
-"""Stations that learn from traces (`run_train`, `run_train_head`) and from runs (`run_calibrate`: table, memory and hardware profile)."""
+"""Steps that learn from traces (`run_train`, `run_train_head`) and calibrate (`run_calibrate`: table, memory and hardware profile)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from flows.context import StepContext
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
+    from components.train.reports import HeadReport, ScoreCost, VerifierReport
     from serving.artifacts.base import Artifact
     from serving.recording.trace import TraceSet
     from serving.runtime.types import Rows
 
 AT_ONCE = 8
-"""Requests that fill the correction memory together, as far as the pair has slots."""
+"""Concurrent requests that fill the correction memory, as far as the pair has slots."""
 
 
 def run_train(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, ratio: float = 1.2,
-          wanted_false_positive: float | None = 0.1, features: Literal["auto"] | Sequence[str] = "auto", seed: int = 0) -> dict[str, Any]:
-    """Train a SPRINTER verifier, put it into the workspace and return its report; all that can fail comes before what is written.
+              wanted_false_positive: float | None = 0.1, features: Literal["auto"] | Sequence[str] = "auto",
+              seed: int = 0) -> VerifierReport:
+    """Train a SPRINTER verifier, put it into the workspace and return its report. Nothing is written before all that can fail.
 
     Args:
         test, ratio, wanted_false_positive, features, seed: as in `components.train.verifier.train_verifier`.
@@ -27,24 +29,25 @@ def run_train(step: StepContext, traces: TraceSet, *, test: TraceSet | None = No
     from components.gate.verdict_report import write_text
     from components.report.drawing import check_drawing
     from components.report.provenance import provenance
-    from components.train.metrics import verifier_markdown
     from components.train.plots import verifier_plots
     from components.train.verifier import train_verifier
+    from components.train.verifier_page import verifier_markdown
 
     check_drawing()
     origin = provenance(step.pair, trace_digest=traces.digest())
     verifier, report = train_verifier(traces, origin, test=test, ratio=ratio, wanted_false_positive=wanted_false_positive,
                                       features=features, seed=seed)
-    with_cost(step, verifier, report, lambda row, token: verifier.score_drafted(row, row, token))
+    cost = measure_cost(step, verifier, lambda row, token: verifier.score_drafted(row, row, token))
+    report = report.model_copy(update={"cost": cost})
     step.workspace.save(verifier)
     verifier_plots(report, step.workspace.reports)
     step.stamp(verifier.kind)
     write_text(step.workspace.reports / "verifier.md", verifier_markdown(report))
-    step.report("verifier", report)
+    step.report("verifier", report.to_json())
     return report
 
 
-def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> dict[str, Any]:
+def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> HeadReport:
     """Train a SpecDec++ acceptance head, put it into the workspace and return its report.
 
     Args:
@@ -52,30 +55,37 @@ def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None
     """
     from components.report.drawing import check_drawing
     from components.report.provenance import provenance
-    from components.train.acceptance_head import train_acceptance_head
+    from components.train.acceptance_head import HeadTrainingSettings, train_acceptance_head
     from components.train.plots import acceptance_head_plot
 
     check_drawing()
-    head, report = train_acceptance_head(step.pair, traces, provenance(step.pair, trace_digest=traces.digest()), test=test, seed=seed)
-    with_cost(step, head, report, lambda row, token: head.acceptance(row.hidden(0)))
+    head, report = train_acceptance_head(step.pair, traces, provenance(step.pair, trace_digest=traces.digest()),
+                                         HeadTrainingSettings(seed=seed), test=test)
+    report = report.model_copy(update={"cost": measure_cost(step, head, lambda row, token: head.acceptance(row.hidden(0)))})
     step.workspace.save(head)
     acceptance_head_plot(report, step.workspace.reports / "acceptance_head.png")
     step.stamp(head.kind)
-    step.report("acceptance_head", report)
+    step.report("acceptance_head", report.to_json())
     return report
 
 
-def with_cost(step: StepContext, trained: Artifact, report: dict[str, Any], score: Callable[[Rows, int], float]) -> None:
-    """Measure what a score takes, and write it into the report and among the artifact's metrics."""
+def measure_cost(step: StepContext, trained: Artifact, score: Callable[[Rows, int], float]) -> ScoreCost:
+    """Measure the time of a score, and add it to the artifact's metrics."""
     from components.train.score_cost import time_score
 
-    report["cost"] = time_score(step.pair, score)
-    cost = {"score_us": report["cost"]["score_us"], "score_share": report["cost"]["share"]}
-    trained.provenance = trained.provenance.model_copy(update={"metrics": {**trained.provenance.metrics, **cost}})
+    cost = time_score(step.pair, score)
+    metrics = {**trained.provenance.metrics, "score_us": cost.score_us, "score_share": cost.share}
+    trained.provenance = trained.provenance.model_copy(update={"metrics": metrics})
+    return cost
 
 
 def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
-    """Make acceptance table, correction memory and hardware profile, put them into the workspace and say what is in them."""
+    """Make acceptance table, correction memory and hardware profile, put them into the workspace and return a summary.
+
+    Args:
+        traces: for the acceptance table.
+        prompts: decoded for the correction memory, at most `max_tokens` tokens each.
+    """
     from components.calibrate.acceptance_table import build_acceptance_table
     from components.calibrate.correction_memory import MemorySettings, build_correction_memory
     from components.calibrate.hardware_profile import measure_profile
@@ -83,7 +93,7 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
     from components.report.provenance import provenance
 
     table = build_acceptance_table(traces, provenance(step.pair, trace_digest=traces.digest()))
-    # The memory never reads the traces: it names the prompts that it was decoded from.
+    # The memory never reads the traces: its provenance names the prompts that it was decoded from.
     memory = build_correction_memory(step.pair, prompts, provenance(step.pair), MemorySettings(max_tokens=max_tokens, batch=AT_ONCE),
                                      progress=step.bar)
     times = measure_profile(step.pair, provenance(step.pair))

@@ -1,10 +1,10 @@
-"""Commands that learn from traces: train, calibrate."""
+"""Commands that learn from traces: train, calibrate. A command's function has one parameter for each flag."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load,
 from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Seed, Threads, say
 from serving.artifacts.kinds import made_by
 from serving.errors import DraftwellError
+
+if TYPE_CHECKING:
+    from components.train.reports import HeadReport, VerifierReport
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,18 +31,18 @@ class Trained(StrEnum):
 
 
 def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True,
-          kind: Annotated[Trained, typer.Option("--kind", help="What to train: sprinter's verifier or specdec_pp's acceptance head.")] = (
-              Trained.VERIFIER),
-          test: Annotated[Path | None, typer.Option("--test", help="Trace folder of other prompts to test on; a fifth of the prompts is "
-                                                                     "held out if left out.")] = None,
-          ratio: Annotated[float | None, typer.Option("--ratio", help="Verifier: lambda, the largest q/p of an acceptable token; 1.2 if "
-                                                                        "left out.")] = None,
-          eta_fp: Annotated[float | None, typer.Option("--eta-fp", help="Verifier: share of tokens with q/p > 1 that it may keep; sets "
-                                                                          "its threshold; 0.1 if left out.")] = None,
-          features: Annotated[str | None, typer.Option("--features", help="Verifier: comma-separated ones of before, after, scalars; the "
-                                                                            "best by cross-validation if left out.")] = None,
+          kind: Annotated[Trained, typer.Option("--kind", help="What to train: the verifier of sprinter or the acceptance head of "
+                                                                 "specdec_pp.")] = Trained.VERIFIER,
+          test: Annotated[Path | None, typer.Option("--test", help="Trace folder of other prompts to test on; default: a fifth of the "
+                                                                     "prompts is held out.")] = None,
+          ratio: Annotated[float | None, typer.Option("--ratio", help="Verifier: lambda, the largest q/p of an acceptable token; "
+                                                                        "default: 1.2.")] = None,
+          eta_fp: Annotated[float | None, typer.Option("--eta-fp", help="Verifier: share of tokens with q/p > 1 that it may keep, which "
+                                                                          "sets its threshold; default: 0.1.")] = None,
+          features: Annotated[str | None, typer.Option("--features", help="Verifier: comma-separated names out of before, after and "
+                                                                            "scalars; default: the best set by cross-validation.")] = None,
           seed: Seed = 0, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
-    """Train a SPRINTER verifier, or a SpecDec++ acceptance head, on collected traces.
+    """Train a SPRINTER verifier or a SpecDec++ acceptance head on collected traces.
 
     Example: draftwell train --pair default
     """
@@ -49,37 +52,46 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
     options = {"ratio": ratio, "wanted_false_positive": eta_fp, "features": features and [name.strip() for name in features.split(",")]}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given and kind is not Trained.VERIFIER:
-        raise DraftwellError("--ratio, --eta-fp and --features are the verifier's: leave them out for an acceptance head")
+        raise DraftwellError("--ratio, --eta-fp and --features apply to the verifier only: remove them for an acceptance head",
+                             code="verifier_options")
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
+        report: VerifierReport | HeadReport
         if kind is Trained.VERIFIER:
             report = train_step.run_train(opened, found, test=untouched, seed=seed, **given)
         else:
             report = train_step.run_train_head(opened, found, test=untouched, seed=seed)
-    if report["left_out"]:
-        say(f"{len(report['left_out'])} prompts of {test} are in the training trace too and were not tested on")
+    if report.left_out:
+        say(f"{len(report.left_out)} prompts of {test} are in the training trace too and were not tested on")
     if publish:
         publish_kinds(opened, kind.value)
-    ends = report["intervals"] or {}
-    typer.echo("  ".join(f"{name} {format_metric(value)}" + (" [{:.3f}, {:.3f}]".format(*ends[name]) if name in ends else "")
-                         for name, value in report.items() if isinstance(value, int | float)))
-    cost = report["cost"]
-    taken = f"a score takes {cost['score_us']:.0f} µs, {100 * cost['share']:.1f} % of a draft forward"
-    if kind is Trained.VERIFIER:
-        taken = f"features {'+'.join(report['features'])}; {taken}; report: {opened.workspace.reports / 'verifier.md'}"
+    show_report(report, opened.workspace.reports)
+
+
+def show_report(report: VerifierReport | HeadReport, folder: Path) -> None:
+    """Print the metrics, with their intervals, and the cost of a score."""
+    from components.train.reports import VerifierReport
+
+    intervals = report.metrics.intervals or {}
+    typer.echo("  ".join(f"{name} {format_metric(value)}" + (" [{:.3f}, {:.3f}]".format(*intervals[name]) if name in intervals else "")
+                         for name, value in report.to_json().items() if isinstance(value, int | float)))
+    assert report.cost is not None
+    taken = f"a score takes {report.cost.score_us:.0f} µs, {100 * report.cost.share:.1f} % of a draft forward pass"
+    if isinstance(report, VerifierReport):
+        taken = f"features {'+'.join(report.features)}; {taken}; report: {folder / 'verifier.md'}"
     typer.echo(taken)
 
 
 def format_metric(value: float) -> str:
-    """A figure for the terminal."""
+    """A metric for the terminal."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = None, limit: Limit = 24, split: Split = "train",
               column: Column = None, publish: Publish = True, dtype: DtypeOption = None, device: DeviceOption = None,
               threads: Threads = None) -> None:
-    """Make acceptance table, correction memory and hardware profile.
+    """Make the acceptance table, the correction memory and the hardware profile of a pair.
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl
     """
@@ -92,4 +104,4 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
     if publish:
         publish_kinds(opened, *made_by("draftwell calibrate"))
     typer.echo(f"table: {report['accepted']} of {report['judged']} judged tokens accepted  memory: {report['memory_pairs']} pairs  "
-               f"draft forward {report['t_draft_ms']:.1f} ms  target forward {report['t_verify_ms']['1']:.1f} ms")
+               f"draft forward pass {report['t_draft_ms']:.1f} ms  target forward pass {report['t_verify_ms']['1']:.1f} ms")

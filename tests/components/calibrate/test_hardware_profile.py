@@ -2,6 +2,7 @@
 
 import pytest
 
+from components.calibrate import hardware_profile
 from components.calibrate.hardware_profile import (
     filler,
     measure_profile,
@@ -14,8 +15,9 @@ from components.calibrate.hardware_profile import (
 from components.report.provenance import provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.device import device_class
-from serving.errors import DraftwellError
 from serving.runtime.stats import Stats
+from tests.support.errors import raises_code
+from tests.support.models.priced import Clock, Priced
 from tests.support.models.tiny import pair_of, table_pair
 
 
@@ -38,7 +40,7 @@ def spied():
     return pair_of(Spy(pair.models["target"], seen), Spy(pair.models["draft"], seen)), seen
 
 
-def test_draft_and_target_alternate_and_every_forward_starts_behind_the_same_context():
+def test_draft_and_target_alternate_and_every_pass_starts_after_the_same_context():
     pair, seen = spied()
     times = time_forwards(pair, [1, 4], repeats=3, context=16)
     assert seen[:2] == [("target", 16, 1, 0), ("draft", 16, 1, 0)]
@@ -47,24 +49,40 @@ def test_draft_and_target_alternate_and_every_forward_starts_behind_the_same_con
     assert {key: len(values) for key, values in times.items()} == {("draft", 1): 3, ("target", 1): 3, ("target", 4): 3}
 
 
-def test_a_profile_is_complete_saved_and_of_this_machine(tmp_path):
-    pair, logged = table_pair(), []
+def priced(monkeypatch):
+    """A pair whose target takes 10 ms, 1 ms a token and 1 µs a token of context, its draft a tenth of that."""
+    pair, clock = table_pair(), Clock()
+    monkeypatch.setattr(hardware_profile, "time", clock)
+
+    def model(role, unit):
+        return Priced(pair.models[role], clock, lambda row, length: unit * (10 + len(row.tokens) + length / 1000))
+
+    return pair_of(model("target", 1e-3), model("draft", 1e-4))
+
+
+def test_a_profile_holds_the_times_of_its_models_and_is_saved(tmp_path, monkeypatch):
+    pair, logged = priced(monkeypatch), []
     made = measure_profile(pair, provenance(pair), sizes=(8, 2, 4000), repeats=2, context=8, log=lambda *row: logged.append(row))
-    assert list(made.t_verify) == [1, 2, 8]  # 1 is always there, what does not fit is left out
-    assert made.t_draft > 0
+    assert made.t_verify == pytest.approx({1: 0.011008, 2: 0.012008, 8: 0.018008})  # 1 is always there, 4000 does not fit
+    assert made.t_draft == pytest.approx(0.0011008)
     assert made.t_rest >= 0
     assert made.provenance.device_class == device_class()
+    assert made.details is not None
+    assert made.details.t_draft == pytest.approx({k: 1e-4 * (10 + k + 0.008) for k in (1, 2, 4, 8, 32, 128)})
+    assert made.details.prefill["target"] == pytest.approx({k: 1e-3 * (10 + k) for k in (64, 128, 256, 512)})
+    assert made.details.prefill["draft"] == pytest.approx({k: 1e-4 * (10 + k) for k in (64, 128, 256, 512)})
+    assert made.details.per_context_token == pytest.approx({"target": 1e-6, "draft": 1e-7})
+    assert made.details.context == 8
+    assert made.details.split_alone is not None
+    assert made.details.split_alone[0] == pytest.approx(0.0011008)
+    assert made.details.split_alone[1] == pytest.approx(made.t_verify)
+    assert not made.details.chains
     made.save(tmp_path / "p")
     loaded = HardwareProfile.load(tmp_path / "p", fingerprint=pair.fingerprint)
     assert (loaded.t_verify, loaded.details) == (made.t_verify, made.details)
     assert [name for name, _, _ in logged] == ["t_draft_ms", *["t_verify_ms"] * 3, "t_draft_split_ms", *["t_verify_split_ms"] * 3,
                                                "t_rest_ms", *["t_prompt_target_ms"] * 4, *["t_prompt_draft_ms"] * 4]
-    assert made.details is not None
-    assert list(made.details.t_draft) == [1, 2, 4, 8, 32, 128]
-    assert made.details.context == 8
-    assert made.details.split_alone is not None
-    assert list(made.details.split_alone[1]) == [1, 2, 8]
-    assert not made.details.chains
+    assert logged[0] == ("t_draft_ms", pytest.approx(1.1008), 1)
 
 
 def test_prompts_are_timed_into_an_empty_slot_and_keep_one_row():
@@ -75,20 +93,26 @@ def test_prompts_are_timed_into_an_empty_slot_and_keep_one_row():
     assert {role: list(sizes) for role, sizes in times.items()} == {"target": [8, 32], "draft": [8, 32]}
 
 
-def test_a_slope_compares_a_deep_context_with_the_usual_one():
+def test_a_slope_compares_a_deep_context_with_the_usual_one(monkeypatch):
+    assert slopes(priced(monkeypatch), 2, 16, 64) == pytest.approx({"target": 1e-6, "draft": 1e-7})
     pair, seen = spied()
-    found = slopes(pair, 2, 16, 64)
+    slopes(pair, 2, 16, 64)
     assert {length for _, tokens, _, length in seen if tokens == 1} == {16, 64}
-    assert set(found) == {"target", "draft"}
-    assert min(found.values()) >= 0
     assert slopes(pair, 2, 16, 16) == {"target": 0.0, "draft": 0.0}
+
+
+def test_a_slope_is_never_negative(monkeypatch):
+    pair, clock = table_pair(), Clock()
+    monkeypatch.setattr(hardware_profile, "time", clock)
+    faster = [Priced(pair.models[role], clock, lambda row, length: 1.0 - length / 1000) for role in ("target", "draft")]
+    assert slopes(pair_of(*faster), 2, 16, 64) == {"target": 0.0, "draft": 0.0}
 
 
 def run_of(rounds, drafted, overhead):
     return Stats(target_calls=rounds, draft_calls=drafted, wall_seconds=overhead)
 
 
-def test_time_outside_forwards_is_shared_out_among_calls_tokens_and_figures():
+def test_time_outside_forward_passes_is_divided_among_calls_tokens_and_rows_read():
     runs = {"autoregressive": run_of(20, 0, 20 * 0.5), "vanilla_sd": run_of(8, 40, 8 * 0.5 + 40 * 0.25),
             "svip": run_of(10, 30, 10 * 0.5 + 30 * 0.375), "spide": run_of(5, 10, 5 * 0.5 + 10 * 0.375)}
     rest = overheads_from(runs)
@@ -97,14 +121,14 @@ def test_time_outside_forwards_is_shared_out_among_calls_tokens_and_figures():
     assert overheads_from(runs).token == 0.0
 
 
-def test_a_profile_tells_overlapping_strategies_other_times_than_serial_ones(tmp_path):
+def test_a_profile_holds_other_times_for_overlapping_strategies_than_for_serial_ones(tmp_path):
     pair = table_pair()
     both = HardwareProfile(1.0, {1: 4.0, 2: 5.0}, 0.1, provenance(pair, device_class="x"), (2.0, {1: 6.0, 2: 7.0}))
     both.save(tmp_path / "p")
     read = HardwareProfile.load(tmp_path / "p", fingerprint=pair.fingerprint)
     assert (read.when(False).speed_ratio, read.when(True).speed_ratio) == (4.0, 3.0)
     assert read.when(True).verify_seconds(2) == 7.0
-    assert HardwareProfile(1.0, {1: 4.0}, 0.1, both.provenance).when(True).speed_ratio == 4.0  # never measured apart
+    assert HardwareProfile(1.0, {1: 4.0}, 0.1, both.provenance).when(True).speed_ratio == 4.0  # a split was not measured
 
 
 def test_overlapped_forwards_are_timed_on_both_models_and_leave_the_slots_free():
@@ -141,9 +165,9 @@ def test_all_slots_are_free_afterwards_even_if_a_model_fails():
 
 def test_what_cannot_be_profiled_is_refused():
     pair = table_pair()
-    with pytest.raises(DraftwellError, match="context"):
+    with raises_code("context_too_long", "512", pair.name):
         measure_profile(pair, provenance(pair), context=512)
-    with pytest.raises(DraftwellError, match="no draft"):
+    with raises_code("no_draft", "tiny"):
         measure_profile(pair_of(pair.models["target"], None), provenance(pair))
 
 

@@ -184,7 +184,7 @@ def test_positions_are_counted_as_an_acceptance_table_counts_them(traced: TraceS
 def test_the_verifiers_untouched_prompts_are_those_of_its_report(traced: TraceSet) -> None:
     _, report = train_verifier(traced, ORIGIN, seed=3)
     ids = traced.read(["prompt_id"]).column("prompt_id").to_pylist()
-    assert untouched_prompts(sorted(set(ids)), 3) == report["prompts"]["test"]
+    assert untouched_prompts(sorted(set(ids)), 3) == report.prompts["test"]
 
 
 def test_a_memory_that_knows_its_own_prompts_by_heart_raises_no_alarm() -> None:

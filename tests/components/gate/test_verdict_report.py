@@ -19,7 +19,6 @@ from components.gate.verdict_report import (
     verdict_table,
     write_json,
 )
-from components.train.plots import verifier_plots
 from serving.artifacts.acceptance_table import AcceptanceTable
 from tests.support.loop.bench_report import ENTRY, PLAIN, REPORT
 from tests.support.models.resources import ORIGIN
@@ -109,12 +108,9 @@ def test_reports_are_written_whole_or_not_at_all(tmp_path):
 
 def test_plots_are_png_files(tmp_path):
     table = AcceptanceTable([4] * 20, [2] * 20, ORIGIN)
-    curve = {"fpr": [0.0, 0.5, 1.0], "tpr": [0.0, 0.9, 1.0]}
-    verifier = {"auc": 0.8, "baseline_auc": 0.7, "roc": curve, "baseline_roc": curve,
-                "reliability": [{"score": 0.5, "observed": 0.4, "count": 9}]}
-    paths = [*bench_plots(REPORT, tmp_path), *verifier_plots(verifier, tmp_path), acceptance_plot(table, tmp_path / "a.png"),
+    paths = [*bench_plots(REPORT, tmp_path), acceptance_plot(table, tmp_path / "a.png"),
              rejection_tail([5, 1, 1], tmp_path / "tail.png")]
-    assert len(set(paths)) == 7
+    assert len(set(paths)) == 5
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
 

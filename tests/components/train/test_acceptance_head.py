@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,18 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from components.prompts.prompt import Prompt
-from components.train.acceptance_head import (
-    figures_of,
-    fit,
-    labels_of,
-    ranking_of,
-    rate_at,
-    read_mixed,
-    train_acceptance_head,
-    weighted_loss,
-)
+from components.train.acceptance_head import head_metrics, ranking_of, train_acceptance_head
 from components.train.examples import Examples
+from components.train.head_examples import labels_of, read_mixed
+from components.train.head_network import HeadTrainingSettings, fit, rate_at, weighted_loss
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.base import Provenance
-from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, pair_of
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")
@@ -60,24 +54,24 @@ def test_blocks_learn_what_a_line_cannot() -> None:
     label = torch.from_numpy(labels_of(unseen))
     losses = {}
     for blocks in (0, 3):
-        head = fit(examples, blocks, 6.0, 0, ORIGIN)
+        head = fit(examples, HeadTrainingSettings(blocks=blocks), ORIGIN)
         losses[blocks] = float(weighted_loss(head.logit(torch.from_numpy(unseen.parts["after"])), label, 6.0))
     assert losses[3] < 0.85 * losses[0]
-    head = fit(examples, 3, 6.0, 0, ORIGIN)
+    head = fit(examples, HeadTrainingSettings(blocks=3), ORIGIN)
     assert head.acceptance(torch.full((8,), 3.0)) > 0.5 > 0.2 > head.acceptance(torch.tensor([17.0] + [3.0] * 7))
-    assert all(torch.equal(a, b) for one, two in zip(head.blocks, fit(examples, 3, 6.0, 0, ORIGIN).blocks, strict=True)
+    assert all(torch.equal(a, b) for one, two in zip(head.blocks, fit(examples, HeadTrainingSettings(blocks=3), ORIGIN).blocks, strict=True)
                for a, b in zip(one, two, strict=True)), "the same seed trains the same head"
 
 
 def test_accepted_tokens_are_ranked_before_others_where_a_constant_ranks_nothing() -> None:
     examples, unseen = separable(), separable(seed=1)
-    found = figures_of(fit(examples, 3, 6.0, 0, ORIGIN), examples, unseen, 6.0)
-    assert found["auc"] > 0.8 > found["constant_auc"] == 0.5 == found["confidence_auc"]
-    low, high = found["intervals"]["auc"]
-    assert 0.5 < low < found["auc"] < high
-    assert sum(part["count"] for part in found["reliability"]) == len(unseen)
-    observed = sum(part["count"] * part["observed"] for part in found["reliability"]) / len(unseen)
-    assert observed == pytest.approx(found["mean_label"], abs=1e-5)
+    found = head_metrics(fit(examples, HeadTrainingSettings(blocks=3), ORIGIN), examples, unseen, 6.0)
+    assert found.auc > 0.8 > found.constant_auc == 0.5 == found.confidence_auc
+    low, high = found.intervals["auc"]
+    assert 0.5 < low < found.auc < high
+    assert sum(part.count for part in found.reliability) == len(unseen)
+    observed = sum(part.count * part.observed for part in found.reliability) / len(unseen)
+    assert observed == pytest.approx(found.mean_label, abs=1e-5)
 
 
 def test_a_chance_counts_on_both_sides() -> None:
@@ -143,16 +137,16 @@ def test_the_draft_reads_a_mixture_and_only_its_own_tokens_count(pair: LoadedPai
 
 def test_a_real_trace_trains_a_head_that_decodes(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
     logged: list[str] = []
-    head, report = train_acceptance_head(pair, trace, ORIGIN, blocks=1, log=lambda name, value, step: logged.append(name))
+    head, report = train_acceptance_head(pair, trace, ORIGIN, log=lambda name, value, step: logged.append(name))
     assert logged.count("loss") == 4  # three epochs, and the test
-    assert not set(report["prompts"]["train"]) & set(report["prompts"]["test"])
-    assert set(report["prompts"]["train"]) | set(report["prompts"]["test"]) == {p.id for p in PROMPTS}
-    assert report["mixing"] == 0.15
-    assert report["mismatch_weight"] == 6
-    assert all(np.isfinite(report[name]) for name in ("loss", "constant_loss", "kl", "correlation"))
+    assert not set(report.prompts["train"]) & set(report.prompts["test"])
+    assert set(report.prompts["train"]) | set(report.prompts["test"]) == {p.id for p in PROMPTS}
+    assert report.mixing == 0.15
+    assert report.mismatch_weight == 6
+    assert all(np.isfinite(getattr(report.metrics, name)) for name in ("loss", "constant_loss", "kl", "correlation"))
     assert head.provenance.trace_digest == "d"
     assert head.provenance.parameters["epochs"] == 3
-    assert head.provenance.metrics["loss"] == report["loss"]
+    assert head.provenance.metrics["loss"] == report.metrics.loss
     head.save(tmp_path / "head")
     loaded = AcceptanceHead.load(tmp_path / "head", fingerprint="f" * 64)
     sampling, ids = pair.sampling(max_tokens=30), pair.encode_prompt("some words")
@@ -167,10 +161,10 @@ def test_a_test_trace_of_other_prompts(pair: LoadedPair, trace: TraceSet, tmp_pa
     other = [Prompt(f"p{i}", None, [f"quite another matter, number {i}"]) for i in range(5)]
     unseen = collect_traces(pair, [*other, Prompt("known", None, PROMPTS[3].turns)], tmp_path / "t", max_tokens=24, rollout=1)
     head, report = train_acceptance_head(pair, trace, ORIGIN, test=unseen)
-    assert report["left_out"] == ["known"]
-    assert report["prompts"] == {"train": sorted(p.id for p in PROMPTS), "test": sorted(p.id for p in other)}
-    assert head.provenance.parameters["test_trace"] == report["test_trace"] == unseen.digest()
-    with pytest.raises(DraftwellError, match="every prompt of the test trace"):
+    assert report.left_out == ["known"]
+    assert report.prompts == {"train": sorted(p.id for p in PROMPTS), "test": sorted(p.id for p in other)}
+    assert head.provenance.parameters["test_trace"] == report.test_trace == unseen.digest()
+    with raises_code("test_prompts_known", "test trace"):
         train_acceptance_head(pair, trace, ORIGIN, test=trace)
 
 
@@ -178,10 +172,20 @@ def test_what_cannot_be_trained_on_is_refused_in_a_line(pair: LoadedPair, trace:
     bare = collect_traces(pair, PROMPTS[:4], tmp_path / "bare", max_tokens=4, rollout=1, prefix_kinds=("bare",))
     few = collect_traces(pair, PROMPTS[:2], tmp_path / "few", max_tokens=4, rollout=1)
     alone = pair_of(pair.models["target"], None)
-    cases: list[tuple[LoadedPair, TraceSet, dict[str, Any], str]] = [
-        (pair, bare, {}, "no text written by the target"), (pair, few, {}, "at least 3 prompts"), (alone, trace, {}, "no draft model"),
-        (pair, trace, {"mixing": 1.0}, "mixing in"), (pair, trace, {"mismatch_weight": 0.0}, "positive weight")]
-    for which, traces, options, words in cases:
-        with pytest.raises(DraftwellError, match=words) as error:
-            train_acceptance_head(which, traces, ORIGIN, **options)
+    for which, traces, code, named in ((pair, bare, "no_target_texts", "bare"), (pair, few, "too_few_prompts", "at least 3"),
+                                       (alone, trace, "no_draft", alone.name)):
+        with raises_code(code, named) as error:
+            train_acceptance_head(which, traces, ORIGIN)
         assert "\n" not in str(error.value)
+    for wrong in ({"mixing": 1.0}, {"mixing": -0.1}, {"mismatch_weight": 0.0}, {"blocks": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            HeadTrainingSettings(**wrong)
+
+
+def test_the_report_is_plain_json(pair: LoadedPair, trace: TraceSet) -> None:
+    report = train_acceptance_head(pair, trace, ORIGIN)[1].to_json()
+    assert list(report) == [
+        "blocks", "mixing", "mismatch_weight", "epochs", "rows", "prompts", "left_out", "test_trace", "loss", "constant_loss", "kl",
+        "correlation", "mean_label", "mean_prediction", "prevalence", "auc", "constant_auc", "confidence_auc", "intervals",
+        "reliability", "calibration_error"]
+    assert json.loads(json.dumps(report, allow_nan=False)) == report

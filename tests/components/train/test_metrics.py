@@ -1,10 +1,9 @@
-"""Figures of a verifier: AUCs and their intervals, by prefix kind, from task to task, what a score costs, and how all of it is told."""
+"""Metrics of a verifier: AUCs and their intervals, by prefix kind and from task to task, the cost of a score, and the report."""
 
 from __future__ import annotations
 
 import json
-import time
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
+from components.train import score_cost
 from components.train.examples import Examples
-from components.train.metrics import intervals, ranking, reliability_bins, verifier_markdown, weighted_auc
+from components.train.metrics import intervals, ranking, reliability_bins, weighted_auc
+from components.train.plots import verifier_plots
+from components.train.reports import ScoreCost, VerifierReport
 from components.train.score_cost import time_score
 from components.train.verifier import train_verifier
+from components.train.verifier_page import verifier_markdown
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
 from serving.runtime.types import Rows
+from tests.support.errors import raises_code
 from tests.support.loop.verifier_trace import ORIGIN, trace
+from tests.support.models.priced import Clock, Priced
 from tests.support.models.tiny import llama_pair, pair_of
 
 
@@ -74,25 +79,28 @@ def examples(label: np.ndarray, confidence: np.ndarray, prompt: np.ndarray) -> E
 def test_a_ranking_has_its_interval_around_it_and_none_where_nothing_can_be_said() -> None:
     label, score, confidence, prompt = some()
     found = ranking(examples(label, confidence, prompt), score, 1.2)
-    assert (found["test_prompts"], found["test_rows"]) == (12, 600)
-    assert found["auc"] > found["baseline_auc"] + 0.1
-    assert found["gain"] == found["auc"] - found["baseline_auc"]
+    assert (found.test_prompts, found.test_rows) == (12, 600)
+    assert found.auc is not None
+    assert found.baseline_auc is not None
+    assert found.intervals is not None
+    assert found.auc > found.baseline_auc + 0.1
+    assert found.gain == found.auc - found.baseline_auc
     for name in ("auc", "baseline_auc", "prevalence", "gain"):
-        low, high = found["intervals"][name]
-        assert low < found[name] < high
-    assert found["intervals"]["gain"][0] > 0
+        low, high = found.intervals[name]
+        assert low < getattr(found, name) < high
+    assert found.intervals["gain"][0] > 0
     alone = ranking(examples(label, confidence, np.zeros(600, int)), score, 1.2)
-    assert alone["auc"] == found["auc"]
-    assert alone["intervals"] is None
+    assert alone.auc == found.auc
+    assert alone.intervals is None
     one_class = ranking(examples(np.ones(600, bool), confidence, prompt), score, 1.2)
-    assert (one_class["prevalence"], one_class["auc"], one_class["gain"], one_class["intervals"]) == (1.0, None, None, None)
+    assert (one_class.prevalence, one_class.auc, one_class.gain, one_class.intervals) == (1.0, None, None, None)
 
 
 def test_reliability_bins_hold_every_row_once() -> None:
     bins = reliability_bins(np.array([False, True, True, True]), np.array([0.0, 0.05, 0.95, 1.0]))
-    assert [(b["count"], b["observed"]) for b in bins] == [(2, 0.5), (2, 1.0)]
+    assert [(b.count, b.observed) for b in bins] == [(2, 0.5), (2, 1.0)]
     (soft,) = reliability_bins(np.array([0.25, 0.5]), np.array([0.31, 0.33]))
-    assert (soft["observed"], soft["score"]) == (0.375, pytest.approx(0.32))
+    assert (soft.observed, soft.score) == (0.375, pytest.approx(0.32))
 
 
 def without(table: pa.Table, kinds: tuple[str, ...]) -> pa.Table:
@@ -102,15 +110,15 @@ def without(table: pa.Table, kinds: tuple[str, ...]) -> pa.Table:
 def test_figures_by_prefix_kind_are_those_of_its_rows() -> None:
     learnt, other = trace(), trace(rows=1200, prompts=8, name="q", seed=1)
     report = train_verifier(learnt, ORIGIN, test=other, features=("before",))[1]
-    assert list(report["kinds"]) == ["bare", "draft", "mixed", "target"]
-    assert sum(figures["test_rows"] for figures in report["kinds"].values()) == report["test_rows"] == 1200
+    assert list(report.metrics.kinds) == ["bare", "draft", "mixed", "target"]
+    assert sum(found.test_rows for found in report.metrics.kinds.values()) == report.metrics.test_rows == 1200
     alone = train_verifier(learnt, ORIGIN, test=without(other, ("bare", "draft", "target")), features=("before",))[1]
-    assert report["kinds"]["mixed"] == alone["kinds"]["mixed"]
-    assert report["kinds"]["mixed"]["auc"] == alone["auc"]
+    assert report.metrics.kinds["mixed"] == alone.metrics.kinds["mixed"]
+    assert report.metrics.kinds["mixed"].auc == alone.metrics.auc
 
 
 @pytest.fixture(scope="module")
-def crossed() -> dict[str, Any]:
+def crossed() -> VerifierReport:
     """Two tasks that are alike, one where everything is the other way round, and one with too few prompts."""
     tasks = ("maths", "code", "other", "maths", "code", "other", "other", "maths", "code", "other")
     learnt = trace(rows=6000, prompts=40, tasks=tasks, turned=("other",))
@@ -119,47 +127,58 @@ def crossed() -> dict[str, Any]:
     return train_verifier(pa.concat_tables([learnt, rare]), ORIGIN, test=tested, features=("before",))[1]
 
 
-def test_every_task_is_tested_on_every_other(crossed: dict[str, Any]) -> None:
-    transfer = crossed["transfer"]
-    assert transfer["tasks"] == ["code", "maths", "new", "other"]
-    assert list(transfer["trained"]) == ["code", "maths", "other"]
-    assert transfer["left_out"] == {"rare": "too few prompts to learn from"}
-    assert transfer["test_prompts"] == dict.fromkeys(transfer["tasks"], 5)
-    auc = {task: row["auc"] for task, row in transfer["trained"].items()}
+def test_every_task_is_tested_on_every_other(crossed: VerifierReport) -> None:
+    transfer = crossed.transfer
+    assert transfer is not None
+    assert transfer.tasks == ["code", "maths", "new", "other"]
+    assert list(transfer.trained) == ["code", "maths", "other"]
+    assert transfer.left_out == {"rare": "too few prompts to learn from"}
+    assert transfer.test_prompts == dict.fromkeys(transfer.tasks, 5)
+    auc = {task: row.auc for task, row in transfer.trained.items()}
     for task in ("code", "maths"):
         assert min(auc[task][same] for same in ("code", "maths", "new")) > 0.95
         assert auc[task]["other"] < 0.1
     assert auc["other"]["other"] > 0.95 > 0.1 > auc["other"]["maths"]
-    assert all(abs(value - 0.5) < 0.1 for value in transfer["baseline"].values())
-    means = transfer["means"]
+    assert all(abs(value - 0.5) < 0.1 for value in transfer.baseline.values())
+    means = transfer.means
     assert means["own"] == pytest.approx(np.mean([auc[task][task] for task in auc]))
-    assert means["other"] == pytest.approx(np.mean([auc[a][b] for a in auc for b in transfer["tasks"] if a != b]))
-    assert means["own"] > 0.95 > 0.7 > means["other"]
+    assert means["other"] == pytest.approx(np.mean([auc[a][b] for a in auc for b in transfer.tasks if a != b]))
+    assert (means["own"] or 0) > 0.95 > 0.7 > (means["other"] or 1)
 
 
 def test_prompts_of_one_task_or_of_none_do_not_transfer() -> None:
     for tasks in ((None,), ("maths",)):
-        assert train_verifier(trace(tasks=tasks), ORIGIN, features=("before",))[1]["transfer"] is None
+        assert train_verifier(trace(tasks=tasks), ORIGIN, features=("before",))[1].transfer is None
 
 
-def test_transfer_reaches_the_registry(crossed: dict[str, Any]) -> None:
+def test_transfer_reaches_the_registry() -> None:
     logged: dict[str, float] = {}
     table = trace(tasks=("maths", "code"))
     verifier, report = train_verifier(table, ORIGIN, features=("before",), log=lambda name, value, step: logged.update({name: value}))
-    assert verifier.provenance.metrics["transfer_other_auc"] == report["transfer"]["means"]["other"] == logged["transfer_other_auc"]
+    assert report.transfer is not None
+    assert verifier.provenance.metrics["transfer_other_auc"] == report.transfer.means["other"] == logged["transfer_other_auc"]
     assert {"gain", "prevalence", "baseline_auc"} <= verifier.provenance.metrics.keys()
 
 
-def test_the_report_is_plain_json_and_a_readable_page(crossed: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(crossed, allow_nan=False)) == crossed
-    page = verifier_markdown({**crossed, "cost": {"score_us": 20.0, "draft_us": 4000.0, "share": 0.005}})
-    assert "A score takes 20 µs, 0.5 % of a draft forward (4000 µs)." in page
-    assert f"AUC {crossed['auc']:.3f} [" in page
+def test_the_report_is_plain_json_and_a_readable_page(crossed: VerifierReport) -> None:
+    plain = crossed.to_json()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert list(plain) == [
+        "features", "ratio", "strength", "threshold", "validation_auc", "candidates", "rows", "prompts", "left_out", "test_trace",
+        "test_rows", "test_prompts", "prevalence", "auc", "baseline_auc", "gain", "intervals", "eta_tp", "eta_fp", "eta_tp_ratio",
+        "eta_fp_ratio", "brier", "calibration_error", "reliability", "roc", "baseline_roc", "kinds", "lambda_grid", "transfer"]
+    assert plain["intervals"]["auc"] == list(crossed.metrics.intervals["auc"]) if crossed.metrics.intervals else False
+    timed = crossed.model_copy(update={"cost": ScoreCost(score_us=20.0, draft_us=4000.0, share=0.005)})
+    assert timed.to_json() == {**plain, "cost": {"score_us": 20.0, "draft_us": 4000.0, "share": 0.005}}
+    page = verifier_markdown(timed)
+    assert "A score takes 20 µs, 0.5 % of a draft forward pass (4000 µs)." in page
+    assert f"AUC {crossed.metrics.auc:.3f} [" in page
     lines = page.splitlines()
-    (header,) = [line for line in lines if line.startswith("| learnt from")]
-    assert header == "| learnt from | code (5) | maths (5) | new (5) | other (5) |"
+    (header,) = [line for line in lines if line.startswith("| trained on")]
+    assert header == "| trained on | code (5) | maths (5) | new (5) | other (5) |"
     (maths,) = [line for line in lines if line.startswith("| maths (")]
-    own = crossed["transfer"]["trained"]["maths"]["auc"]["maths"]
+    assert crossed.transfer is not None
+    own = crossed.transfer.trained["maths"].auc["maths"]
     assert maths.split("|")[3].strip() == f"**{own:.3f}**"
     assert "left out: rare, too few prompts to learn from" in page
     assert [line for line in lines if line.startswith("| λ = 1.2 (this verifier)")]
@@ -173,21 +192,48 @@ def scorer(width: int, features: tuple[str, ...]) -> Verifier:
     return Verifier(torch.zeros(size), 0.0, features, 0.5, 1.2, origin)
 
 
-def test_the_time_of_a_score_is_measured_beside_the_drafts() -> None:
-    pair = llama_pair(slots=1)
-    verifier = scorer(32, ("before", "after", "scalars"))
-    found = time_score(pair, lambda row, token: verifier.score_drafted(row, row, token), repeats=5)
-    assert found["share"] == pytest.approx(found["score_us"] / found["draft_us"])
-    assert 0 < found["score_us"] < 5_000
-    seen: list[int] = []
+def test_a_score_and_the_draft_pass_are_timed_apart_and_the_cold_runs_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, clock, seen, passes = llama_pair(slots=1), Clock(), list[int](), list[int]()
+    monkeypatch.setattr(score_cost, "time", clock)
 
-    def slow(row: Rows, token: int) -> float:
-        time.sleep(0.02)
+    def price(row: Forward, length: int) -> float:
+        passes.append(length)
+        return 0.04 if len(passes) <= 4 else 0.004  # the context, and three cold passes
+
+    timed = pair_of(pair.models["target"], Priced(pair.models["draft"], clock, price))
+
+    def score(row: Rows, token: int) -> float:
         assert row.hidden(0).shape == (32,)
         seen.append(token)
+        clock.now += 0.02 if len(seen) <= 3 else 0.0005
         return 0.5
 
-    assert time_score(pair, slow, repeats=5)["score_us"] > 20_000  # which also finds the one slot free again
-    assert len(seen) == 8
-    with pytest.raises(DraftwellError, match="no draft model"):
-        time_score(pair_of(pair.models["target"], None), slow)
+    for _ in range(2):  # the second time finds the one slot free again
+        seen.clear()
+        passes.clear()
+        found = time_score(timed, score, repeats=5)
+        assert len(seen) == 8
+        assert (found.score_us, found.draft_us, found.share) == pytest.approx((500.0, 4000.0, 0.125))
+    with raises_code("no_draft", pair.name):
+        time_score(pair_of(pair.models["target"], None), score)
+
+
+def test_the_score_of_a_verifier_can_be_timed() -> None:
+    verifier = scorer(32, ("before", "after", "scalars"))
+    found = time_score(llama_pair(slots=1), lambda row, token: verifier.score_drafted(row, row, token), repeats=5)
+    assert min(found.score_us, found.draft_us) > 0
+    assert found.share == pytest.approx(found.score_us / found.draft_us)
+
+
+@pytest.mark.timed
+def test_the_score_of_a_verifier_takes_little_time() -> None:
+    verifier = scorer(32, ("before", "after", "scalars"))
+    assert time_score(llama_pair(slots=1), lambda row, token: verifier.score_drafted(row, row, token)).score_us < 5_000
+
+
+def test_plots_are_png_files(crossed: VerifierReport, tmp_path: Path) -> None:
+    paths = verifier_plots(crossed, tmp_path)
+    assert [path.name for path in paths] == ["roc.png", "reliability.png", "roc_by_lambda.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    alone = crossed.model_copy(update={"lambda_grid": {"1": None}})
+    assert [path.name for path in verifier_plots(alone, tmp_path)] == ["roc.png", "reliability.png"]

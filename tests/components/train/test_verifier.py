@@ -17,11 +17,13 @@ from components.train import verifier as verifier_training
 from components.train.examples import Examples, folds, read_examples, split_by_prompt
 from components.train.logistic import cross_validate, fit, sigmoid
 from components.train.metrics import auc_of
+from components.train.reports import VerifierReport
 from components.train.verifier import choose_threshold, train_verifier
 from serving.artifacts.verifier import Verifier, scalar_features
 from serving.errors import DraftwellError
 from serving.recording.trace import KINDS, TraceHeader, TraceSet, trace_schema
 from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
 from tests.support.loop.verifier_trace import ORIGIN, trace
 from tests.support.models.tiny import llama_pair
 
@@ -39,22 +41,22 @@ def on_disk(table: pa.Table, folder: Path, shard: int = 1000) -> TraceSet:
 
 
 @pytest.fixture(scope="module")
-def trained() -> tuple[Verifier, dict]:
+def trained() -> tuple[Verifier, VerifierReport]:
     return train_verifier(trace(), ORIGIN)
 
 
 def test_a_separable_trace_is_learnt_and_the_right_state_chosen(trained):
     _, report = trained
-    assert report["auc"] > 0.95
-    assert report["auc"] > report["baseline_auc"] + 0.3  # C says nothing here
-    assert "before" in report["features"]
-    assert max(report["candidates"].values()) == report["candidates"]["+".join(report["features"])]
-    assert report["candidates"]["before"] > 0.95 > 0.6 > report["candidates"]["after"]
+    assert report.metrics.auc > 0.95
+    assert report.metrics.auc > report.metrics.baseline_auc + 0.3  # C says nothing here
+    assert "before" in report.features
+    assert max(report.candidates.values()) == report.candidates["+".join(report.features)]
+    assert report.candidates["before"] > 0.95 > 0.6 > report.candidates["after"]
 
 
 def test_shuffled_labels_teach_nothing():
     _, report = train_verifier(trace(rows=6000, prompts=60, shuffled=True), ORIGIN, features=("before", "after"))
-    assert abs(report["auc"] - 0.5) < 0.06
+    assert abs(report.metrics.auc - 0.5) < 0.06
 
 
 def test_no_prompt_is_on_two_sides():
@@ -148,12 +150,12 @@ def test_the_artifact_scores_raw_features_as_training_did_in_every_form(trained,
     loaded = Verifier.load(tmp_path / "v", fingerprint="f" * 64)
     session = onnxruntime.InferenceSession(tmp_path / "v" / "verifier.onnx", providers=["CPUExecutionProvider"])
     examples = read_examples(trace())
-    x = examples.features(tuple(report["features"]))[:200]
+    x = examples.features(tuple(report.features))[:200]
     from_torch = torch.sigmoid(torch.from_numpy(x) @ loaded.weight + loaded.bias).numpy()
     (from_onnx,) = session.run(None, {"features": x})
     assert np.abs(from_torch - from_onnx).max() < 1e-5
-    assert loaded.threshold == report["threshold"]
-    assert loaded.provenance.metrics["auc"] == pytest.approx(report["auc"])
+    assert loaded.threshold == report.threshold
+    assert loaded.provenance.metrics["auc"] == pytest.approx(report.metrics.auc)
     assert loaded.provenance.trace_digest == "d"
 
 
@@ -172,9 +174,9 @@ def test_the_runtime_scores_what_the_trace_recorded():
 
 def test_scores_are_probabilities_although_classes_are_weighted(trained):
     _, report = trained
-    assert 0.5 < report["prevalence"] < 0.95
-    assert report["calibration_error"] < 0.06
-    assert report["brier"] < report["prevalence"] * (1 - report["prevalence"])
+    assert 0.5 < report.metrics.prevalence < 0.95
+    assert report.metrics.calibration_error < 0.06
+    assert report.metrics.brier < report.metrics.prevalence * (1 - report.metrics.prevalence)
 
 
 def test_the_threshold_keeps_to_the_wanted_false_positives():
@@ -189,14 +191,14 @@ def test_the_threshold_keeps_to_the_wanted_false_positives():
     assert 0 < choose_threshold(ratio, score, 1.0) < 1e-3
     strict = train_verifier(trace(), ORIGIN, features=("before",), wanted_false_positive=0.02)[1]
     loose = train_verifier(trace(), ORIGIN, features=("before",), wanted_false_positive=0.4)[1]
-    assert strict["eta_fp"] < loose["eta_fp"]
-    assert strict["eta_tp"] < loose["eta_tp"]
+    assert strict.metrics.eta_fp < loose.metrics.eta_fp
+    assert strict.metrics.eta_tp < loose.metrics.eta_tp
 
 
 def test_rates_are_the_papers_and_the_labels_at_lambda(trained):
     _, report = trained
-    assert 0 <= report["eta_fp"] <= report["eta_tp"] <= 1
-    assert report["eta_fp_ratio"] <= report["eta_fp"]  # ratios between 1 and lambda are the easiest false positives
+    assert 0 <= report.metrics.eta_fp <= report.metrics.eta_tp <= 1
+    assert report.metrics.eta_fp_ratio <= report.metrics.eta_fp  # ratios between 1 and lambda are the easiest false positives
 
 
 def test_training_repeats_itself_and_is_logged(trained):
@@ -210,21 +212,21 @@ def test_training_repeats_itself_and_is_logged(trained):
 
 def test_every_lambda_of_the_paper_is_reported(trained):
     _, report = trained
-    grid = report["lambda_grid"]
+    grid = report.lambda_grid
     assert list(grid) == ["1", "1.2", "1.5"]
-    assert grid["1"]["prevalence"] < grid["1.2"]["prevalence"] < grid["1.5"]["prevalence"]
-    assert all(figures["auc"] > 0.95 for figures in grid.values())
+    assert grid["1"].prevalence < grid["1.2"].prevalence < grid["1.5"].prevalence
+    assert all(found.auc > 0.95 for found in grid.values())
     for name in ("auc", "baseline_auc", "prevalence", "gain", "intervals", "roc"):
-        assert grid["1.2"][name] == report[name]
-    assert list(train_verifier(trace(), ORIGIN, features=("before",), ratio=2.0)[1]["lambda_grid"]) == ["1", "1.2", "1.5", "2"]
+        assert getattr(grid["1.2"], name) == getattr(report.metrics, name)
+    assert list(train_verifier(trace(), ORIGIN, features=("before",), ratio=2.0)[1].lambda_grid) == ["1", "1.2", "1.5", "2"]
 
 
 def test_a_lambda_that_nothing_exceeds_has_no_figures():
     table = trace()
     low = np.minimum(table.column("ratio").to_numpy(), 1.3)
     report = train_verifier(with_column(table, "ratio", low), ORIGIN, features=("before",))[1]
-    assert report["lambda_grid"]["1.5"] is None
-    assert report["lambda_grid"]["1"]["auc"] > 0.9
+    assert report.lambda_grid["1.5"] is None
+    assert report.lambda_grid["1"].auc > 0.9
 
 
 def test_a_test_trace_is_not_learnt_from_and_its_known_prompts_are_left_out():
@@ -232,17 +234,17 @@ def test_a_test_trace_is_not_learnt_from_and_its_known_prompts_are_left_out():
     learnt, other = trace(prompts=10), trace(rows=900, prompts=9, name="q", seed=1)
     same_ids = with_column(other, "prompt_id", [name.replace("q", "p") for name in other.column("prompt_id").to_pylist()])
     report = train_verifier(learnt, ORIGIN, test=same_ids, features=("before",))[1]
-    assert report["left_out"] == []
-    assert report["rows"] == {"train": 3000, "test": 900}
-    assert report["auc"] > 0.95
-    assert report["test_rows"] == 900
+    assert report.left_out == []
+    assert report.rows == {"train": 3000, "test": 900}
+    assert report.metrics.auc > 0.95
+    assert report.metrics.test_rows == 900
     turned = trace(rows=900, prompts=9, name="q", seed=1, tasks=("t",), turned=("t",))
-    assert train_verifier(learnt, ORIGIN, test=turned, features=("before",))[1]["auc"] < 0.2, "the test trace taught nothing"
+    assert train_verifier(learnt, ORIGIN, test=turned, features=("before",))[1].metrics.auc < 0.2, "the test trace taught nothing"
     mixed = pa.concat_tables([other, learnt.slice(0, 600)])
     report = train_verifier(learnt, ORIGIN, test=mixed, features=("before",))[1]
-    assert report["left_out"] == ["p0", "p1"]
-    assert report["prompts"]["test"] == [f"q{i}" for i in range(9)]
-    with pytest.raises(DraftwellError, match="every prompt of the test trace"):
+    assert report.left_out == ["p0", "p1"]
+    assert report.prompts["test"] == [f"q{i}" for i in range(9)]
+    with raises_code("test_prompts_known", "test trace"):
         train_verifier(learnt, ORIGIN, test=learnt.slice(0, 600))
 
 
@@ -259,12 +261,12 @@ def test_a_large_trace_is_compared_on_some_rows_and_fitted_to_all(monkeypatch):
     assert [size for size, _ in compared] == [800] * 7 + [3200]
     assert compared[-1][1] == verifier.features
     assert set(fitted) == {3200}
-    assert report["auc"] > 0.95
+    assert report.metrics.auc > 0.95
 
 
 def test_without_hidden_states_the_scalars_must_do():
     _, report = train_verifier(trace(hidden=False), ORIGIN)
-    assert report["features"] == ["scalars"]
+    assert report.features == ["scalars"]
 
 
 def with_column(table: pa.Table, name: str, values) -> pa.Table:
@@ -279,24 +281,26 @@ def with_state(value: float) -> pa.Table:
     return with_column(table, "hidden_after", [np.array(row, np.float16) for row in states])
 
 
-@pytest.mark.parametrize(("table", "options", "words"), [
-    (trace().slice(0, 0), {}, "no rows"),
-    (with_column(trace(), "ratio", [0.5] * 3000), {}, "acceptable"),
-    (with_column(trace(), "ratio", [float("inf")] * 3000), {}, "unacceptable"),
-    (with_column(trace(), "confidence", [float("nan")] * 3000), {}, "NaN"),
-    (with_column(trace(), "entropy", [float("inf")] * 3000), {}, "infinity"),
-    (with_column(trace(), "ratio", [None] * 3000), {}, "NaN"),
-    (with_column(trace(), "ratio", [float("-inf")] * 3000), {}, "infinity"),
-    (with_state(float("nan")), {}, "hidden_after"),
-    (with_state(float("inf")), {}, "hidden_after"),
-    (trace(prompts=2), {}, "at least 3"),
-    (trace(hidden=False), {"features": ("after",)}, "hidden states"),
-    (trace(), {"features": ("befor",)}, "befor"),
-    (trace(), {"ratio": 0.0}, "positive"),
-    (trace(), {"wanted_false_positive": 2.0}, "wanted_false_positive")])
-def test_what_cannot_be_trained_on_is_refused_in_a_line(table, options, words):
-    with pytest.raises(DraftwellError, match=words) as error:
+@pytest.mark.parametrize(("table", "options", "code", "named"), [
+    (trace().slice(0, 0), {}, "empty_trace", "draftwell collect"),
+    (with_column(trace(), "ratio", [0.5] * 3000), {}, "one_class", "acceptable"),
+    (with_column(trace(), "ratio", [float("inf")] * 3000), {}, "one_class", "unacceptable"),
+    (with_column(trace(), "confidence", [float("nan")] * 3000), {}, None, "confidence"),
+    (with_column(trace(), "entropy", [float("inf")] * 3000), {}, None, "entropy"),
+    (with_column(trace(), "ratio", [None] * 3000), {}, None, "ratio"),
+    (with_column(trace(), "ratio", [float("-inf")] * 3000), {}, None, "ratio"),
+    (with_state(float("nan")), {}, None, "hidden_after"),
+    (with_state(float("inf")), {}, None, "hidden_after"),
+    (trace(prompts=2), {}, "too_few_prompts", "at least 3"),
+    (trace(hidden=False), {"features": ("after",)}, "no_hidden_states", "after"),
+    (trace(), {"features": ("befor",)}, "unknown_features", "befor"),
+    (trace(), {"ratio": 0.0}, "out_of_range", "ratio"),
+    (trace(), {"wanted_false_positive": 2.0}, "out_of_range", "wanted_false_positive")])
+def test_what_cannot_be_trained_on_is_refused_in_a_line(table, options, code, named):
+    """Codes of None are those of `components.collect`, which refuses values that are not finite."""
+    with pytest.raises(DraftwellError, match=named) as error:
         train_verifier(table, ORIGIN, **options)
+    assert code in (None, error.value.code)
     assert "\n" not in str(error.value)
 
 
@@ -305,9 +309,9 @@ def test_a_real_trace_trains_a_verifier(tmp_path):
     prompts = [Prompt(f"p{i}", None, [f"some words about {i}, and {i * i} more"]) for i in range(12)]
     traces = collect_traces(pair, prompts, tmp_path / "trace", max_tokens=24, rollout=4)
     verifier, report = train_verifier(traces, ORIGIN)
-    assert set(report["prompts"]["train"]) | set(report["prompts"]["test"]) == {p.id for p in prompts}
+    assert set(report.prompts["train"]) | set(report.prompts["test"]) == {p.id for p in prompts}
     rows = traces.read()
-    assert sum(report["rows"].values()) == rows.num_rows
+    assert sum(report.rows.values()) == rows.num_rows
     assert verifier.weight.numel() == read_examples(traces).features(verifier.features).shape[1]
     assert np.isfinite(column(rows, "confidence")).all()
 
@@ -348,5 +352,5 @@ def test_validation_scores_are_of_prompts_that_the_fit_did_not_see():
 def test_training_without_scikit_learn_is_refused_in_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    with pytest.raises(DraftwellError, match="scikit-learn"):
+    with raises_code("missing_package", "scikit-learn"):
         train_verifier(trace(), ORIGIN)

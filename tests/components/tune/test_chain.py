@@ -25,7 +25,7 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     origin = provenance(pair, trace_digest=trace.digest())
     verifier, report = train_verifier(trace, origin)
     assert verifier.provenance.trace_digest == trace.digest()
-    head, _ = train_acceptance_head(pair, trace, origin, blocks=1)
+    head, _ = train_acceptance_head(pair, trace, origin)
     table = build_acceptance_table(trace, origin)
     times = measure_profile(pair, origin, repeats=1, context=16)
     resources = StrategyResources({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,

@@ -48,8 +48,8 @@ def with_nan(name: str) -> Spoil:
 UNFIT: dict[str, tuple[Spoil, tuple[str, ...]]] = {
     "empty": (BAD["empty"][0], ("no rows", "draftwell collect")),
     **{name: BAD[name] for name in ("no shards", "another pair", "truncated", "holes")},
-    "no rollouts": (lambda folder, into: changed(folder, into, without_rollouts), ("no rollouts along the target's texts",)),
-    "NaN figure": (with_nan("rollout_confidence"), ("NaN or infinity in rollout_confidence", "collect it again"))}
+    "no rollouts": (lambda folder, into: changed(folder, into, without_rollouts), ("no rollouts",)),
+    "NaN figure": (with_nan("rollout_confidence"), ("rollout_confidence",))}
 
 
 def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path, traces: Path, own_stores: Path) -> None:
@@ -76,7 +76,7 @@ def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path
     long.write_text(json.dumps({"id": "the long one", "prompt": "an onion " * 2000}) + "\n")
     old = contents(space)
     cases: dict[str, tuple[Spoil, tuple[str, ...]]] = {
-        **UNFIT, "sampled": (lambda folder, into: sampled, ("sampled at temperature 0.7", "collect one at temperature 0"))}
+        **UNFIT, "sampled": (lambda folder, into: sampled, ("temperature 0.7", "draftwell collect --temperature 0"))}
     for command in (calibrate, tune):
         for number, (name, (spoil, words)) in enumerate(cases.items()):
             try:
@@ -85,7 +85,7 @@ def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path
             except AssertionError as error:
                 error.add_note(f"{command.__name__}, {name}")
                 raise
-    refused(tune(with_nan("rollout_entropy")(traces, own_stores / "entropy")), "NaN or infinity in rollout_entropy")
+    refused(tune(with_nan("rollout_entropy")(traces, own_stores / "entropy")), "rollout_entropy")
     done = run("calibrate", "--pair", pair_file, "--prompts", long, "--no-publish", "--traces", traces)
-    refused(done, "prompt the long one has", "context of")
+    refused(done, "the long one")
     assert contents(space) == old

@@ -82,7 +82,7 @@ def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces:
     assert report["cost"]["share"] == pytest.approx(report["cost"]["score_us"] / report["cost"]["draft_us"])
     low, high = report["intervals"]["auc"]
     assert f"auc {report['auc']:.3f} [{low:.3f}, {high:.3f}]" in done.stdout
-    assert "% of a draft forward" in done.stdout
+    assert "% of a draft forward pass" in done.stdout
     page = (space / "reports" / "verifier.md").read_text()
     assert "## Transfer between tasks" in page
     for name in ("roc.png", "roc_by_lambda.png", "reliability.png"):
@@ -105,7 +105,7 @@ def test_a_head_with_its_reliability(train: Callable[..., Any], space: Path, tra
     low, high = report["intervals"]["prevalence"]
     assert f"prevalence {report['prevalence']:.3f} [{low:.3f}, {high:.3f}]" in done.stdout
     assert report["cost"]["share"] == pytest.approx(report["cost"]["score_us"] / report["cost"]["draft_us"])
-    assert "% of a draft forward" in done.stdout
+    assert "% of a draft forward pass" in done.stdout
     metrics = json.loads((space / "artifacts" / KIND / "artifact.json").read_text())["provenance"]["metrics"]
     assert metrics["score_share"] == report["cost"]["share"]
     assert (space / "reports" / "acceptance_head.png").read_bytes().startswith(b"\x89PNG")
@@ -198,9 +198,10 @@ def test_scores_that_are_not_finite_change_nothing(old: dict[str, str], train: C
 
 
 def test_wrong_options_change_nothing(old: dict[str, str], train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
-    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--ratio", "leave them out")), (("--features", "befor"), ("befor", "before")),
+    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--ratio", "--eta-fp", "--features")),
+                        (("--features", "befor"), ("befor", "before")),
                         (("--eta-fp", 1.5), ("wanted_false_positive",)), (("--ratio", -1), ("positive",)),
-                        (("--test", traces["learn"]), ("every prompt of the test trace", "other prompts")),
+                        (("--test", traces["learn"]), ("every prompt of the test trace",)),
                         (("--kind", KIND, "--test", traces["learn"]), ("every prompt of the test trace",))):
         refused(train(*more), *words)
         assert contents(space) == old

@@ -1,0 +1,168 @@
+"""What training reports: typed results, and their JSON as it is stored in the workspace and in MLflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Interval = tuple[float, float]
+"""Lower and upper end of a 95 % interval by a bootstrap over prompts."""
+
+
+class Report(BaseModel):
+    """A frozen part of a report."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RocCurve(Report):
+    """Points of a ROC curve."""
+
+    fpr: list[float]
+    tpr: list[float]
+
+
+class ReliabilityBin(Report):
+    """Mean score, observed mean label and number of rows of one bin of the score."""
+
+    score: float
+    observed: float
+    count: int
+
+
+class Ranking(Report):
+    """How well a score ranks acceptable tokens before others, compared with the draft's confidence C.
+
+    With a single class there is no AUC, and what needs one is None.
+    """
+
+    test_rows: int
+    test_prompts: int
+    prevalence: float = Field(description="share of label 1")
+    auc: float | None
+    baseline_auc: float | None = Field(description="of the score C")
+    gain: float | None = Field(description="auc − baseline_auc")
+    intervals: dict[str, Interval] | None = Field(description="of the last four; None for a single prompt")
+
+
+class RankingWithRoc(Ranking):
+    """A ranking with its ROC curve."""
+
+    roc: RocCurve
+
+
+class VerifierMetrics(Ranking):
+    """A verifier on test prompts. A rate over no rows is None."""
+
+    eta_tp: float | None = Field(description="share of tokens with q̄/p̄ <= 1 that it keeps, as in the paper")
+    eta_fp: float | None = Field(description="share of tokens with q̄/p̄ > 1 that it keeps, as in the paper")
+    eta_tp_ratio: float | None = Field(description="as eta_tp, at lambda")
+    eta_fp_ratio: float | None = Field(description="as eta_fp, at lambda")
+    brier: float
+    calibration_error: float = Field(description="mean distance of score and share over the reliability bins, weighted by rows")
+    reliability: list[ReliabilityBin]
+    roc: RocCurve
+    baseline_roc: RocCurve
+    kinds: dict[str, Ranking] = Field(description="prefix kind → ranking of its rows")
+
+
+class TaskTransfer(Report):
+    """A verifier that was trained on one task."""
+
+    prompts: int
+    auc: dict[str, float] = Field(description="by tested task")
+
+
+class Transfer(Report):
+    """AUC of a verifier for each task on each task."""
+
+    tasks: list[str] = Field(description="that are tested on")
+    test_prompts: dict[str, int]
+    trained: dict[str, TaskTransfer]
+    all: dict[str, float] = Field(description="AUC of the verifier of all tasks")
+    baseline: dict[str, float] = Field(description="AUC of the score C")
+    left_out: dict[str, str] = Field(description="task → reason")
+    means: dict[str, float | None] = Field(description="over cells: own (a task on itself), other, all, baseline")
+
+
+class ScoreCost(Report):
+    """Median microseconds of a score and of the draft forward pass whose token it judges, and their ratio."""
+
+    score_us: float
+    draft_us: float
+    share: float
+
+
+class TrainingReport(Report):
+    """The parts that all training reports share."""
+
+    rows: dict[str, int] = Field(description="rows of train and test")
+    prompts: dict[str, list[str]] = Field(description="ids of train and test")
+    left_out: list[str] = Field(description="test prompts that are in the training trace too")
+    test_trace: str | None = Field(description="digest of the test trace, where there is one")
+    cost: ScoreCost | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON: the metrics at the top level with everything else, without the cost where it was not measured."""
+        values = self.model_dump(mode="json", exclude={"cost"} if self.cost is None else None)
+        flat: dict[str, Any] = {}
+        for name in self.order():
+            flat |= values[name] if name == "metrics" else {name: values[name]} if name in values else {}
+        return flat
+
+    @classmethod
+    def order(cls) -> tuple[str, ...]:
+        """Fields in the order of the JSON."""
+        raise NotImplementedError
+
+
+class VerifierReport(TrainingReport):
+    """Report of `train_verifier`."""
+
+    features: list[str]
+    ratio: float = Field(description="lambda of the label")
+    strength: float = Field(description="inverse strength of the penalty")
+    threshold: float = Field(description="tau")
+    validation_auc: float
+    candidates: dict[str, float] = Field(description="feature set → AUC by cross-validation")
+    metrics: VerifierMetrics
+    lambda_grid: dict[str, RankingWithRoc | None] = Field(description="lambda → ranking with the same features and penalty")
+    transfer: Transfer | None = Field(description="None where no two tasks have enough prompts")
+
+    @classmethod
+    def order(cls) -> tuple[str, ...]:
+        return ("features", "ratio", "strength", "threshold", "validation_auc", "candidates", "rows", "prompts", "left_out", "test_trace",
+                "metrics", "lambda_grid", "transfer", "cost")
+
+
+class HeadMetrics(Report):
+    """An acceptance head on test prompts."""
+
+    loss: float = Field(description="weighted cross-entropy")
+    constant_loss: float = Field(description="weighted cross-entropy of the best constant of the training prompts")
+    kl: float = Field(description="unweighted, in nats")
+    correlation: float = Field(description="of prediction and label")
+    mean_label: float
+    mean_prediction: float
+    prevalence: float = Field(description="share of tokens that the target accepts, at the trace's temperature")
+    auc: float | None
+    constant_auc: float | None = Field(description="a constant ranks nothing: .5")
+    confidence_auc: float | None = Field(description="of the score C")
+    intervals: dict[str, Interval] | None
+    reliability: list[ReliabilityBin] = Field(description="predictions against the soft label")
+    calibration_error: float
+
+
+class HeadReport(TrainingReport):
+    """Report of `train_acceptance_head`."""
+
+    blocks: int
+    mixing: float
+    mismatch_weight: float
+    epochs: int
+    metrics: HeadMetrics
+
+    @classmethod
+    def order(cls) -> tuple[str, ...]:
+        return ("blocks", "mixing", "mismatch_weight", "epochs", "rows", "prompts", "left_out", "test_trace", "metrics", "cost")
