@@ -15,7 +15,8 @@ from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.errors import DraftwellError
-from serving.recording.trace import TraceError, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceError
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Step
 from serving.runtime.drafting.draft_model import DraftModel

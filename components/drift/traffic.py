@@ -20,7 +20,8 @@ import numpy as np
 
 from serving.errors import DraftwellError
 from serving.files import sha256_file
-from serving.recording.trace import LOSSY, TraceError, TraceHeader, TraceSet, trace_schema
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import LOSSY, TraceError, TraceHeader, trace_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -65,7 +65,8 @@ def context_for(workspace: Workspace, prompts: Sequence[Prompt], *, max_tokens: 
         None where that is as much as the models can read, or as they are loaded with anyway.
     """
     from components.collect.continuations import turns_of
-    from serving.runtime.pair import LoadedPair, load_tokenizer
+    from serving.runtime.model_files import load_tokenizer
+    from serving.runtime.pair import LoadedPair
 
     files, spec = workspace.files(), workspace.spec
     # Without models it can only encode, but just as the pair will.

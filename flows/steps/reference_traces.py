@@ -19,7 +19,8 @@ from flows.context import StepContext
 from flows.steps.champion import champion_of
 from flows.workspace import Workspace
 from serving.errors import DraftwellError
-from serving.recording.trace import LOSSY, TraceError, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import LOSSY, TraceError
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion

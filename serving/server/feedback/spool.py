@@ -26,7 +26,7 @@ from typing import Any
 
 from serving.errors import DraftwellError
 from serving.files import write_atomically
-from serving.recording.trace import TraceHeader, trace_schema
+from serving.recording.trace_schema import TraceHeader, trace_schema
 from serving.runtime.requests import Sampling
 
 log = logging.getLogger(__name__)

@@ -163,7 +163,7 @@ def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads
     """
     from serving.artifacts.pair_files import draftwell_home, models_root
     from serving.bundle.bundle import open_bundle, refuse_inside
-    from serving.runtime.pair import load_pair
+    from serving.runtime.pair import LoadSettings, load_pair
 
     refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})  # a draft's graph is kept there
     bundle = open_bundle(path)
@@ -186,8 +186,8 @@ def from_bundle(path: Path, *, slots: int = 8, dtype: str | None = None, threads
     if beside is not None and can_share(beside.pair, manifest, files, config.strategy):
         pair = beside.pair
     else:
-        pair = load_pair(files, dtype=manifest.dtype, device=manifest.device,  # type: ignore[arg-type]
-                         slots=slots, max_context=max_context, onnx_draft=find_strategy(config.strategy).prefers_onnx)
+        pair = load_pair(files, LoadSettings(dtype=manifest.dtype, device=manifest.device,
+                         slots=slots, max_context=max_context, onnx_draft=find_strategy(config.strategy).prefers_onnx))
         warm_up(
             pair, build_strategy(config.strategy, config.parameters, StrategyResources(needed, pair.special_tokens, deterministic=True))
         )

@@ -12,7 +12,8 @@ from components.prompts.prompt import Prompt, prompts_digest
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.errors import ContextTooLong, DraftwellError
-from serving.runtime.sampling import Streams, residual, warp
+from serving.runtime.random_streams import Streams
+from serving.runtime.sampling import residual, warp
 from serving.runtime.strategies import build_strategy
 from tests.support.models.tiny import llama_pair, table_pair
 

@@ -59,7 +59,8 @@ from registry.gates import GateCheck
 from registry.releases import promote, record_gate, rollback
 from serving.artifacts.pair_files import fingerprint
 from serving.errors import DraftwellError
-from serving.recording.trace import TraceError, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceError
 from tests.support.loop.publishing import config, table, verdict
 from tests.support.loop.publishing import release as make_release
 from tests.support.loop.refusals import refused

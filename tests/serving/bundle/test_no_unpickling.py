@@ -19,7 +19,8 @@ from serving.bundle.bundle import artifact_classes
 from serving.device import device_class
 from serving.errors import DraftwellError
 from serving.runtime.commands import Role
-from serving.runtime.pair import load_module, load_pair
+from serving.runtime.model_files import load_module
+from serving.runtime.pair import LoadSettings, load_pair
 from serving.server.model.served_model import from_bundle
 from tests.serving.server.test_main import make_bundle, models
 from tests.support.loop.publishing import every_kind
@@ -115,7 +116,7 @@ def refuse_in_one_line(place: Path) -> None:
     (role,) = [role for role in ("target", "draft") if (place / role / "pytorch_model.bin").is_file()]
     files = PairFiles("tiny", place / "target", place / "draft")
     for read, words in ((lambda: load_module(place / role, torch.float32, "cpu"), "holds no model that can be read"),
-                        (lambda: load_pair(files, dtype="float32"), "holds no model that can be read"),
+                        (lambda: load_pair(files, LoadSettings(dtype="float32")), "holds no model that can be read"),
                         (lambda: weights_digest(place / role), "holds no safetensors weights"),
                         (lambda: from_bundle(place / "bundle"), "deploy again")):
         with pytest.raises(DraftwellError, match=words) as caught:

@@ -23,7 +23,8 @@ from registry.gates import GateCheck, GateRecord
 from registry.releases import ReleaseVersion, promote, record_gate
 from registry.store import Store
 from serving.artifacts.decoding_config import DecodingConfig
-from serving.recording.trace import HEADER, TraceHeader, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import HEADER, TraceHeader
 
 WORDS = ("man", "inn", "onion", "hand", "end", "hour", "other", "men", "hen", "ten", "none", "one")
 OTHERS = ("qué", "año", "niño", "mañana", "señor", "peña", "cuñado", "viña", "leña", "moño", "piña", "caña")
