@@ -81,7 +81,7 @@ class Workspace:
         from transformers.utils import logging
 
         from serving.device import lacks_bfloat16
-        from serving.runtime.pair import load_pair
+        from serving.runtime.pair import LoadSettings, load_pair
 
         logging.disable_progress_bar()
         padding = "" if pad_target is None else f", the target padded to {pad_target:g} parameters"
@@ -89,9 +89,9 @@ class Workspace:
         advice = " (this CPU has no instructions for it: float32 is faster here)" if slow else ""
         self.say(f"loading {self.spec.name} in {self.dtype}{padding}{advice}")
         dtype: Any = self.dtype
-        return load_pair(files, dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat,
+        return load_pair(files, LoadSettings(dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat,
                          pad_target=pad_target, onnx_draft=onnx_draft, draft_device=draft_device, keep_modules=keep_modules,
-                         qualifier=qualifier)
+                         qualifier=qualifier))
 
     def resources(
         self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False

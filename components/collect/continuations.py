@@ -16,7 +16,7 @@ from components.collect.decoding import decode_all, room
 from components.collect.settings import CollectionSettings
 from components.prompts.prompt import Message, Prompt, ids_of
 from serving.errors import DraftwellError
-from serving.recording.trace import LOSSY
+from serving.recording.trace_schema import LOSSY
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Role, Step
 from serving.runtime.engine.engine import Engine

@@ -12,7 +12,7 @@ from torch import Tensor
 from components.collect.batched_probs import Distributions, draw, residuals
 from components.collect.continuations import WrittenText
 from components.collect.rollouts import Branches, SlowBranches, branches
-from serving.recording.trace import KINDS, LOSSY, TraceHeader, trace_schema
+from serving.recording.trace_schema import KINDS, LOSSY, TraceHeader, trace_schema
 from serving.runtime.commands import Forward, Role
 from serving.runtime.output import Model, Output
 

@@ -13,7 +13,8 @@ from components.distil.family import NOT_OF_THE_DRAFT
 from serving.artifacts.base import Provenance
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.runtime.commands import Forward
-from serving.runtime.pair import LoadedPair, build_distilled, over_slots
+from serving.runtime.model_files import build_distilled
+from serving.runtime.pair import LoadedPair, over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
 

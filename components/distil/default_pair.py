@@ -25,7 +25,7 @@ from components.distil.writers import LeanWriter, Writer
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, weights_digest
 from serving.files import write_atomically
-from serving.runtime.pair import load_pair
+from serving.runtime.pair import LoadSettings, load_pair
 
 SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsenseqa_train_2000": 900, "gpteacher_codegen": 1500,
           "gsm8k_train_2000": 2000, "mbpp_calib": 474, "self_instruct_seed": 175, "svamp": 500, "toolcall_glaive_demo": 150}
@@ -67,7 +67,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     if role == "qualifier" and start is None:
         raise typer.BadParameter("a qualifier grows out of a trained draft: name it with --start")
     work.mkdir(parents=True, exist_ok=True)
-    pair = load_pair(PairFiles("smollm2-135m", target), dtype="float32", max_context=1024, keep_modules=True)
+    pair = load_pair(PairFiles("smollm2-135m", target), LoadSettings(dtype="float32", max_context=1024, keep_modules=True))
     writer = LeanWriter(pair.modules["target"], pair.stop_tokens, torch.bfloat16)
     asked = [pair.encode_prompt(text) for text in instructions(writer, pair.tokenizer, data, work)[:limit]]
     source = Source(pair, weights_digest(target), writer, [ids for ids in asked if len(ids) <= LONGEST_PROMPT], [],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from serving.errors import DraftwellError
-from serving.recording.trace import LOSSY
+from serving.recording.trace_schema import LOSSY
 
 if TYPE_CHECKING:
     import pyarrow as pa

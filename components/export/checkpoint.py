@@ -10,7 +10,7 @@ from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import weights_digest
 from serving.errors import DraftwellError
 from serving.files import replace_folder
-from serving.runtime.pair import build_distilled, load_module, load_tokenizer
+from serving.runtime.model_files import build_distilled, load_module, load_tokenizer
 
 
 def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> Path:

@@ -22,7 +22,8 @@ from components.replay.texts import COLUMNS, Texts, target_rows, text_of
 from components.replay.traced_text import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
-from serving.recording.trace import TraceError, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceError
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources
 

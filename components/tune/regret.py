@@ -176,12 +176,12 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
     from serving.artifacts.acceptance_table import AcceptanceTable
     from serving.artifacts.correction_memory import CorrectionMemory
     from serving.artifacts.pair_files import PairFiles
-    from serving.runtime.pair import load_pair
+    from serving.runtime.pair import LoadSettings, load_pair
 
     rows = read_prompts(prompts, limit) if prompts else demo_prompts(limit)
     with using_threads(threads):
         files = PairFiles(target.name, target, draft, qualifier)
-        pair = load_pair(files, dtype=dtype, pad_target=pad_target, qualifier=False)  # type: ignore[arg-type]
+        pair = load_pair(files, LoadSettings(dtype=dtype, pad_target=pad_target, qualifier=False))
         tables: Any = {cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
                        for cls in (AcceptanceTable, CorrectionMemory)}
         made = measure_profile(pair, provenance(pair, device_class=device_class(pair.device)))

@@ -78,7 +78,8 @@ def key_of(step: str, settings: PipelineSettings, space: Workspace, before: Mapp
 
 def standing(space: Workspace, kinds: Iterable[str]) -> dict[str, str]:
     """kind → digest of what is in the workspace now; what is missing or broken is left out."""
-    from serving.recording.trace import TraceError, TraceSet
+    from serving.recording.trace import TraceSet
+    from serving.recording.trace_schema import TraceError
 
     found = {}
     for kind in kinds:

@@ -56,7 +56,8 @@ def context_for(workspace: Workspace, prompts: Sequence[Prompt], settings: Colle
         None where they need all that the models can read, or what these are loaded with anyway.
     """
     from components.collect.continuations import turns_of
-    from serving.runtime.pair import LoadedPair, load_tokenizer
+    from serving.runtime.model_files import load_tokenizer
+    from serving.runtime.pair import LoadedPair
 
     files, spec, max_tokens = workspace.files(), workspace.spec, settings.max_tokens
     # Without models it can only encode, but just as the pair will.

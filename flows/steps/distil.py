@@ -224,12 +224,12 @@ def load_target(files: PairFiles, spec: PairSpec, wanted: DistilRequest, longest
     """The target alone, with as many slots as its device fills."""
     from transformers.utils import logging
 
-    from serving.runtime.pair import load_pair
+    from serving.runtime.pair import LoadSettings, load_pair
 
     logging.disable_progress_bar()
     say(f"loading {wanted.target} in {wanted.dtype}")
-    return load_pair(PairFiles(spec.name, files.target), dtype=spec.dtype, device=wanted.device, slots=AT_ONCE[wanted.device],
-                     max_context=longest, chat=spec.chat, keep_modules=True)
+    return load_pair(PairFiles(spec.name, files.target), LoadSettings(dtype=spec.dtype, device=wanted.device, slots=AT_ONCE[wanted.device],
+                     max_context=longest, chat=spec.chat, keep_modules=True))
 
 
 def source_of(pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen: tuple[list[Prompt], list[Prompt]] | None,

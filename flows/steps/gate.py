@@ -225,7 +225,7 @@ def pair_of(step: StepContext, store: Store, champion: ReleaseVersion) -> Loaded
     """
     from components.gate.footprint import room_for_another
     from serving.artifacts.pair_files import fingerprint
-    from serving.runtime.pair import load_pair
+    from serving.runtime.pair import LoadSettings, load_pair
     from serving.runtime.strategies import STRATEGIES
 
     pair, space = step.pair, step.workspace
@@ -240,7 +240,7 @@ def pair_of(step: StepContext, store: Store, champion: ReleaseVersion) -> Loaded
         if fingerprint(files, pair.dtype) != champion.fingerprint:
             return None
         onnx = any(strategy.prefers_onnx for strategy in STRATEGIES.values())
-        return load_pair(files, dtype=pair.dtype, chat=space.spec.chat, onnx_draft=onnx)
+        return load_pair(files, LoadSettings(dtype=pair.dtype, chat=space.spec.chat, onnx_draft=onnx))
 
 
 def missing(name: str, why: str, reason: str | None) -> GateVerdict:

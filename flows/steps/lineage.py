@@ -145,7 +145,8 @@ class Finder:
     @cached_property
     def traces(self) -> dict[str, Path]:
         """digest → folder of the workspaces' traces, and of those that recalibrations collected."""
-        from serving.recording.trace import TraceError, TraceSet
+        from serving.recording.trace import TraceSet
+        from serving.recording.trace_schema import TraceError
 
         found = {}
         home = draftwell_home()

@@ -21,7 +21,7 @@ from serving.artifacts.kinds import KINDS, WATCHED
 from serving.artifacts.pair_files import draftwell_home
 from serving.errors import DraftwellError
 from serving.files import write_atomically
-from serving.recording.trace import LOSSY
+from serving.recording.trace_schema import LOSSY
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,7 +19,8 @@ from flows.workspace import Workspace
 from serving.artifacts.kinds import KINDS, WATCHED
 from serving.errors import DraftwellError
 from serving.files import json_digest
-from serving.recording.trace import LOSSY, TraceError, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import LOSSY, TraceError
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion

@@ -16,7 +16,8 @@ from typing import Any
 
 from serving.runtime.commands import Role
 from serving.runtime.output import Output
-from serving.runtime.sampling import RandomStream, residual
+from serving.runtime.random_streams import RandomStream
+from serving.runtime.sampling import residual
 from serving.runtime.session import Session
 from serving.runtime.types import Rows
 

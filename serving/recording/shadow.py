@@ -14,8 +14,8 @@ from serving.errors import DraftwellError
 from serving.recording.recorder import PositionRecorder
 from serving.runtime.commands import SHADOW, Forward, Step
 from serving.runtime.engine.engine import Job
+from serving.runtime.lane import Lane
 from serving.runtime.output import Model, Output
-from serving.runtime.session import Lane
 from serving.runtime.stats import Stats
 
 MOST_UNREAD = 8

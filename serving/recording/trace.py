@@ -17,94 +17,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from serving.errors import DraftwellError
 from serving.files import write_atomically
+from serving.recording.trace_digest import file_state, known_digest, update_hashes
+from serving.recording.trace_schema import HEADER, TRACE_VERSION, TraceError, TraceHeader, trace_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-TRACE_VERSION = 2
-HEADER = b"draftwell.trace"
-KINDS = ("bare", "draft", "target", "mixed")
-"""What the prefixes of a text are made of (SPRINTER, section 3.2): original text, or text by draft, target, or both."""
-
-LOSSY = "lossy"
-"""Kind of the texts that a lossy strategy has served, or has written in a collection as it would serve them: text by both models, but by
-that strategy's own rule and not by the coin that writes `mixed` ones, so that the two are other texts."""
-
-
-class TraceError(DraftwellError):
-    """A trace that is missing, empty, broken, newer than this runtime, or of another pair."""
-
-    code = "bad_trace"
-
-
-class TraceHeader(BaseModel):
-    """What a shard was made with; the same for all shards of a set."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: int = TRACE_VERSION
-    pair: str = Field(description="name of the pair in the catalogue")
-    fingerprint: str = Field(description="pair fingerprint")
-    dtype: str = Field(description="dtype that the models ran in")
-    rollout: int = Field(ge=1, description="K: draft tokens behind every position")
-    max_tokens: int = Field(ge=1, description="longest continuation")
-    temperature: float = Field(ge=0)
-    top_k: int = Field(0, ge=0, description="0 keeps all tokens")
-    top_p: float = Field(1.0, gt=0, le=1)
-    stop_token_ids: tuple[int, ...] = Field(description="tokens that end a text, ascending")
-    rollout_kinds: tuple[str, ...] = Field(KINDS, description="prefix kinds whose rows have rollouts")
-    batch: int | None = Field(None, description="texts written at once, which a bfloat16 text may depend on; None: not recorded")
-
-
-def trace_schema(header: TraceHeader) -> pa.Schema:
-    """The columns of a trace; *raw* probabilities are at temperature 1, the others warped by the request (METHODS)."""
-    import pyarrow as pa
-
-    ints, floats, halves = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float16())
-    columns = [
-        ("prompt_id", pa.string()),
-        ("task", pa.string()),  # null where the prompt names none
-        ("turn", pa.int32()),  # 0 is the first turn of a conversation
-        ("kind", pa.string()),  # one of KINDS, or LOSSY
-        ("temperature", pa.float32()),
-        ("position", pa.int32()),  # 0 is the first position of the continuation
-        ("prompt_tokens", ints),  # at position 0, else null
-        ("cut_tokens", pa.int32()),  # at position 0, else null: tokens left out of the prompt, which was too long
-        ("token", pa.int32()),  # the text's token at this position
-        ("target_token", pa.int32()),  # the target's own choice here; equals `token` where kind is target
-        ("target_p", pa.float32()),  # its raw target probability
-        ("target_gap", pa.float32()),  # the target's largest logit minus its second largest
-        ("text_q", pa.float32()),  # draft probability of `token`, warped
-        ("text_p", pa.float32()),  # its target probability, warped
-        ("text_raw_q", pa.float32()),  # its raw draft probability
-        ("correction", pa.int32()),  # what the target puts for a rejected draft_token: argmax, or from the residual
-        ("correction_p", pa.float32()),  # its raw target probability
-        ("draft_token", pa.int32()),  # what the draft samples here
-        ("draft_q", pa.float32()),  # its draft probability, warped
-        ("draft_p", pa.float32()),  # its target probability, warped
-        ("draft_raw_q", pa.float32()),  # its raw draft probability
-        ("draft_raw_p", pa.float32()),  # its raw target probability
-        ("ratio", pa.float32()),  # draft_raw_q / draft_raw_p, inf where the target gives it nothing
-        ("rank", pa.int32()),  # tokens that the raw draft distribution prefers to draft_token
-        ("confidence", pa.float32()),  # C, the largest raw draft probability
-        ("entropy", pa.float32()),  # of the raw draft distribution, nats
-        ("candidates", ints),  # the draft's 8 likeliest tokens
-        ("candidate_q", floats),  # their raw draft probabilities
-        ("hidden_before", halves),  # the draft's state that produced draft_token, or null
-        ("hidden_after", halves),  # the draft's state having read it, or null
-        # What the draft writes behind the prefix, K tokens; null where the text's kind is none of the header's `rollout_kinds`.
-        # At temperature 0 its greedy tokens. Above, the first is one that the target rejects here, drawn from
-        # norm(max(0, q − p)), and the draft samples the others: where it drafts `token` itself, the next row goes on.
-        ("rollout_tokens", ints),
-        ("rollout_q", floats),  # raw draft probability of each
-        ("rollout_confidence", floats),  # C of the distribution that each comes from
-        ("rollout_entropy", floats),  # its entropy
-    ]
-    return pa.schema(columns, metadata={HEADER: header.model_dump_json().encode()})
 
 
 class TraceSet:
@@ -207,9 +127,9 @@ class TraceSet:
         for path in shards:
             self._check(path)
         # Before reading, so that what changes meanwhile is seen the next time.
-        key = {"rule": self.DIGEST_RULE, "shards": [_state(path) for path in shards]}
+        key = {"rule": self.DIGEST_RULE, "shards": [file_state(path) for path in shards]}
         sidecar = self.folder / self.SIDECAR
-        if (known := _known_digest(sidecar, key)) is not None:
+        if (known := known_digest(sidecar, key)) is not None:
             return known
         digest = self._digest(shards)
         with contextlib.suppress(OSError):
@@ -222,7 +142,7 @@ class TraceSet:
             table = self._read(path, None).combine_chunks()
             for name in table.column_names:
                 for chunk in table.column(name).chunks:
-                    _feed(hashes, name, chunk)
+                    update_hashes(hashes, name, chunk)
         parts = "\n".join(f"{name} {value.hexdigest()}" for name, value in sorted(hashes.items()))
         return hashlib.sha256(parts.encode()).hexdigest()
 
@@ -297,41 +217,3 @@ def _broken(path: Path) -> TraceError:
     return TraceError(f"{path} is truncated or no Parquet file: delete it and run the same `draftwell collect` again")
 
 
-def _state(path: Path) -> list[str | int]:
-    """What of a file changes when its content does; a shard that is replaced has another inode, however fast it was."""
-    stat = path.stat()
-    return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino]
-
-
-def _known_digest(sidecar: Path, key: dict[str, Any]) -> str | None:
-    """The digest in a sidecar, where it is of files in just this state."""
-    import json
-
-    try:
-        known = json.loads(sidecar.read_text())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(known, dict) or not isinstance(digest := known.pop("digest", None), str):
-        return None
-    return digest if known == key else None
-
-
-def _feed(hashes: dict[str, Any], name: str, array: Any) -> None:
-    """Add a piece of a column to its running hashes: validity, lengths and values apart, so that cuts leave no mark."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    def update(part: str, data: bytes) -> None:
-        hashes.setdefault(f"{name}/{part}/{array.type}", hashlib.sha256()).update(data)
-
-    update("valid", array.is_valid().to_numpy(zero_copy_only=False).tobytes())
-    present = array.drop_null()
-    if pa.types.is_list(array.type):
-        update("length", pc.list_value_length(present).to_numpy(zero_copy_only=False).tobytes())
-        _feed(hashes, f"{name}[]", present.flatten())
-    elif pa.types.is_string(array.type):
-        values = [value.encode() for value in present.to_pylist()]
-        update("length", b"".join(len(value).to_bytes(4, "little") for value in values))
-        update("value", b"".join(values))
-    else:
-        update("value", present.to_numpy(zero_copy_only=False).tobytes())

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.artifacts.base import MANIFEST
-from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
 from serving.device import core_ids
-from serving.errors import DraftwellError, VocabularyMismatch
+from serving.errors import DraftwellError
 from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
 from serving.runtime.engine.workers import shares
 from serving.runtime.failures import room_for
+from serving.runtime.model_files import build_distilled, check_same_tokenizer, load_module, load_tokenizer
 from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama, fits
 from serving.runtime.models.module_model import ModuleModel
@@ -31,8 +31,6 @@ from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
 
-BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
-"""What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare exceptions of its own)."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 MOST_ONNX_CORES = 8
 """A draft is small: more threads wait for each other longer than they compute (a guess, not measured)."""
@@ -111,59 +109,77 @@ class LoadedPair:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def load_pair(files: PairFiles, *, dtype: Dtype = "bfloat16", device: str = "cpu", slots: int = 1,
-              max_context: int | None = None, chat: bool = True, pad_target: float | None = None,
-              onnx_draft: bool = False, draft_device: str | None = None, keep_modules: bool = False,
-              qualifier: bool = True) -> LoadedPair:
+class LoadSettings(BaseModel):
+    """How the models of a pair are loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dtype: Dtype = "bfloat16"
+    device: str = Field("cpu", description="where the models compute: cpu, cuda or cuda:<index>")
+    slots: int = Field(1, ge=1, description="requests that can run at once")
+    max_context: int | None = Field(None, ge=1, description="positions per slot; None: the models' own limit, at most 4096")
+    chat: bool = Field(True, description="prompts go through the chat template")
+    pad_target: float | None = Field(
+        None, description="parameters to which the target is padded (models/padding.py): same outputs at a larger model's cost"
+    )
+    onnx_draft: bool = Field(False, description="load the draft in ONNX Runtime as well, if its shape allows (models/onnx)")
+    draft_device: str | None = Field(None, description="where the torch draft computes; None: the target's device")
+    keep_modules: bool = Field(
+        False, description="keep the transformers modules able to run, as peers need them; the weights are then held twice"
+    )
+    qualifier: bool = Field(True, description="load the model between the two, if there is one; the fingerprint is of all models")
+
+
+def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedPair:
     """Load the models of a pair.
 
     Args:
-        files: where they lie.
-        slots: requests that can run at once.
-        max_context: positions per slot; None takes the models' own limit, at most 4096.
-        chat: prompts go through the chat template.
-        pad_target: parameters to which the target is padded (`models.padding`): the same outputs at a larger model's cost.
-        onnx_draft: load the draft in ONNX Runtime beside the torch one, if its shape allows (`models.onnx_export`).
-        draft_device: where the torch draft computes; None takes the target's device.
-        keep_modules: leave the transformers modules able to run, as peers need them, at the price of holding weights twice.
-        qualifier: load the model between the two, if there is one; the fingerprint is of all models either way.
+        files: the model folders.
+        settings: None takes every default of `LoadSettings`.
     Raises:
         DraftwellError: files that are missing or no model; VocabularyMismatch: the tokenizers differ.
     """
-    settings = settings_digest(files)  # before they are read: what is replaced meanwhile then differs from what is there
+    settings = settings or LoadSettings()
+    files_digest = settings_digest(files)  # before they are read: what is replaced meanwhile then differs from what is there
     tokenizer = load_tokenizer(files.target)
-    torch_dtype: torch.dtype = getattr(torch, dtype)
-    modules: dict[Role, Any] = {"target": load_module(files.target, torch_dtype, device)}
+    modules: dict[Role, Any] = {"target": load_module(files.target, getattr(torch, settings.dtype), settings.device)}
     with room_for("the padded weights", "name fewer parameters"):
-        padded_to = None if pad_target is None else pad_to(modules["target"], pad_target)
-    models: dict[Role, Model] = {"target": over_slots(modules["target"], slots=slots, max_context=max_context)}
-    vocab = models["target"].vocab_size = min(models["target"].vocab_size, len(tokenizer))
-    for role, folder in (("draft", files.draft), ("qualifier", files.qualifier)):
-        if folder is None or (role == "qualifier" and not qualifier):
+        padded_to = None if settings.pad_target is None else pad_to(modules["target"], settings.pad_target)
+    target = over_slots(modules["target"], slots=settings.slots, max_context=settings.max_context)
+    models: dict[Role, Model] = {"target": target}
+    vocab = min(target.vocab_size, len(tokenizer))
+    smaller: tuple[tuple[Role, Path | None], ...] = (("draft", files.draft), ("qualifier", files.qualifier))
+    for role, folder in smaller:
+        if folder is None or (role == "qualifier" and not settings.qualifier):
             continue
-        place = draft_device or device if role == "draft" else device
-        if (folder / MANIFEST).is_file():
-            draft = DistilledDraft.load(folder)
-            draft.check_donor(weights_digest(files.target))
-            module, head = build_distilled(draft, modules["target"], place), draft.head_tokens
-        else:
-            check_same_tokenizer(files.target, folder, tokenizer)
-            module, head = load_module(folder, torch_dtype, place), None
-        modules[role] = module  # type: ignore[index]
-        small = role == "draft" and head is not None  # distilled: stored in 8 bits anyway
-        own = module.config.get_text_config().vocab_size
-        if head is None and own < vocab:
-            vocab = models["target"].vocab_size = own
-        models[role] = over_slots(module, slots=slots, max_context=max_context, head_tokens=head, vocab_size=vocab,  # type: ignore[index]
-                                  int8=small)
-    if onnx_draft and "draft" in models and exportable(modules["draft"]):
-        models["draft_onnx"] = in_onnx(models["draft"], files, device, slots)
+        module, head = load_small(folder, files, settings, role, tokenizer, modules["target"])
+        if head is None:
+            vocab = min(vocab, module.config.get_text_config().vocab_size)
+        modules[role] = module
+        models[role] = over_slots(module, slots=settings.slots, max_context=settings.max_context, head_tokens=head, vocab_size=vocab,
+                                  int8=role == "draft" and head is not None)  # distilled: stored in 8 bits anyway
+    if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
+        models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
         model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
-        if isinstance(model, LeanLlama) and not keep_modules:
+        if isinstance(model, LeanLlama) and not settings.keep_modules:
             model.release()
-    return LoadedPair(files.name, dtype, device, models, modules, tokenizer, fingerprint(files, dtype), chat, padded_to,
-                      settings)
+    return LoadedPair(files.name, settings.dtype, settings.device, models, modules, tokenizer, fingerprint(files, settings.dtype),
+                      settings.chat, padded_to, files_digest)
+
+
+def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Role, tokenizer: Any, target: Any) -> tuple[Any, Any]:
+    """A draft's or qualifier's module, and the `[head]` token ids that its head covers (None: all).
+
+    A distilled draft brings no embeddings of its own: it takes the target module's.
+    """
+    device = settings.draft_device or settings.device if role == "draft" else settings.device
+    if (folder / MANIFEST).is_file():
+        draft = DistilledDraft.load(folder)
+        draft.check_donor(weights_digest(files.target))
+        return build_distilled(draft, target, device), draft.head_tokens
+    check_same_tokenizer(files.target, folder, tokenizer)
+    return load_module(folder, getattr(torch, settings.dtype), device), None
 
 
 def over_slots(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> ModuleModel:
@@ -195,56 +211,3 @@ def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
                      cores=cores[:MOST_ONNX_CORES])
 
 
-def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """A causal language model from a folder with config and safetensors."""
-    from transformers import AutoModelForCausalLM
-
-    if not (folder / "config.json").is_file():
-        raise DraftwellError(f"{folder} holds no model (no config.json): check the pair's paths with `draftwell pairs`")
-    try:
-        with room_for(f"the weights of {folder.name}", "choose a smaller dtype or another device"):
-            module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-            return module.to(device).eval()
-    except BROKEN as error:
-        raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again") from error
-
-
-def build_distilled(draft: DistilledDraft, target: Any, device: str | None = None) -> Any:
-    """A module with the draft's layers and the target's own embeddings; a copy of them, if on another `device`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
-
-    settings = dict(draft.config)
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    with torch.device("cpu"), no_init_weights():  # every weight is lent or loaded below: drawing random ones took as long as all the rest
-        module = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
-    place = torch.device(device or target.device)
-    lent = target.get_input_embeddings(), target.get_output_embeddings()
-    if place.type != target.device.type:
-        lent = copy.deepcopy(lent)  # moving the draft must not move the target
-    module.base_model.set_input_embeddings(lent[0])
-    module.set_output_embeddings(lent[1])
-    missing, unexpected = module.load_state_dict(draft.state, strict=False)
-    if unexpected or set(missing) - lent_names(module):
-        raise DraftwellError(f"the distilled draft does not fit its own config ({[*unexpected, *missing][:2]} …): distil it again")
-    return module.to(place).eval()  # weights have the target's dtype already; rotary frequencies stay float32, as the target's are
-
-
-def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
-    """Refuse a draft whose token ids mean something else: every id that both have must be the same token."""
-    if not (draft / "tokenizer.json").is_file() and not (draft / "tokenizer_config.json").is_file():
-        raise DraftwellError(f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: save one beside its weights")
-    mine, other = ({i: token for token, i in t.get_vocab().items()} for t in (tokenizer, load_tokenizer(draft)))
-    if any(other[i] != mine[i] for i in mine.keys() & other.keys()):
-        raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: "
-                                 "choose a draft of the same family")
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except BROKEN as error:
-        raise DraftwellError(f"{folder} holds no tokenizer that can be read ({type(error).__name__}): fetch or save it again") from error

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from serving.runtime.commands import Step
-from serving.runtime.sampling import Streams
+from serving.runtime.random_streams import Streams
 from serving.runtime.types import CandidateChoice, Draft, Rows, Verdict
 
 if TYPE_CHECKING:
-    from serving.runtime.session import DraftSequence, Session
+    from serving.runtime.lane import DraftSequence
+    from serving.runtime.session import Session
 
 
 class Drafter(Protocol):

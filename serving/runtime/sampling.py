@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -238,31 +237,3 @@ class LogitRows:
         return column if column < len(self._support) and int(self._support[column]) == token else None
 
 
-class RandomStream:
-    """A private stream of random decisions, one uniform in [0, 1) each."""
-
-    def __init__(self, seed: int, purpose: int):
-        self._generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), purpose]))
-
-    def draw(self, probs: Tensor) -> int:
-        """Draw a token from `probs` `[vocab]` (need not be normalised) by inversion of one uniform."""
-        cumulative = probs.double().cumsum(-1)
-        # right=True takes the first token whose cumulative mass exceeds the point: it always has mass of its own.
-        return int(torch.searchsorted(cumulative, self._generator.random() * cumulative[-1:], right=True))
-
-    def accepts(self, target_prob: float, draft_prob: float) -> bool:
-        """True with probability min(1, target_prob / draft_prob): r < p/q without the division, so p = 0 always rejects."""
-        return float(self._generator.random()) * draft_prob < target_prob
-
-
-class Streams:
-    """The random streams of one request, one for each purpose.
-
-    Draft, test and sample (residual and bonus) never share a uniform, and each is read by one side only, so that the
-    result does not depend on which side runs first (METHODS, condition 1).
-    """
-
-    def __init__(self, seed: int):
-        self.draft = RandomStream(seed, 1)
-        self.test = RandomStream(seed, 2)
-        self.sample = RandomStream(seed, 3)

@@ -11,7 +11,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from serving.runtime.acceptance.in_order import KEPT, InOrder, TokenDecision
-from serving.runtime.sampling import Streams, residual
+from serving.runtime.random_streams import Streams
+from serving.runtime.sampling import residual
 from serving.runtime.types import Draft, Rows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from serving.runtime.sampling import Streams
+from serving.runtime.random_streams import Streams
 from serving.runtime.types import Draft, Rows, Verdict
 
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from serving.runtime.acceptance.exact import draft_probs, keeps, recover
 from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
-from serving.runtime.sampling import Streams, residual
+from serving.runtime.random_streams import Streams
+from serving.runtime.sampling import residual
 from serving.runtime.types import Draft, Rows
 
 HALVINGS = 60

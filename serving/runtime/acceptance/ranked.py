@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from serving.runtime.sampling import Streams, residual
+from serving.runtime.random_streams import Streams
+from serving.runtime.sampling import residual
 from serving.runtime.types import CandidateChoice, Rows
 
 

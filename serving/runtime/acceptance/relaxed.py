@@ -15,7 +15,7 @@ from torch import Tensor
 from serving.runtime.acceptance.divergence import DivergenceName, divergence
 from serving.runtime.acceptance.exact import keeps, recover
 from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
-from serving.runtime.sampling import Streams
+from serving.runtime.random_streams import Streams
 from serving.runtime.types import Draft, Rows
 
 

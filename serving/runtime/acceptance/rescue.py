@@ -15,7 +15,7 @@ from typing import ClassVar
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.acceptance.exact import keeps, recover
 from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
-from serving.runtime.sampling import Streams
+from serving.runtime.random_streams import Streams
 from serving.runtime.types import Draft, Rows
 
 

@@ -25,7 +25,7 @@ OWN_ATTENTION = frozenset({"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl",
 def slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                    scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
                    sliding_window: int | None = None, **kwargs: Any) -> tuple[Tensor, None]:
-    """Attention of packed rows over their slots.
+    """Attention of packed rows over their slots; the parameters are those that transformers' `AttentionInterface` passes.
 
     Args:
         query: `[1, heads, total, head_dim]`; key, value: `[1, kv_heads, total, head_dim]`.

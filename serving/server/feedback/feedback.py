@@ -25,7 +25,7 @@ from serving.artifacts.verifier import Verifier
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.recording.recorder import PositionRecorder
 from serving.recording.shadow import read_along
-from serving.recording.trace import LOSSY
+from serving.recording.trace_schema import LOSSY
 from serving.runtime.engine.engine import Job
 from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair

@@ -24,7 +24,7 @@ from components.distil.training import Recipe, head_of, losses, train_draft
 from components.distil.writers import EngineWriter, LeanWriter, writer_of
 from serving.artifacts.base import Provenance, digest_of
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from serving.runtime.pair import build_distilled
+from serving.runtime.model_files import build_distilled
 from tests.support.errors import raises_code
 from tests.support.models.families import some_prompts, target_pair, tiny_source, tiny_target
 from tests.support.paths import REPO

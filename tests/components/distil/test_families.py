@@ -16,7 +16,7 @@ from components.distil.family import Family, Head, check_layers, default_layers,
 from components.distil.training import Recipe, head_of, losses, train_draft
 from serving.artifacts.base import Provenance
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
-from serving.runtime.pair import build_distilled
+from serving.runtime.model_files import build_distilled
 from serving.runtime.strategies import build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.families import CONTEXT, FAMILIES, LAYERS, VOCAB, some_prompts, tiny_source, tiny_target

@@ -17,7 +17,8 @@ from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_oth
 from components.prompts.prompt import Prompt
 from serving.artifacts.verifier import Verifier
 from serving.errors import DraftwellError
-from serving.recording.trace import LOSSY, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import LOSSY
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.server.feedback.feedback import blind

@@ -22,7 +22,8 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.errors import DraftwellError
-from serving.recording.trace import TraceError, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceError
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine
 from serving.runtime.pair import LoadedPair

@@ -71,11 +71,11 @@ def threads() -> Iterator[None]:
 @functools.cache
 def pair_in(dtype: str) -> LoadedPair:
     from registry.pairs import fetch, find_pair
-    from serving.runtime.pair import load_pair
+    from serving.runtime.pair import LoadSettings, load_pair
 
     if dtype == "float32":
         return default_pair()
-    return load_pair(fetch(find_pair("default")), dtype=dtype, slots=8, max_context=512, keep_modules=True)
+    return load_pair(fetch(find_pair("default")), LoadSettings(dtype=dtype, slots=8, max_context=512, keep_modules=True))
 
 
 @functools.cache

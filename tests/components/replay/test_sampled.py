@@ -19,7 +19,7 @@ from components.replay.sampled import SampledTexts, read_sampled, replay_expecte
 from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
-from serving.recording.trace import HEADER, TraceError
+from serving.recording.trace_schema import HEADER, TraceError
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import residual, warp

@@ -21,7 +21,8 @@ from components.train.reports import VerifierReport
 from components.train.verifier import choose_threshold, train_verifier
 from serving.artifacts.verifier import Verifier, scalar_features
 from serving.errors import DraftwellError
-from serving.recording.trace import KINDS, TraceHeader, TraceSet, trace_schema
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import KINDS, TraceHeader, trace_schema
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.verifier_trace import ORIGIN, trace

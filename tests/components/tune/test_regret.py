@@ -22,6 +22,7 @@ from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
+from serving.runtime.pair import LoadSettings
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.loop.scripted_clock import Clock, gamma
@@ -61,7 +62,7 @@ def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.M
     """Its traces and artifacts are bound to the qualifier too: without it all of them would be refused."""
     loaded: list[Any] = []
 
-    def load_pair(files: Any, **settings: Any) -> None:
+    def load_pair(files: Any, settings: LoadSettings) -> None:
         loaded.append((files.roles(), settings))
         raise DraftwellError("far enough")
 
@@ -72,7 +73,7 @@ def test_a_pair_of_three_is_loaded_as_such(tmp_path: Path, monkeypatch: pytest.M
     done = CliRunner().invoke(app, [*folders, "--artifacts", str(tmp_path), "--traces", str(tmp_path), "--pad-target", "1e9"])
     assert str(done.exception) == "far enough", done.output
     assert loaded == [({role: tmp_path / role for role in ("target", "draft", "qualifier")},
-                       {"dtype": "bfloat16", "pad_target": 1e9, "qualifier": False})]
+                       LoadSettings(dtype="bfloat16", pad_target=1e9, qualifier=False))]
 
 
 def test_the_summary_is_in_percent() -> None:

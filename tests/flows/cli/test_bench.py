@@ -120,9 +120,9 @@ def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch:
     places: list[Any] = []
     load = pair_module.load_pair
 
-    def watched(files: Any, **settings: Any) -> Any:
-        places.append(settings["draft_device"])
-        return load(files, **settings)
+    def watched(files: Any, settings: Any) -> Any:
+        places.append(settings.draft_device)
+        return load(files, settings)
 
     monkeypatch.setattr(pair_module, "load_pair", watched)
     for command in (("generate", "--prompt", "ten men"), ("bench", "--limit", 1)):

@@ -57,14 +57,14 @@ def test_slots_are_as_long_as_the_longest_conversation_needs(pair_file: Path, tm
     from components.prompts.prompt import Prompt
     from flows.steps.collect import context_for
     from flows.workspace import Workspace
-    from serving.runtime.pair import load_pair
+    from serving.runtime.pair import LoadSettings, load_pair
     from tests.support.collecting import small
 
     space = Workspace(str(pair_file))
     prompt = Prompt("p", None, ["one two", "three"], messages=({"role": "system", "content": "be kind"},), answers=("yes",))
     needed = context_for(space, [prompt], small(max_tokens=6, rollout=4, turns=0))
     assert needed is not None
-    pair = load_pair(space.files(), dtype="float32")
+    pair = load_pair(space.files(), LoadSettings(dtype="float32"))
     talk = [*prompt.messages, {"role": "user", "content": "one two"}, {"role": "assistant", "content": "yes"},
             {"role": "user", "content": "three"}]
     assert len(pair.encode_messages(talk)) + 6 + 4 <= needed < 256
@@ -95,7 +95,7 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_p
     prompt = Prompt("p", None, ["one two"], raw=raw)
     needed = context_for(space, [prompt], small(max_tokens=6, rollout=4))
     assert needed is not None
-    pair = loading.load_pair(space.files(), dtype="float32", max_context=needed)
+    pair = loading.load_pair(space.files(), loading.LoadSettings(dtype="float32", max_context=needed))
     whole = ids_of(pair, prompt)
     assert (len(whole) > 64) == (not raw)
     assert needed == -(-(len(whole) + 6 + 4) // 64) * 64, "and no more than that"

@@ -92,7 +92,7 @@ def distilled(folder: Path, into: Path, seed: int) -> Path:
     """A draft of the target in `folder`, with weights of its own."""
     from serving.artifacts.distilled_draft import DistilledDraft, lent_names
     from serving.artifacts.pair_files import weights_digest
-    from serving.runtime.pair import load_module
+    from serving.runtime.model_files import load_module
 
     donor = load_module(folder, torch.float32, "cpu")
     generator = torch.Generator().manual_seed(seed)
@@ -161,7 +161,7 @@ def test_a_distilled_draft_as_a_folder_that_transformers_reads(tmp_path: Path) -
     from components.export.checkpoint import save_draft
     from serving.artifacts.distilled_draft import DistilledDraft, lent_names
     from serving.artifacts.pair_files import weights_digest
-    from serving.runtime.pair import build_distilled, load_module
+    from serving.runtime.model_files import build_distilled, load_module
     from tests.support.server.served_pair import tiny_pair
 
     pair = tiny_pair(1)

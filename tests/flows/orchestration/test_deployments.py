@@ -62,7 +62,8 @@ from registry.promotion import promote, rollback
 from registry.releases import record_gate
 from serving.artifacts.pair_files import fingerprint
 from serving.errors import DraftwellError
-from serving.recording.trace import TraceError, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceError
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import config, table, verdict
 from tests.support.loop.publishing import release as make_release

@@ -22,7 +22,8 @@ from flows.steps.reference_traces import Served, of_release, served_reference
 from registry.releases import ReleaseVersion
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.errors import DraftwellError
-from serving.recording.trace import LOSSY, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import LOSSY
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.loop import traffic

@@ -13,9 +13,10 @@ from serving.artifacts.base import ArtifactError
 from serving.artifacts.verifier import Verifier, logistic
 from serving.errors import NotFinite
 from serving.runtime.output import Output
+from serving.runtime.random_streams import RandomStream
 from serving.runtime.requests import Sampling
 from serving.runtime.row_view import RowView
-from serving.runtime.sampling import LogitRows, RandomStream
+from serving.runtime.sampling import LogitRows
 from tests.support.models.resources import ORIGIN
 
 VOCAB, HIDDEN = 500, 6

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.recording.trace import KINDS, TRACE_VERSION, TraceError, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import KINDS, TRACE_VERSION, TraceError
 from tests.support.loop.trace_sets import HEADER, make, row, table
 
 

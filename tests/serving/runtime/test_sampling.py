@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from serving.errors import InvalidRequest, NotFinite
 from serving.runtime.output import Output
+from serving.runtime.random_streams import RandomStream, Streams
 from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, RandomStream, Streams, adjusted, residual, warp
+from serving.runtime.sampling import LogitRows, adjusted, residual, warp
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
 

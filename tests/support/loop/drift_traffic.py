@@ -15,7 +15,8 @@ from components.drift.schema import DriftLimits, DriftReport
 from components.drift.traffic import Traffic, read_traffic
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
-from serving.recording.trace import TraceHeader, TraceSet, trace_schema
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceHeader, trace_schema
 
 FINGERPRINT = "f" * 64
 HEADER = TraceHeader(pair="tiny", fingerprint=FINGERPRINT, dtype="float32", rollout=8, max_tokens=48, temperature=0.0,

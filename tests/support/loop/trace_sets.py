@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from serving.recording.trace import TraceHeader, TraceSet, trace_schema
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceHeader, trace_schema
 
 HEADER = TraceHeader(pair="tiny", fingerprint="f" * 64, dtype="float32", rollout=2, max_tokens=8, temperature=0.0,
                      stop_token_ids=(2,))

@@ -25,7 +25,8 @@ from registry.promotion import promote
 from registry.releases import ReleaseVersion, record_gate
 from registry.store import Store
 from serving.artifacts.decoding_config import DecodingConfig
-from serving.recording.trace import HEADER, TraceHeader, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import HEADER, TraceHeader
 from tests.support.collecting import small
 
 WORDS = ("man", "inn", "onion", "hand", "end", "hour", "other", "men", "hen", "ten", "none", "one")

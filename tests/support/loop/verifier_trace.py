@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from serving.artifacts.base import Provenance
-from serving.recording.trace import KINDS
+from serving.recording.trace_schema import KINDS
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, trace_digest="d")
 

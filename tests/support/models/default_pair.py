@@ -39,9 +39,9 @@ def two_threads() -> Iterator[None]:
 @functools.cache
 def default_pair() -> LoadedPair:
     from registry.pairs import fetch, find_pair
-    from serving.runtime.pair import load_pair
+    from serving.runtime.pair import LoadSettings, load_pair
 
-    return load_pair(fetch(find_pair("default")), dtype="float32", slots=8, max_context=512, keep_modules=True)
+    return load_pair(fetch(find_pair("default")), LoadSettings(dtype="float32", slots=8, max_context=512, keep_modules=True))
 
 
 def resources_of(pair: LoadedPair) -> StrategyResources:

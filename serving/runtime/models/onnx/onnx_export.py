@@ -83,11 +83,11 @@ def export_llama(module: Any, head_weight: Tensor) -> ModelProto:
     `[positions, head_dim / 2]`; `key_i`, `value_i` `[batch, kv_heads, positions, head_dim]` of every layer i.
     Outputs: `logits` `[batch, kept, head]`, `hidden` `[batch, kept, hidden]` (normalised), `new_key_i`, `new_value_i`.
     """
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import helper, numpy_helper
 
     config, layers = module.config, list(module.model.layers)
-    heads, kv_heads, hidden = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     nodes: list[NodeProto] = []
     weights = []
 
@@ -127,16 +127,25 @@ def export_llama(module: Any, head_weight: Tensor) -> ModelProto:
     states = norm(kept, "hidden", module.model.norm)
     add("MatMul", [states, constant("head_weight", head_weight.T)], ["logits"])
 
+    inputs, outputs = signature(config, len(layers), head_dim, head_weight.shape[0])
+    return helper.make_model(helper.make_graph(nodes, "draft", inputs, outputs, weights), ir_version=IR_VERSION,
+                             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)])
+
+
+def signature(config: Any, layers: int, head_dim: int, head: int) -> tuple[list[Any], list[Any]]:
+    """Inputs and outputs of the graph of `export_llama`, with names, types and shapes."""
+    from onnx import TensorProto, helper
+
     def value(name: str, kind: int, *shape: str | int) -> Any:
         return helper.make_tensor_value_info(name, kind, list(shape))
 
-    memory = [(f"{kind}_{i}", ("batch", kv_heads, "positions", head_dim)) for i in range(len(layers)) for kind in ("key", "value")]
-    real = TensorProto.FLOAT
+    real, hidden = TensorProto.FLOAT, config.hidden_size
+    memory = [(f"{kind}_{i}", ("batch", config.num_key_value_heads, "positions", head_dim))
+              for i in range(layers) for kind in ("key", "value")]
     inputs = [value("embeddings", real, "batch", "tokens", hidden), value("last", TensorProto.INT32, "batch"),
               value("total", TensorProto.INT32, 1), value("first", TensorProto.INT64, 1),
               value("cos", real, "table", head_dim // 2), value("sin", real, "table", head_dim // 2),
               *(value(name, real, *shape) for name, shape in memory)]
-    outputs = [value("logits", real, "batch", "kept", head_weight.shape[0]), value("hidden", real, "batch", "kept", hidden),
+    outputs = [value("logits", real, "batch", "kept", head), value("hidden", real, "batch", "kept", hidden),
                *(value(f"new_{name}", real, *shape) for name, shape in memory)]
-    return helper.make_model(helper.make_graph(nodes, "draft", inputs, outputs, weights), ir_version=IR_VERSION,
-                             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)])
+    return inputs, outputs

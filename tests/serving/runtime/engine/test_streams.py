@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from serving.runtime.engine.engine import Engine
+from serving.runtime.random_streams import RandomStream
 from serving.runtime.requests import Sampling
-from serving.runtime.sampling import RandomStream
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.resources import table_pair, table_resources
 

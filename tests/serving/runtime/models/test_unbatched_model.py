@@ -18,7 +18,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
-from serving.runtime.pair import load_pair, over_slots
+from serving.runtime.pair import LoadSettings, load_pair, over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.eight_requests import outputs, requests
@@ -281,7 +281,7 @@ def test_a_gpt_neo_pair_from_files(tmp_path: Path):
     for role, module in saved.items():
         module.save_pretrained(tmp_path / role)
         tokenizer.save_pretrained(tmp_path / role)
-    pair = load_pair(PairFiles("tiny", tmp_path / "target", tmp_path / "draft"), dtype="float32", slots=2, chat=False)
+    pair = load_pair(PairFiles("tiny", tmp_path / "target", tmp_path / "draft"), LoadSettings(dtype="float32", slots=2, chat=False))
     assert {type(model) for model in pair.models.values()} == {UnbatchedModel}
     prompt = pair.encode_prompt("the man in the inn")
     engine = pair.engine()

@@ -11,11 +11,12 @@ import torch
 from serving.errors import ContextTooLong, DraftwellError, InvalidRequest, NotFinite, OutOfMemory, VocabularyMismatch
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.model_files import load_module
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.output import Output
-from serving.runtime.pair import load_module, over_slots
+from serving.runtime.pair import over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from tests.support.models.resources import table_pair, table_resources

@@ -10,8 +10,9 @@ import torch
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.runtime.acceptance.rescue import Rescue
 from serving.runtime.engine.engine import Engine
+from serving.runtime.random_streams import Streams
 from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, Streams
+from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import build_strategy
 from serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law

@@ -15,8 +15,9 @@ from serving.runtime.acceptance.divergence import divergence
 from serving.runtime.acceptance.mentored import mentored
 from serving.runtime.acceptance.relaxed import Fuzzy
 from serving.runtime.engine.engine import Engine
+from serving.runtime.random_streams import Streams
 from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, Streams, residual
+from serving.runtime.sampling import LogitRows, residual
 from serving.runtime.strategies import StrategyResources, build_strategy
 from serving.runtime.types import Draft
 from tests.support.models.enumeration import joint_law, true_law

@@ -11,8 +11,9 @@ import torch
 from serving.artifacts.verifier import Verifier
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.engine.engine import Engine
+from serving.runtime.random_streams import Streams
 from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, Streams
+from serving.runtime.sampling import LogitRows
 from serving.runtime.schedules.sequential import sequential
 from serving.runtime.strategies import build_strategy
 from serving.runtime.strategies.compose import compose

@@ -23,7 +23,8 @@ from serving.errors import DraftwellError
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.recording.recorder import PositionRecorder
 from serving.recording.shadow import MOST_UNREAD
-from serving.recording.trace import KINDS, LOSSY, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import KINDS, LOSSY
 from serving.server.deployment.deployment import CHECKER
 from serving.server.feedback import feedback as module
 from serving.server.feedback.record import Record

@@ -18,7 +18,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
 from serving.runtime.models.onnx.onnx_model import OnnxModel, neighbours
 from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.pair import in_onnx, load_pair
+from serving.runtime.pair import LoadSettings, in_onnx, load_pair
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.models.resources import table_resources
@@ -177,7 +177,7 @@ def test_a_pair_is_loaded_with_it_on_request_and_its_graph_is_kept_in_the_home(t
     files = save_pair(tmp_path, tiny_llama(vocab_size=size, num_hidden_layers=1, eos_token_id=2, bos_token_id=None))
     home = draftwell_home()
     before = set(home.glob("onnx/*/draft.onnx"))
-    plain, pair = load_pair(files, dtype=dtype), load_pair(files, dtype=dtype, onnx_draft=True)
+    plain, pair = load_pair(files, LoadSettings(dtype=dtype)), load_pair(files, LoadSettings(dtype=dtype, onnx_draft=True))
     assert set(plain.models) == {"target", "draft"}
     assert set(pair.models) == {"target", "draft", "draft_onnx"}
     assert plain.fingerprint == pair.fingerprint
@@ -210,7 +210,7 @@ def test_a_home_that_cannot_be_written_to_is_only_slower(monkeypatch):
 def test_a_draft_that_cannot_be_exported_stays_in_torch(tmp_path: Path):
     size = len(tiny_tokenizer())
     files = save_pair(tmp_path, tiny_llama(vocab_size=size, hidden_size=32, eos_token_id=2, bos_token_id=None))
-    assert set(load_pair(files, dtype="float32", onnx_draft=True).models) == {"target", "draft"}
+    assert set(load_pair(files, LoadSettings(dtype="float32", onnx_draft=True)).models) == {"target", "draft"}
 
 
 @pytest.mark.slow

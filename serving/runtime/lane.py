@@ -1,0 +1,106 @@
+"""A model as one request sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serving.runtime.commands import Forward, Role, Step
+from serving.runtime.output import Model, Output, Recorder
+from serving.runtime.requests import Sampling
+from serving.runtime.stats import Stats
+from serving.runtime.types import Draft, Rows
+
+
+class Lane:
+    """A model as one request sees it: a slot that holds the first `length` tokens of text and draft."""
+
+    def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats, prompt_length: int = 0):
+        self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
+        self.prompt_length = prompt_length
+        self.length = 0
+        self.branches: list[Lane] = []
+        self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
+        self.recorder: Recorder | None = None  # of the few requests whose distributions are kept (recording.py)
+
+    @property
+    def chains(self) -> bool:
+        """Whether `read` takes `steps`: the model can choose tokens by itself, and they are the ones that this request would."""
+        if self.recorder is not None:  # a chain skips the row behind a bonus token
+            return False
+        asked = self.sampling
+        altered = asked.penalises or asked.biases or asked.banned_token_ids
+        return asked.greedy and not altered and getattr(self.model, "chains", False)
+
+    def read(self, sequence: Sequence[int], keep: int = 1, steps: int = 1) -> Step[Rows]:
+        """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens.
+
+        Args:
+            steps: go on greedily until there are so many rows; the slot has then seen the token of every row but the last.
+        """
+        self.rollback(len(sequence) - keep)  # a row that is wanted again is computed again
+        unseen = tuple(sequence[self.length :])
+        prefill = self.length == 0
+        if self.role == "target":
+            self.stats.target_tokens += len(unseen)
+            self.stats.prefill_calls += prefill
+            self.stats.target_calls += not prefill
+        elif self.role == "qualifier":
+            self.stats.qualifier_calls += 1
+        else:
+            self.stats.draft_calls += steps
+        kept = keep
+        if self.recorder is not None:  # also the rows of tokens that the model has not read yet, which nobody else asks for
+            kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
+        output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps)
+        self.length = len(sequence) + steps - 1
+        if self.recorder is not None:  # it may have come while the forward ran
+            self.recorder.saw(self.role, sequence, output, steps)
+        if kept > keep:
+            output = output.last(keep)
+        written = sequence[self.prompt_length :] if self.sampling.penalises else ()
+        return output.rows(self.sampling, written)
+
+    def rollback(self, length: int) -> None:
+        """Forget everything behind the first `length` tokens, if there is more."""
+        for branch in self.branches:
+            branch.shared = min(branch.shared, length)
+        if length < self.length:
+            self.model.rollback(self.slot, length)
+            self.length = length
+
+
+    def branch(self, number: int, length: int) -> Lane:
+        """A lane beside this one that holds its first `length` tokens, for a further sequence; numbered from 0, opened when first
+        asked for, closed with the session."""
+        while len(self.branches) <= number:
+            self.branches.append(Lane(self.role, self.model, self.model.open_branch(), self.sampling, self.stats, self.prompt_length))
+            self.branches[-1].recorder = self.recorder
+        branch = self.branches[number]
+        self.model.fork(self.slot, branch.slot, length, min(branch.shared, length))
+        branch.length = branch.shared = length
+        return branch
+
+    def adopt(self, branch: Lane) -> None:
+        """Hold what a branch holds: the text goes on with its tokens."""
+        self.rollback(min(branch.shared, self.length))
+        self.model.fork(branch.slot, self.slot, branch.length, self.length)
+        self.length = branch.shared = branch.length
+
+    def close(self) -> None:
+        """Give back the slot and those of all branches."""
+        for lane in [self, *self.branches]:
+            lane.model.close(lane.slot)
+
+
+@dataclass
+class DraftSequence:
+    """One of several drafts of a round.
+
+    Args:
+        draft: at least one token, deterministic (no rows).
+        lane: the lane of the draft model that has read the draft's tokens, the last perhaps not.
+    """
+
+    draft: Draft
+    lane: Lane

@@ -1,0 +1,72 @@
+"""Model folders → modules and tokenizers of transformers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from serving.artifacts.distilled_draft import DistilledDraft, lent_names
+from serving.errors import DraftwellError, VocabularyMismatch
+from serving.runtime.failures import room_for
+
+BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
+"""What the libraries raise on truncated, garbled or unknown files (a tokenizer library adds bare exceptions of its own)."""
+
+
+def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """A causal language model from a folder with config and safetensors."""
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise DraftwellError(f"{folder} holds no model (no config.json): check the pair's paths with `draftwell pairs`")
+    try:
+        with room_for(f"the weights of {folder.name}", "choose a smaller dtype or another device"):
+            module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+            return module.to(device).eval()
+    except BROKEN as error:
+        raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again") from error
+
+
+def build_distilled(draft: DistilledDraft, target: Any, device: str | None = None) -> Any:
+    """A module with the draft's layers and the target's own embeddings; a copy of them, if on another `device`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    settings = dict(draft.config)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    with torch.device("cpu"), no_init_weights():  # every weight is lent or loaded below: drawing random ones took as long as all the rest
+        module = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    place = torch.device(device or target.device)
+    lent = target.get_input_embeddings(), target.get_output_embeddings()
+    if place.type != target.device.type:
+        lent = copy.deepcopy(lent)  # moving the draft must not move the target
+    module.base_model.set_input_embeddings(lent[0])
+    module.set_output_embeddings(lent[1])
+    missing, unexpected = module.load_state_dict(draft.state, strict=False)
+    if unexpected or set(missing) - lent_names(module):
+        raise DraftwellError(f"the distilled draft does not fit its own config ({[*unexpected, *missing][:2]} …): distil it again")
+    return module.to(place).eval()  # weights have the target's dtype already; rotary frequencies stay float32, as the target's are
+
+
+def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
+    """Refuse a draft whose token ids mean something else: every id that both have must be the same token."""
+    if not (draft / "tokenizer.json").is_file() and not (draft / "tokenizer_config.json").is_file():
+        raise DraftwellError(f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: save one beside its weights")
+    mine, other = ({i: token for token, i in t.get_vocab().items()} for t in (tokenizer, load_tokenizer(draft)))
+    if any(other[i] != mine[i] for i in mine.keys() & other.keys()):
+        raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: "
+                                 "choose a draft of the same family")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model folder."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except BROKEN as error:
+        raise DraftwellError(f"{folder} holds no tokenizer that can be read ({type(error).__name__}): fetch or save it again") from error
