@@ -9,7 +9,8 @@ from components.collect.trace_checks import check_rollouts, targets_own
 from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.errors import DraftwellError
-from serving.recording.trace import TraceError, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
 from serving.errors import DraftwellError
-from serving.recording.trace import KINDS, LOSSY
+from serving.recording.trace_schema import KINDS, LOSSY
 
 
 class CollectionSettings(BaseModel):

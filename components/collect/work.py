@@ -15,7 +15,8 @@ from components.collect.trace_rows import observe
 from components.prompts.prompt import Prompt
 from serving.errors import DraftwellError
 from serving.files import json_digest
-from serving.recording.trace import KINDS, LOSSY, TraceError, TraceHeader, TraceSet
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import KINDS, LOSSY, TraceError, TraceHeader
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from components.drift.traffic import COLUMNS, HIDDEN, NEAR
 from serving.errors import DraftwellError
 from serving.files import sha256_file
-from serving.recording.trace import TraceError, TraceHeader, TraceSet, trace_schema
+from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceError, TraceHeader, trace_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.recording.trace import TraceHeader, trace_schema
+from serving.recording.trace_schema import TraceHeader, trace_schema
 from serving.runtime.requests import Sampling
 
 

@@ -16,7 +16,7 @@ from serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
 from serving.device import device_class
 from serving.errors import DraftwellError
 from serving.runtime.models.unbatched_model import UnbatchedModel
-from serving.runtime.pair import LoadedPair, load_pair
+from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 from serving.runtime.strategies import Strategy, StrategyResources, build_strategy, find_strategy
 from serving.server.model.served_model import ServedModel
 from serving.server.model.snapshot import SnapshotOrigin
@@ -55,8 +55,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     if serving_now is not None and can_share(serving_now.pair, manifest, files, config.strategy):
         pair = serving_now.pair
     else:
-        pair = load_pair(files, dtype=manifest.dtype, device=manifest.device,  # type: ignore[arg-type]
-                         slots=slots, max_context=settings.max_context, onnx_draft=find_strategy(config.strategy).prefers_onnx)
+        pair = load_pair(files, LoadSettings(dtype=manifest.dtype, device=manifest.device, slots=slots, max_context=settings.max_context,
+                                             onnx_draft=find_strategy(config.strategy).prefers_onnx))
         needed = {kind: artifacts[kind] for kind in find_strategy(config.strategy).artifacts if kind in artifacts}
         resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
         warm_up(pair, build_strategy(config.strategy, config.parameters, resources))

@@ -8,7 +8,7 @@ from components.prompts.prompt import Prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.errors import DraftwellError
-from serving.recording.trace import TraceError
+from serving.recording.trace_schema import TraceError
 from serving.runtime.strategies import build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code

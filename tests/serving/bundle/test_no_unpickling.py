@@ -12,8 +12,6 @@ import torch
 
 from serving.device import device_class
 from serving.runtime.commands import Role
-from serving.runtime.model_files import load_module
-from serving.runtime.pair import LoadSettings
 from tests.support.loop.publishing import every_kind
 from tests.support.server.bundles import make_bundle
 from tests.support.server.pickle_guard import Unpickled, forbid_pickles, in_a_child

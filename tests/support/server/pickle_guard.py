@@ -15,7 +15,7 @@ import torch
 from serving.artifacts.kinds import KINDS
 from serving.artifacts.pair_files import PairFiles, weights_digest
 from serving.errors import DraftwellError
-from serving.runtime.pair import load_module, load_pair
+from serving.runtime.pair import LoadSettings, load_module, load_pair
 from tests.support.server.bundles import load_bundle
 from tests.support.server.served_pair import serving
 
@@ -89,7 +89,7 @@ def refuse_one(place: Path) -> None:
     (role,) = [role for role in ("target", "draft") if (place / role / "pytorch_model.bin").is_file()]
     files = PairFiles("tiny", place / "target", place / "draft")
     for read, words in ((lambda: load_module(place / role, torch.float32, "cpu"), "holds no model that can be read"),
-                        (lambda: load_pair(files, dtype="float32"), "holds no model that can be read"),
+                        (lambda: load_pair(files, LoadSettings(dtype="float32")), "holds no model that can be read"),
                         (lambda: weights_digest(place / role), "holds no safetensors weights"),
                         (lambda: load_bundle(place / "bundle"), "deploy again")):
         with pytest.raises(DraftwellError, match=words) as caught:
