@@ -48,7 +48,7 @@ UNBOUND = frozenset({"distilled_draft"})
 
 
 class BundleError(DraftwellError):
-    """A bundle that is missing, damaged, foreign or newer than this runtime."""
+    """A bundle that is missing, damaged, made for another pair, or newer than this runtime."""
 
     code = "bad_bundle"
 
@@ -134,7 +134,7 @@ class Bundle:
         if found != self.manifest.fingerprint:
             raise BundleError(f"the bundle {self.path} was made for fingerprint {self.manifest.fingerprint[:12]} of "
                               f"pair {self.manifest.pair}, the models here give {found[:12]}: fetch that pair's models "
-                              "or deploy again")
+                              "or deploy again", code="another_pair")
         return PairFiles(self.manifest.pair, folders["target"], folders.get("draft"), folders.get("qualifier"))
 
     def _folder(self, role: ModelRole, record: ModelRecord, models_root: Path) -> Path:
@@ -143,11 +143,13 @@ class Bundle:
         name = f"the {role} of pair {self.manifest.pair}"
         if not folder.is_dir():
             raise BundleError(f"{name} ({record.source}) is not at {folder}: fetch it there (any `draftwell generate "
-                              f"--pair {self.manifest.pair}` does), set DRAFTWELL_MODELS, or deploy --with-weights")
+                              f"--pair {self.manifest.pair}` does), set DRAFTWELL_MODELS, or deploy --with-weights",
+                              code="missing_models")
         found = self._bundled_digest(record.folder) if bundled else model_digest(folder)
         if found != record.weights_sha256:
             raise BundleError(f"{name} at {folder} has weights {found[:12]}, the bundle needs "
-                              f"{record.weights_sha256[:12]}: fetch the pair again or deploy again")
+                              f"{record.weights_sha256[:12]}: fetch the pair again or deploy again",
+                              code="other_weights")
         return folder
 
     def _bundled_digest(self, folder: str) -> str:
@@ -185,7 +187,7 @@ def open_bundle(path: Path) -> Bundle:
     """
     path = path.resolve()
     if not path.is_dir():
-        raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`")
+        raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`", code="no_bundle")
     manifest = _read_manifest(path)
     _check_tree(path, manifest)
     with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing releases the GIL; the first wrong file in order is reported
@@ -221,11 +223,12 @@ def _check_tree(path: Path, manifest: Manifest) -> None:
     listed = {*manifest.files, MANIFEST, *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values())}
     for file in sorted(_entries(path)):
         if file.is_symlink():
-            raise BundleError(f"{file} is a link, and bundles must not contain links: remove it or deploy again")
+            raise BundleError(f"{file} is a link, and bundles must not contain links: remove it or deploy again",
+                              code="link_in_bundle")
         if file.parent in models and is_left_over(file.name, SIDECAR):
             continue
         if not file.is_dir() and file.relative_to(path).as_posix() not in listed:
-            raise BundleError(f"{file} is not part of the bundle: remove it or deploy again")
+            raise BundleError(f"{file} is not part of the bundle: remove it or deploy again", code="unlisted_file")
 
 
 def _entries(path: Path) -> Iterator[Path]:
@@ -239,55 +242,62 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         data: Any = json.loads(file.read_text())
     except FileNotFoundError as error:
-        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`") from error
+        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`",
+                          code="no_bundle") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{file} is truncated or not JSON: deploy again") from error
+        raise BundleError(f"{file} is truncated or not JSON: deploy again", code="damaged_manifest") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA:
-        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell")
+        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell",
+                          code="newer_bundle")
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again") from error
+        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again",
+                          code="damaged_manifest") from error
     if manifest.digest != digest_of_body({key: value for key, value in data.items() if key != "digest"}):
-        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again")
+        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again",
+                          code="changed_file")
     if "target" not in manifest.models:
-        raise BundleError(f"{file} names no target: deploy again")
+        raise BundleError(f"{file} names no target: deploy again", code="damaged_manifest")
     for name in (*manifest.files, *(record.folder for record in manifest.models.values())):
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again")
+            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again",
+                              code="damaged_manifest")
     return manifest
 
 
 def _check_file(path: Path, name: str, record: FileRecord) -> None:
     file = path / name
     if not file.is_file():
-        raise BundleError(f"the bundle lacks its file {file}: deploy again")
+        raise BundleError(f"the bundle lacks its file {file}: deploy again", code="missing_file")
     if (size := file.stat().st_size) != record.size:
-        raise BundleError(f"{file} has {size} bytes, not {record.size}: it was truncated or changed, deploy again")
+        raise BundleError(f"{file} has {size} bytes, not {record.size}: it was truncated or changed, deploy again",
+                          code="changed_file")
     if sha256_file(file) != record.sha256:
-        raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again")
+        raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again", code="changed_file")
 
 
 def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     folder = path / "artifacts" / kind
     if kind not in ARTIFACT_SCHEMAS:
-        raise BundleError(f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell")
+        raise BundleError(f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell",
+                          code="newer_bundle")
     if f"artifacts/{kind}/artifact.json" not in manifest.files:
-        raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again")
+        raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again", code="missing_file")
     try:
         found = read_manifest(folder)
     except ArtifactError as error:
-        raise BundleError(f"{folder} holds no artifact: deploy again") from error
+        raise BundleError(f"{folder} holds no artifact: deploy again", code="wrong_artifact") from error
     if found["kind"] != kind:
-        raise BundleError(f"{folder} holds a {found['kind']}, not a {kind}: deploy again")
+        raise BundleError(f"{folder} holds a {found['kind']}, not a {kind}: deploy again", code="wrong_artifact")
     if found["schema_version"] > ARTIFACT_SCHEMAS[kind]:
         raise BundleError(f"the {kind} in {folder} has schema {found['schema_version']}, this runtime reads up to "
-                          f"{ARTIFACT_SCHEMAS[kind]}: upgrade draftwell")
+                          f"{ARTIFACT_SCHEMAS[kind]}: upgrade draftwell", code="newer_bundle")
     mark = found["provenance"]["fingerprint"]
     if kind not in UNBOUND and mark != manifest.fingerprint:
         raise BundleError(f"the {kind} in {folder} has fingerprint {mark[:12]}, the bundle "
-                          f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again")
+                          f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again", code="another_pair")
