@@ -72,7 +72,7 @@ class Bundle:
         if found != self.manifest.fingerprint:
             raise BundleError(f"the bundle {self.path} was made for fingerprint {self.manifest.fingerprint[:12]} of "
                               f"pair {self.manifest.pair}, the models here give {found[:12]}: fetch that pair's models "
-                              "or deploy again")
+                              "or deploy again", code="another_pair")
         return PairFiles(self.manifest.pair, folders["target"], folders.get("draft"), folders.get("qualifier"))
 
     def _folder(self, role: ModelRole, record: ModelRecord, models_root: Path) -> Path:
@@ -81,11 +81,13 @@ class Bundle:
         name = f"the {role} of pair {self.manifest.pair}"
         if not folder.is_dir():
             raise BundleError(f"{name} ({record.source}) is not at {folder}: fetch it there (any `draftwell generate "
-                              f"--pair {self.manifest.pair}` does), set DRAFTWELL_MODELS, or deploy --with-weights")
+                              f"--pair {self.manifest.pair}` does), set DRAFTWELL_MODELS, or deploy --with-weights",
+                              code="missing_models")
         found = self._bundled_digest(record.folder) if bundled else model_digest(folder)
         if found != record.weights_sha256:
             raise BundleError(f"{name} at {folder} has weights {found[:12]}, the bundle needs "
-                              f"{record.weights_sha256[:12]}: fetch the pair again or deploy again")
+                              f"{record.weights_sha256[:12]}: fetch the pair again or deploy again",
+                              code="other_weights")
         return folder
 
     def _bundled_digest(self, folder: str) -> str:
@@ -148,7 +150,7 @@ def _check_tree(path: Path, manifest: Manifest) -> None:
         if file.parent in models and is_left_over(file.name, SIDECAR):
             continue
         if not file.is_dir() and file.relative_to(path).as_posix() not in listed:
-            raise BundleError(f"{file} is not part of the bundle: remove it or deploy again")
+            raise BundleError(f"{file} is not part of the bundle: remove it or deploy again", code="unlisted_file")
 
 
 def _entries(path: Path) -> Iterator[Path]:
@@ -160,11 +162,11 @@ def _entries(path: Path) -> Iterator[Path]:
 def _check_file(path: Path, name: str, record: FileRecord) -> None:
     file = path / name
     if not file.is_file():
-        raise BundleError(f"the bundle lacks its file {file}: deploy again")
+        raise BundleError(f"the bundle lacks its file {file}: deploy again", code="missing_file")
     if (size := file.stat().st_size) != record.size:
         raise BundleError(f"{file} has {size} bytes, not {record.size}: it was cut or changed, deploy again")
     if sha256_file(file) != record.sha256:
-        raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again")
+        raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again", code="changed_file")
 
 
 def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
@@ -172,11 +174,11 @@ def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     if kind not in KINDS:
         raise BundleError(f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell")
     if f"artifacts/{kind}/artifact.json" not in manifest.files:
-        raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again")
+        raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again", code="missing_file")
     try:
         found = read_manifest(folder)
     except ArtifactError as error:
-        raise BundleError(f"{folder} holds no artifact: deploy again") from error
+        raise BundleError(f"{folder} holds no artifact: deploy again", code="wrong_artifact") from error
     if found["kind"] != kind:
         raise BundleError(f"{folder} holds a {found['kind']}, not a {kind}: deploy again")
     if found["schema_version"] > KINDS[kind].schema_version:
@@ -185,4 +187,4 @@ def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     mark = found["provenance"]["fingerprint"]
     if KINDS[kind].fingerprinted and mark != manifest.fingerprint:
         raise BundleError(f"the {kind} in {folder} has fingerprint {mark[:12]}, the bundle "
-                          f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again")
+                          f"{manifest.fingerprint[:12]}: it belongs to another pair, deploy again", code="another_pair")

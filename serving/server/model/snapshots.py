@@ -1,4 +1,4 @@
-"""Online state on disk: written every few seconds and at the end, read again at the next start.
+"""Online state on disk: written every few seconds and at shutdown, read at the next start.
 
 One file per state in the folder given by `--state-dir`: `everybody.json`, or `tenant-<digest>.json`. Its first line has the sha256 of the
 second, which holds counts and numbers, and names the bundle that they were learnt over. A file that is damaged, of another bundle or of
@@ -32,8 +32,8 @@ class Snapshots:
     """Keeps a pool's state in a folder.
 
     Args:
-        folder: made if it is not there.
-        every: seconds between two looks at what was learnt.
+        folder: created if missing.
+        every: seconds between two writes.
     Raises:
         DraftwellError: the folder cannot be written to.
     """
@@ -50,19 +50,20 @@ class Snapshots:
             write_atomically(folder / "everybody.json.try", b"")
             (folder / "everybody.json.try").unlink()
         except OSError as error:
-            raise DraftwellError(f"online state cannot be kept in {folder} ({error.strerror}): name another --state-dir") from error
+            raise DraftwellError(f"online state cannot be kept in {folder} ({error.strerror}): name another --state-dir",
+                                 code="state_folder_not_writable") from error
         for path in folder.iterdir():
             if HALF.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 
     def keep(self, pool: StrategyPool, origin: SnapshotOrigin) -> int:
-        """`resume`, and `follow` at once."""
+        """`resume`, then `follow`."""
         resumed = self.resume(pool, origin)
         self.follow(pool, origin)
         return resumed
 
     def resume(self, pool: StrategyPool, origin: SnapshotOrigin) -> int:
-        """Let a pool start from what was learnt over its bundle, up to now; returns how many states were resumed."""
+        """Let a pool start from what was learnt over its bundle so far; returns the number of resumed states."""
         self.save()
         resumed = 0
         with self._saving:
@@ -71,17 +72,17 @@ class Snapshots:
                     pool.resume(snapshot.tenant, snapshot.learnt())
                     resumed += 1
                 except (ValueError, DraftwellError) as error:
-                    log.warning("state in %s is not taken (%s): starting from the bundle", name_of(snapshot.tenant), first_line(error))
+                    log.warning("state in %s does not fit (%s): starting from the bundle", name_of(snapshot.tenant), first_line(error))
         return resumed
 
     def follow(self, pool: StrategyPool, origin: SnapshotOrigin) -> None:
-        """Keep a pool's state from now on, in the place of another's: once a switch of bundles is over."""
+        """Keep a pool's state from now on instead of another's, after a switch of bundles."""
         self.save()
         with self._saving:
             self._kept, self._written = (pool, origin), {}
 
     def start(self) -> None:
-        """Write from time to time, on a thread of its own."""
+        """Start the thread that writes every `every` seconds."""
         self._thread.start()
 
     def close(self) -> None:
@@ -92,7 +93,7 @@ class Snapshots:
         self.save()
 
     def save(self) -> int:
-        """Write what has changed, and remove states that the pool has forgotten; returns how many files were written. Never raises."""
+        """Write changed states and delete those that the pool has dropped; returns the number of written files. Never raises."""
         with self._saving:
             try:
                 return self._save()

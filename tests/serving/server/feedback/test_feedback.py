@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.drift.spool import Shard, read_spool
-from serving.errors import DraftwellError
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.recording.recorder import PositionRecorder
 from serving.recording.shadow import MOST_UNREAD
@@ -344,7 +343,7 @@ def test_bytes_a_minute_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFix
         spool.write([record(i)])
     assert 0 < spool.counts["bytes"] <= 61_000
     assert spool.counts["dropped_too_fast"] == 20 - spool.counts["written"] > 0
-    assert sum("a minute" in line for line in caplog.messages) == 1
+    assert sum("bytes per minute" in line for line in caplog.messages) == 1
 
 
 def size_written(folder: Path, records: Sequence[Record]) -> int:
@@ -365,7 +364,7 @@ def test_of_a_group_that_is_too_large_what_fits_is_written(tmp_path: Path, caplo
     kept = list(dict.fromkeys(rows(tmp_path / "half").column("prompt_id").to_pylist()))
     assert kept == [one.id for one in long if one.id in kept], "in their order"
     assert len(kept) == spool.counts["written"]
-    assert sum("a minute" in line for line in caplog.messages) == 1
+    assert sum("bytes per minute" in line for line in caplog.messages) == 1
 
 
 def test_one_record_that_is_too_large_does_not_take_the_others_along(tmp_path: Path) -> None:
@@ -435,7 +434,7 @@ def test_a_write_that_fails_is_counted_and_said_once(tmp_path: Path, monkeypatch
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DraftwellError, match="--feedback-dir"):
+    with raises_code("feedback_folder_not_writable", "--feedback-dir"):
         Spool(tmp_path / "file" / "spool")
 
 

@@ -21,6 +21,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
 from serving.runtime.types import Draft, Verdict
 from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
+from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.server.pools import VOCAB, Pair, decode, pool
 
@@ -212,10 +213,10 @@ def test_the_tuned_strategy_comes_first_and_the_others_that_fit() -> None:
 
 
 def test_a_strategy_that_is_not_offered_is_refused_with_those_that_are() -> None:
-    with pytest.raises(UnknownStrategy, match="no strategy 'best': choose one of spide, autoregressive, ") as refused:
+    with raises_code("unknown_strategy", "'best'", "spide, autoregressive, ", error=UnknownStrategy) as refused:
         pool().get("best")
     assert isinstance(refused.value, DraftwellError)
-    with pytest.raises(UnknownStrategy, match="adaedl"):
+    with raises_code("unknown_strategy", "adaedl", error=UnknownStrategy):
         pool().get("adaedl")
     assert "adaedl" in pool("adaedl", parameters={"threshold": 0.5, "max_draft": 4}).names()
 
@@ -223,7 +224,7 @@ def test_a_strategy_that_is_not_offered_is_refused_with_those_that_are() -> None
 def test_only_what_is_offered_can_be_had_beside_the_tuned_strategy_and_plain_decoding() -> None:
     it = pool("spide", offered=("vanilla_sd", "csd", "pyramid_fuzzy"))
     assert set(it.names()) == {"spide", "autoregressive", "vanilla_sd", "csd"}, "for one of those offered a qualifier is missing"
-    with pytest.raises(UnknownStrategy, match="no strategy 'lossy_sd': choose one of spide, autoregressive, "):
+    with raises_code("unknown_strategy", "'lossy_sd'", "spide, autoregressive, ", error=UnknownStrategy):
         it.get("lossy_sd")
     assert pool("spide", offered=()).names() == ("spide", "autoregressive")
 

@@ -18,10 +18,10 @@ import pytest
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
-from serving.errors import DraftwellError
 from serving.server.model.snapshot import SnapshotOrigin, name_of, read_snapshot
 from serving.server.model.snapshots import Snapshots
 from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
+from tests.support.errors import raises_code
 from tests.support.server.pools import SNAPSHOT_ORIGIN, decode, learn, pool
 
 
@@ -196,7 +196,7 @@ def test_copies_are_written_while_requests_go_on(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DraftwellError, match="--state-dir"):
+    with raises_code("state_folder_not_writable", "--state-dir"):
         Snapshots(tmp_path / "file" / "state")
 
 
