@@ -17,13 +17,13 @@ from components.drift.spool import read_spool
 from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_traffic, shared_kinds
 from components.prompts.prompt import Prompt
 from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
 from serving.recording.trace import LOSSY, TraceSet
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from serving.server.feedback.feedback import blind
 from serving.server.feedback.spool import Record, RecordOrigin, Spool
 from tests.serving.server.feedback.test_feedback import PROMPTS, TOKENS, Server
+from tests.support.errors import raises_code
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, compared, rows
 from tests.support.models.kits import ORIGIN, table_kit
 from tests.support.server.served_pair import tiny_pair
@@ -184,7 +184,7 @@ def test_without_texts_there_is_nothing_to_calibrate_on_and_that_is_said(tmp_pat
     server.ask(PROMPTS)
     server.close()
     found = read_spool(tmp_path, FINGERPRINT, window=200)
-    with pytest.raises(DraftwellError, match=r"figures and no text.*start the server with --feedback-text"):
+    with raises_code("spool_without_text", "--feedback-text"):
         spooled_prompts(tmp_path, pair, found.rows, window=40, fewest=3)
 
 
