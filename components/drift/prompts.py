@@ -42,14 +42,15 @@ def spooled_prompts(folder: Path, pair: LoadedPair, rows: pa.Table, *, window: i
     files = [path for path in jsonl_files(folder) if shards is None or watched(path, shards)]
     found, wrong = readable_requests(files) if files else (decoded(pair, rows), [])
     if not found and rows.column("prompt_tokens").null_count == rows.num_rows > 0:
-        raise DraftwellError(f"the traces in {folder} hold figures and no text: drift shows in them, but there is nothing to calibrate "
-                             "on: start the server with --feedback-text")
+        raise DraftwellError(f"the traces in {folder} hold numbers and no text: drift shows in them, but there is nothing to calibrate "
+                             "on: start the server with --feedback-text", code="spool_without_text")
     different = list({(tuple(p.turns), json.dumps(p.messages), p.raw): p for p in found}.values())[-window:]
     if len(different) < fewest:
         beside = "; ".join([*([f"{len(wrong)} requests cannot: {wrong[0]}"] if wrong else []), *notes])
         odd = f" ({beside})" if beside else ""
         raise DraftwellError(f"{folder} holds {len(different)} different prompts that can be read{odd}, {fewest} are needed to "
-                             "recalibrate: wait for more traffic, or let the server spool requests with their text")
+                             "recalibrate: wait for more traffic, or let the server record requests with their text",
+                             code="too_few_prompts")
     order = np.random.default_rng(len(different)).permutation(len(different))
     return [replace(different[i], id=f"spool/{place:04d}") for place, i in enumerate(order)]
 

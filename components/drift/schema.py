@@ -23,7 +23,7 @@ class DriftLimits(Record):
     """What counts as drift; `registry/drift.yaml` explains each."""
 
     false_alarm_rate: float = Field(gt=0, le=0.2, description="chance, at most, that a check of unchanged traffic says drift")
-    resamples: int = Field(ge=99, description="random exchanges of prompts behind each p value")
+    resamples: int = Field(ge=99, description="random exchanges of prompts for each p value")
     min_prompts: int = Field(ge=3, description="different prompts that the feedback must have")
     min_reference: int = Field(ge=3, description="different prompts that the reference must have")
     min_positions: int = Field(ge=1, description="drafted positions that each side must have")

@@ -1,7 +1,7 @@
 """Tests by prompt: is the difference between two sets of prompts more than chance?
 
 Tokens of one prompt are alike (a translation is easy or hard as a whole), so a test that takes them for independent raises false
-alarms by the dozen. Here whole prompts are exchanged: every figure is computed from sums over prompts, and its value is held against
+alarms by the dozen. Here whole prompts are exchanged: every figure is computed from sums over prompts, and its value is compared with
 those under random exchanges of prompts between the two sets (a permutation test; Good, Permutation Tests, 2000). Where both sets are
 drawn from the same traffic, p is at most α with a probability of at most α, whatever the figure and however small the sets.
 """
@@ -21,7 +21,7 @@ CHUNK = 500
 
 @dataclass(frozen=True)
 class Exchanged:
-    """A figure beside what chance alone gives.
+    """A figure and what chance alone gives.
 
     Args:
         value: of the two sets as they are.
@@ -38,7 +38,7 @@ def exchange(then: np.ndarray, now: np.ndarray, measure: Measure, *, resamples: 
     """A figure of two sets of prompts, with its permutation test.
 
     One matrix product gives the sums of hundreds of exchanges; `scipy.stats.permutation_test`, which a test compares this with, adds up
-    every prompt anew for each.
+    every prompt again for each.
 
     Args:
         then, now: `[prompts, width]` sums over each prompt's positions.

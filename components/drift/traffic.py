@@ -91,7 +91,7 @@ def shared_kinds(reference: pa.Table, feedback: pa.Table) -> tuple[str, ...]:
         both = then
     if not both:
         raise DraftwellError(f"the feedback holds texts of the kinds {', '.join(sorted(now))}, the reference of {', '.join(sorted(then))}: "
-                             "collect the reference with the kinds that are served")
+                             "collect the reference with the kinds that are served", code="no_shared_kinds")
     return ("target",) if "target" in both else tuple(sorted(both))
 
 
@@ -133,7 +133,8 @@ def read_traffic(rows: pa.Table, *, kinds: Sequence[str], temperature: float, ma
     p, q = columns["draft_p"].astype(np.float64), columns["draft_q"].astype(np.float64)
     confidence = columns["confidence"].astype(np.float64)
     if np.isnan(p).any() or np.isnan(q).any() or np.isnan(confidence).any():
-        raise DraftwellError("the traces hold NaN: a model's weights or dtype may be broken: check the pair, then collect again")
+        raise DraftwellError("the traces hold NaN: a model's weights or dtype may be broken: check the pair, then "
+                             "collect again", code="nan_in_traces")
     kept = np.minimum(1.0, p / np.maximum(q, 1e-12))
     unit = np.array([unit_of[name] for name in columns["prompt_id"]], dtype=np.int64)
     present = np.unique(unit)

@@ -16,7 +16,6 @@ from components.drift.spool import read_spool
 from components.drift.traffic import HIDDEN, NEEDED, Traffic, prompts_of_the_other_sort, read_traffic, shared_kinds
 from components.prompts.prompt import Prompt
 from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.recording.trace_schema import LOSSY
 from serving.runtime.requests import Sampling
@@ -25,6 +24,7 @@ from serving.server.feedback.feedback import blind
 from serving.server.feedback.record import Record, RecordOrigin
 from serving.server.feedback.spool import Spool
 from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, compared, rows
 from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.server.feedback_server import PROMPTS, TOKENS, FeedbackServer
@@ -186,7 +186,7 @@ def test_without_texts_there_is_nothing_to_calibrate_on_and_that_is_said(tmp_pat
     server.ask(PROMPTS)
     server.close()
     found = read_spool(tmp_path, FINGERPRINT, window=200)
-    with pytest.raises(DraftwellError, match=r"figures and no text.*start the server with --feedback-text"):
+    with raises_code("spool_without_text", "--feedback-text"):
         spooled_prompts(tmp_path, pair, found.rows, window=40, fewest=3)
 
 
