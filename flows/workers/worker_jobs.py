@@ -76,12 +76,12 @@ def write_shard(job: Path, index: int) -> str:
 
 def describe_search(job: Path, search: Search, traces: Path, fingerprint: str, threads: int) -> None:
     """Write the job of a search, with its artifacts."""
-    for kind, artifact in search.kit.artifacts.items():
+    for kind, artifact in search.resources.artifacts.items():
         copy.copy(artifact).save(job / "artifacts" / kind)  # saving notes a digest, and the original keeps that of where it comes from
     copy.copy(search.profile).save(job / "profile")
     write_job(job, {"traces": str(traces.absolute()), "trace_digest": search.trace_digest, "fingerprint": fingerprint, "threads": threads,
-                "artifacts": list(search.kit.artifacts), "special_tokens": sorted(search.kit.special_tokens),
-                "deterministic": search.kit.deterministic, "max_tokens": search.max_tokens, "overlap": search.overlap,
+                "artifacts": list(search.resources.artifacts), "special_tokens": sorted(search.resources.special_tokens),
+                "deterministic": search.resources.deterministic, "max_tokens": search.max_tokens, "overlap": search.overlap,
                 "seed": search.studies.seed})
 
 
@@ -114,7 +114,7 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     )
     texts, profile = read_texts(traces), HardwareProfile.load(job / "profile")
     search = Search(texts, kit, profile, said["max_tokens"], said["overlap"], Studies(None, said["seed"]), said["trace_digest"])
-    return [vars(trial) for trial in search.search(name, share, search.predict)]
+    return [trial.model_dump() for trial in search.search(name, share, search.predict)]
 
 
 @contextmanager

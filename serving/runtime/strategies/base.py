@@ -14,6 +14,8 @@ from serving.errors import DraftwellError
 from serving.runtime.commands import Role, Step
 from serving.runtime.output import Model
 from serving.runtime.session import Session
+from serving.runtime.strategies.search_space import Space
+from serving.runtime.strategies.speculation import Speculation
 
 A = TypeVar("A", bound=Artifact)
 
@@ -57,6 +59,10 @@ class Strategy(ABC):
     overlaps: bool = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
+    search_space: ClassVar[Space] = {}
+    """Parameter → values that a tuner may try; empty: the strategy is not tuned."""
+    replayable: ClassVar[bool] = False
+    """Whether replay over a trace predicts the strategy exactly; else a tuner measures it."""
 
     def __init__(self, config: StrategyConfig, kit: StrategyResources):
         self.config: Any = config
@@ -65,6 +71,27 @@ class Strategy(ABC):
     @abstractmethod
     def run(self, session: Session) -> Step[None]:
         """Decode one request."""
+
+    @classmethod
+    def completed(cls, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """A point of the search space as parameters: with those that follow from others, and those without effect at their default."""
+        return dict(parameters)
+
+    def rollout_needed(self) -> int:
+        """Length of trace rollout within which a draft always lies, whatever its first wrong token; 0: drafts have no fixed length.
+
+        Drafts that confidence ends have no such bound: where one is longer than a rollout, its replay reports that it is not exact.
+        """
+        return 0
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation | None:
+        """What another engine can do of it, for `draftwell export`; None: nothing sensible would remain.
+
+        Args:
+            config: of this class's `Config`.
+        """
+        return None
 
     def learnt(self) -> dict[str, float]:
         """What this object itself has learnt from requests, beside its artifacts: of one moment, from any thread; empty for most."""

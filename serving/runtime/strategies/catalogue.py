@@ -34,20 +34,21 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "svip": SVIP,
     "draft_verify": DraftVerify,
     "adaedl": AdaEDL,
-    "specdec_pp": SpecDecPP,
     "hf_dynamic": HFDynamic,
+    "spide": Spide,
+    "pearl": Pearl,
+    "specdec_pp": SpecDecPP,
+    "prompt_lookup": PromptLookup,
+    "sprinter": Sprinter,
+    "duo_decoding": DuoDecoding,
+    "csd": CSD,
     "fuzzy_sd": FuzzySD,
     "mentored": Mentored,
     "lossy_sd": LossySD,
-    "prompt_lookup": PromptLookup,
-    "sprinter": Sprinter,
-    "csd": CSD,
-    "spide": Spide,
-    "pearl": Pearl,
-    "duo_decoding": DuoDecoding,
     "pyramid_assisted": PyramidAssisted,
     "pyramid_fuzzy": PyramidFuzzy,
 }
+"""In the order of listings and of the tuner's search."""
 
 
 def find_strategy(name: str) -> type[Strategy]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 
@@ -14,6 +15,8 @@ from serving.runtime.drafting.stopping import UnlikelyToken
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from serving.runtime.strategies.search_space import Span, space
+from serving.runtime.strategies.speculation import Speculation
 from serving.runtime.types import Draft, Verdict
 
 FIRST_LENGTH = 5
@@ -25,6 +28,8 @@ class HFDynamic(Strategy):
     name = "hf_dynamic"
     lossless = True
     paper = "Mamou 2024 (2405.04304); transformers' assisted generation"
+    replayable = True
+    search_space = space(threshold=Span(0.2, 0.8, 0.1), max_draft=(8, 20), heuristic=(False, True))
 
     class Config(StrategyConfig):
         threshold: float = Field(0.4, ge=0, le=1, description="stop behind a token of lower draft probability")
@@ -34,6 +39,10 @@ class HFDynamic(Strategy):
     def __init__(self, config: StrategyConfig, kit: StrategyResources):
         super().__init__(config, kit)
         self.shared = self.first_length()
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("draft", config.max_draft, config.threshold, config.heuristic)
 
     def run(self, session: Session) -> Step[None]:
         if not self.config.heuristic:
