@@ -222,7 +222,7 @@ def work_of(pair: LoadedPair, prompts: Sequence[Prompt], *, max_tokens: int = 96
 
 def identity_of(strategy: Strategy) -> list[Any]:
     """What a strategy's texts depend on beside models and prompts, as plain JSON: name, parameters, digests of its artifacts."""
-    artifacts = {kind: artifact.digest for kind, artifact in sorted(strategy.kit.artifacts.items()) if kind in strategy.artifacts}
+    artifacts = {kind: artifact.digest for kind, artifact in sorted(strategy.resources.artifacts.items()) if kind in strategy.artifacts}
     return [strategy.name, strategy.config.model_dump(mode="json"), artifacts]
 
 

@@ -154,7 +154,7 @@ def _writer(kind: str, lossy: Strategy | None) -> Strategy:
     """What decodes the texts of a kind; those of kind `lossy` as a server decodes them, but that no request learns from another."""
     if kind == LOSSY:
         assert lossy is not None  # checked by `collection.check_inputs`
-        return type(lossy)(lossy.config, replace(lossy.kit, deterministic=True))
+        return type(lossy)(lossy.config, replace(lossy.resources, deterministic=True))
     return Interleaved(Interleaved.Config(), StrategyResources()) if kind == "mixed" else build_strategy("autoregressive")
 
 

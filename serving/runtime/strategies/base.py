@@ -41,7 +41,7 @@ class StrategyResources:
     deterministic: bool = False
 
     def private(self) -> StrategyResources:
-        """The same kit with copies of the artifacts that requests write to: what is learnt here is learnt nowhere else."""
+        """The same with copies of the artifacts that requests write to: what is learnt here changes nothing elsewhere."""
         copies = {kind: artifact.copy() if hasattr(artifact, "copy") else artifact for kind, artifact in self.artifacts.items()}
         return replace(self, artifacts=copies)
 
@@ -64,9 +64,9 @@ class Strategy(ABC):
     replayable: ClassVar[bool] = False
     """Whether replay over a trace predicts the strategy exactly; else a tuner measures it."""
 
-    def __init__(self, config: StrategyConfig, kit: StrategyResources):
+    def __init__(self, config: StrategyConfig, resources: StrategyResources):
         self.config: Any = config
-        self.kit = kit
+        self.resources = resources
 
     @abstractmethod
     def run(self, session: Session) -> Step[None]:
@@ -94,11 +94,11 @@ class Strategy(ABC):
         return None
 
     def learnt(self) -> dict[str, float]:
-        """What this object itself has learnt from requests, beside its artifacts: of one moment, from any thread; empty for most."""
+        """What this object itself has learnt in addition to its artifacts, at one moment, from any thread; empty for most."""
         return {}
 
     def resume(self, learnt: Mapping[str, float]) -> None:
-        """Go on from what `learnt` gave.
+        """Continue from what `learnt` returned.
 
         Raises:
             ValueError: it is not what a strategy of these settings can have learnt.
@@ -108,17 +108,17 @@ class Strategy(ABC):
 
     def artifact(self, kind: type[A]) -> A:
         """The artifact of a kind that this strategy needs."""
-        found = self.kit.artifacts.get(kind.kind)
+        found = self.resources.artifacts.get(kind.kind)
         if not isinstance(found, kind):
             raise DraftwellError(f"strategy {self.name} needs the artifact {kind.kind}: make one with `{kind.made_by}`, or take it "
-                                 "from a release")
+                                 "from a release", code="artifact_missing")
         return found
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         """The models this strategy uses, by role."""
         missing = [role for role in self.roles if role not in models]
         if missing:
-            raise DraftwellError(f"strategy {self.name} needs a {missing[0]} model, which this pair does not have")
+            raise DraftwellError(f"strategy {self.name} needs a {missing[0]} model, which this pair does not have", code="model_missing")
         chosen = {role: models[role] for role in self.roles}
         if self.prefers_onnx and "draft_onnx" in models:
             chosen["draft"] = models["draft_onnx"]

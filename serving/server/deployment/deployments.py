@@ -100,7 +100,7 @@ class Deployment:
             DraftwellError: it failed.
         """
         strategy, over = self.served.strategy, threading.Event()
-        rehearsal = type(strategy)(strategy.config, strategy.kit.private())
+        rehearsal = type(strategy)(strategy.config, strategy.resources.private())
         ends: list[Event] = []
 
         def deliver(event: Event) -> None:

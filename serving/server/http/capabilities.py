@@ -25,7 +25,7 @@ def with_parameters(strategy: Strategy, parameters: Mapping[str, Any], *, allowe
         raise APIError(403, "this server does not let requests change parameters: start it with --allow-parameters, or leave them out",
                        param="speculation.parameters", code="parameters_not_allowed")
     try:
-        return build_strategy(strategy.name, {**strategy.config.model_dump(), **parameters}, strategy.kit)
+        return build_strategy(strategy.name, {**strategy.config.model_dump(), **parameters}, strategy.resources)
     except DraftwellError as error:
         raise APIError(400, str(error), param="speculation.parameters", code="invalid_parameters") from error
 

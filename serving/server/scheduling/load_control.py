@@ -142,7 +142,7 @@ def indifferent(strategy: Strategy, sampling: Sampling) -> bool:
 
 def repeats(strategy: Strategy, sampling: Sampling) -> bool:
     """Whether a request must be left alone, because a limit could change an answer that is to be the same whatever else runs."""
-    return (sampling.repeatable or strategy.kit.deterministic) and not indifferent(strategy, sampling)
+    return (sampling.repeatable or strategy.resources.deterministic) and not indifferent(strategy, sampling)
 
 
 @lru_cache(4096)

@@ -384,12 +384,12 @@ def test_another_config_does_not_go_on_with_a_collection(pair: LoadedPair, tmp_p
         return collect_traces(pair, PROMPTS[:1], tmp_path / "trace", max_tokens=4, rollout=1, prefix_kinds=("lossy",), strategy=strategy)
 
     learnt = lossy("csd", use_memory=False)
-    learnt.kit.artifacts["correction_memory"].save(tmp_path / "one")
+    learnt.resources.artifacts["correction_memory"].save(tmp_path / "one")
     digest = again(learnt).digest()
     assert again(learnt).digest() == digest
     other = lossy("csd", use_memory=False)
-    other.kit.artifacts["correction_memory"].update(3, 4)  # type: ignore[attr-defined]
-    other.kit.artifacts["correction_memory"].save(tmp_path / "other")
+    other.resources.artifacts["correction_memory"].update(3, 4)  # type: ignore[attr-defined]
+    other.resources.artifacts["correction_memory"].save(tmp_path / "other")
     for strategy in (lossy("csd", use_memory=False, tau=0.5), lossy("fuzzy_sd"), other):
         with pytest.raises(collection.ForeignTrace):
             again(strategy)

@@ -37,7 +37,7 @@ def kit() -> StrategyResources:
 
 def judged(contest: Evaluator, config: StrategyChoice) -> int:
     """Tokens that a SPIDE contender's own table has seen judged."""
-    table: Any = contest._contenders[config]._strategy.kit.artifacts["acceptance_table"]
+    table: Any = contest._contenders[config]._strategy.resources.artifacts["acceptance_table"]
     return sum(table.total)
 
 

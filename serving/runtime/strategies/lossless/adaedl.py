@@ -21,7 +21,7 @@ from serving.runtime.types import Draft, Verdict
 
 
 class AdaEDL(Strategy):
-    """Its threshold is shared by all requests, or begins anew with each in deterministic mode (METHODS, "State")."""
+    """Its threshold is shared by all requests, or starts again with each in deterministic mode (docs/methods.md)."""
 
     name = "adaedl"
     lossless = True
@@ -35,8 +35,8 @@ class AdaEDL(Strategy):
         max_draft: int = Field(ge=1, le=64, description="longest draft; not published, so there is no default")
         entropy_scale: float = Field(0.2, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound")
 
-    def __init__(self, config: StrategyConfig, kit: StrategyResources):
-        super().__init__(config, kit)
+    def __init__(self, config: StrategyConfig, resources: StrategyResources):
+        super().__init__(config, resources)
         self.shared = self.first_threshold()
 
     @classmethod
@@ -44,7 +44,7 @@ class AdaEDL(Strategy):
         return Speculation("draft", notes=("AdaEDL's bound, which ends drafts, is left out.",))
 
     def run(self, session: Session) -> Step[None]:
-        adaptive = self.first_threshold() if self.kit.deterministic else self.shared
+        adaptive = self.first_threshold() if self.resources.deterministic else self.shared
         stop = LowAcceptanceBound(adaptive.value, self.config.max_draft, self.config.entropy_scale)
 
         def learn(draft: Draft, verdict: Verdict) -> None:

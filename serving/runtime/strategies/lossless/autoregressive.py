@@ -1,4 +1,4 @@
-"""Plain decoding: one target forward a token. The measure of every other strategy."""
+"""Plain decoding: one forward pass of the target for each token. Every other strategy is compared with it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Spide(Strategy):
 
     def run(self, session: Session) -> Step[None]:
         table = self.artifact(AcceptanceTable)
-        table = table.copy() if self.kit.deterministic else table
+        table = table.copy() if self.resources.deterministic else table
 
         def learn(draft: Draft, verdict: Verdict) -> None:
             for i in range(verdict.judged):

@@ -45,6 +45,6 @@ class CSD(Strategy):
 
     def run(self, session: Session) -> Step[None]:
         memory = self.artifact(CorrectionMemory)
-        rule = Rescue(memory.copy() if self.kit.deterministic else memory, self.config.min_count, self.config.tau,
-                      self.kit.special_tokens, use_memory=self.config.use_memory, use_gate=self.config.use_gate)
+        rule = Rescue(memory.copy() if self.resources.deterministic else memory, self.config.min_count, self.config.tau,
+                      self.resources.special_tokens, use_memory=self.config.use_memory, use_gate=self.config.use_gate)
         yield from serial(session, DraftModel(FixedLength(self.config.num_speculative_tokens)), rule)

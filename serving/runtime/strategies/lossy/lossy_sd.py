@@ -32,5 +32,5 @@ class LossySD(Strategy):
         return Speculation("draft", config.num_speculative_tokens, notes=("lossy_sd's threshold on p(x)/p(t*) is left out.",))
 
     def run(self, session: Session) -> Step[None]:
-        rule = Rescue(None, 0, self.config.tau, self.kit.special_tokens)
+        rule = Rescue(None, 0, self.config.tau, self.resources.special_tokens)
         yield from serial(session, DraftModel(FixedLength(self.config.num_speculative_tokens)), rule)

@@ -239,7 +239,7 @@ def test_an_answer_that_is_to_be_the_same_does_not_depend_on_other_requests(name
     ("vanilla_sd", 0.0, True), ("vanilla_sd", 1.0, False), ("lossy_sd", 0.0, False)])
 def test_a_recorded_request_is_probed_only_where_that_changes_no_answer(name, temperature, probed):
     it = scheduler(COMPUTE_BOUND, strategy=build_strategy(name, {}, table_kit(8)))
-    it.strategy.kit = replace(it.strategy.kit, deterministic=False)
+    it.strategy.resources = replace(it.strategy.resources, deterministic=False)
     tickets = []
     for _ in range(8):
         ticket = Ticket([1, 2], Sampling(max_tokens=200, temperature=temperature), TextStream(letters), lambda event: None)
