@@ -35,11 +35,11 @@ class StepContext:
 
     def stamp(self, kind: str) -> None:
         """Note in an artifact's pictures, freshly drawn, which one they are of."""
-        from components.report.stamps import stamp
+        from components.report.drawing import note_artifact
 
         for picture in pictures_of(self.workspace, kind):
             if picture.suffix == ".png":
-                stamp(picture, digest_of(self.workspace.artifacts / kind))
+                note_artifact(picture, digest_of(self.workspace.artifacts / kind))
 
     def parents(self, *kinds: str) -> dict[str, str]:
         """kind → digest of artifacts in the workspace that something is made from."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from components.tune.settings import DEFAULTS
+
 PLACES = {"prompts", "spool", "reference", "out"}
 """Settings of all flows that name files and folders."""
 BESIDES = {"pair", "prompts", "spool", "runner", "workers"}
@@ -26,14 +28,14 @@ class PipelineSettings(BaseModel):
     calibrate_prompts: int = Field(8, ge=1, description="prompts that fill the correction memory")
     tune_prompts: int = Field(8, ge=2, description="prompts that the shortlist is measured on; fewer than 8 choose plain decoding")
     tune_tokens: int = Field(40, ge=8, description="tokens per measured prompt")
-    trials: int = Field(60, ge=1, description="configurations tried by replay")
+    trials: int = Field(DEFAULTS.trials, ge=1, description="configurations tried by replay")
     bench_prompts: int = Field(16, ge=2, description="prompts of the final comparison, disjoint from the others where there are enough")
     bench_tokens: int = Field(40, ge=8, description="tokens per prompt of the final comparison")
-    lossless_only: bool = Field(True, description="choose among lossless strategies only")
-    max_quality_loss: float = Field(0.1, ge=0, le=1, description="by how much, as a part of plain decoding's, a lossy choice's share of "
-                                    "tokens that are the target's argmax may be lower")
-    max_cost_ratio: float | None = Field(None, gt=0, description="target calls per token of the choice, at most, over those of vanilla "
-                                         "speculative decoding at its fastest gamma; None sets no limit")
+    lossless_only: bool = Field(DEFAULTS.constraints.lossless_only, description="choose among lossless strategies only")
+    max_quality_loss: float = Field(DEFAULTS.constraints.max_quality_loss, ge=0, le=1, description="of a lossy choice: relative loss, at "
+                                    "most, in the share of tokens that are the target's argmax, compared with plain decoding")
+    max_cost_ratio: float | None = Field(DEFAULTS.constraints.max_cost_ratio, gt=0, description="target calls per token of the choice, at "
+                                         "most, over those of vanilla speculative decoding at its fastest gamma; None: no limit")
     device: str = Field("cpu", pattern="^(cpu|cuda)$")
     threads: int | None = Field(None, ge=1, description="CPU threads; None takes all cores; several workers share them")
     runner: str = Field("threads", pattern="^(threads|ray)$", description="where shards and replays run; timings are always "

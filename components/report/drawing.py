@@ -1,4 +1,7 @@
-"""Axes that end up as a PNG file, written atomically. matplotlib draws off screen and is imported only here."""
+"""Axes that end up as a PNG file, written atomically. matplotlib draws off screen and is imported only here.
+
+A picture can carry the digest of the artifact that it shows, in a text chunk; one that is drawn again loses it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from serving.errors import DraftwellError
 from serving.files import write_atomically
 
 INK, SECOND, FAINT = "#1f4e79", "#c55a11", "#9aa5b1"
+ARTIFACT = "draftwell artifact"
+"""Key of the text chunk with an artifact's digest."""
 
 
 def check_drawing() -> None:
@@ -19,12 +24,12 @@ def check_drawing() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise DraftwellError("plots need the package matplotlib: pip install 'draftwell[pipeline]'") from error
+        raise DraftwellError("plots need the package matplotlib: pip install 'draftwell[pipeline]'", code="missing_extra") from error
 
 
 @contextmanager
 def drawing(path: Path, title: str, x: str, y: str) -> Iterator[Any]:
-    """Axes to draw on; the figure is written to `path` behind the block."""
+    """Axes to draw on; the figure is written to `path` after the block."""
     check_drawing()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -38,3 +43,26 @@ def drawing(path: Path, title: str, x: str, y: str) -> Iterator[Any]:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())
+
+
+def note_artifact(path: Path, digest: str) -> None:
+    """Write into a PNG which artifact it shows."""
+    from PIL import Image, PngImagePlugin
+
+    info, buffer = PngImagePlugin.PngInfo(), io.BytesIO()
+    info.add_text(ARTIFACT, digest)
+    with Image.open(path) as picture:
+        picture.save(buffer, format="png", pnginfo=info)
+    write_atomically(path, buffer.getvalue())
+
+
+def drawn_of(path: Path) -> str | None:
+    """The digest of the artifact that a PNG shows; None where it has none, or where the file is not a PNG."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            picture.load()  # text chunks may come after the pixels
+            return picture.info.get(ARTIFACT) or None
+    except (OSError, ValueError, SyntaxError):
+        return None

@@ -9,40 +9,40 @@ from typing import Any
 import torch
 
 from components.prompts.prompt import Prompt, prompts_digest
-from components.tune.constraints import ConstraintChecker, Constraints
-from components.tune.evaluator import Config, Evaluate, QualityOf
+from components.tune.constraints import ConstraintChecker
+from components.tune.evaluator import Evaluate, QualityOf
+from components.tune.evidence import Trial
 from components.tune.search.pyramid_model import predict_pyramids
-from components.tune.search.search import Search, Trial
+from components.tune.search.search import Search
 from components.tune.search.space import MEASURED, REPLAYED
-from components.tune.successive_halving import PLAIN
+from components.tune.settings import Constraints, TuneSettings
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources, build_strategy, find_strategy
+from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy, find_strategy
 
 EXPLORE_PROMPTS, EXPLORE_TOKENS = 2, 24
 
 
-def choose_strategies(pair: LoadedPair, resources: StrategyResources, wanted: Sequence[str] | None, lossless_only: bool,
+def choose_strategies(pair: LoadedPair, resources: StrategyResources, settings: TuneSettings,
                       quality: QualityOf | None) -> tuple[list[str], dict[str, str]]:
-    """Names to try, and why the others are left out. A name that the user gave and that is unfit is an error."""
+    """Names to try, and why the others are left out. A name that the user gave and that is unfit is an error (`not_tunable`)."""
     names, left_out = [], {}
-    for name in wanted if wanted is not None else [*REPLAYED, *MEASURED]:
-        if name == PLAIN[0]:
+    for name in settings.strategies if settings.strategies is not None else [*REPLAYED, *MEASURED]:
+        if name == PLAIN.name:
             continue  # always measured
-        problem = reason_not_tunable(pair, resources, name, lossless_only, quality)
+        problem = reason_not_tunable(pair, resources, name, settings.constraints.lossless_only, quality)
         if problem is None:
             names.append(name)
-        elif wanted is not None:
-            raise DraftwellError(f"strategy {name} cannot be tuned here: {problem}")
+        elif settings.strategies is not None:
+            raise DraftwellError(f"strategy {name} cannot be tuned here: {problem}", code="not_tunable")
         else:
             left_out[name] = problem
     return names, left_out
 
 
-def reason_not_tunable(
-    pair: LoadedPair, resources: StrategyResources, name: str, lossless_only: bool, quality: QualityOf | None
-) -> str | None:
+def reason_not_tunable(pair: LoadedPair, resources: StrategyResources, name: str, lossless_only: bool,
+                       quality: QualityOf | None) -> str | None:
     """Why a strategy cannot be tuned, or None."""
     cls = find_strategy(name)
     if name not in REPLAYED and name not in MEASURED:
@@ -51,26 +51,34 @@ def reason_not_tunable(
         return "it is lossy, and only lossless strategies are allowed"
     if not cls.lossless and quality is None:
         return "it is lossy, and nothing measures its quality"
-    lacking = [role for role in cls.roles if role not in pair.models] + [a for a in cls.artifacts if a not in resources.artifacts]
-    return f"it needs {lacking[0]}, which is not at hand" if lacking else None
+    lacking = lacking_for(pair, resources, name)
+    return f"it needs {lacking}, which is not available" if lacking else None
 
 
-def unfit_champion(pair: LoadedPair, resources: StrategyResources, champion: Config, quality: QualityOf | None) -> str | None:
+def unfit_champion(pair: LoadedPair, resources: StrategyResources, champion: StrategyChoice, quality: QualityOf | None) -> str | None:
     """Why the champion cannot be measured here, or None; constraints are no reason, they only keep it from being chosen."""
     try:
-        build_strategy(*champion)
+        build_strategy(champion.name, dict(champion.parameters))
     except DraftwellError as error:
         return str(error)
-    cls = find_strategy(champion[0])
-    lacking = [role for role in cls.roles if role not in pair.models] + [a for a in cls.artifacts if a not in resources.artifacts]
+    lacking = lacking_for(pair, resources, champion.name)
     if lacking:
-        return f"it is {champion[0]}, which needs {lacking[0]}, and that is not at hand"
-    return f"it is {champion[0]}, which is lossy, and nothing measures its quality" if not cls.lossless and quality is None else None
+        return f"it is {champion.name}, which needs {lacking}, and that is not available"
+    lossy = not find_strategy(champion.name).lossless
+    return f"it is {champion.name}, which is lossy, and nothing measures its quality" if lossy and quality is None else None
+
+
+def lacking_for(pair: LoadedPair, resources: StrategyResources, name: str) -> str | None:
+    """The first model or artifact that a strategy needs and that is not here."""
+    cls = find_strategy(name)
+    roles = (role for role in cls.roles if role not in pair.models)
+    kinds = (kind for kind in cls.artifacts if kind not in resources.artifacts)
+    return next(iter([*roles, *kinds]), None)
 
 
 @dataclass(frozen=True)
 class Explorer:
-    """Tries configs that no replay can predict, on a few prompts."""
+    """Tries configurations that no replay can predict, on a few prompts."""
 
     pair: LoadedPair
     search: Search
@@ -102,20 +110,21 @@ class Explorer:
                   for trial in self.search.explore(name, count, self.measure, first.get(name, ()), self.subject)]
         return trials, estimates
 
-    def measure(self, name: str, parameters: dict[str, Any]) -> Trial:
-        """One config as a trial."""
+    def measure(self, choice: StrategyChoice) -> Trial:
+        """One choice as a trial."""
         few = self.few
-        [result] = self.evaluate([(name, parameters)], few, max_tokens=EXPLORE_TOKENS, fresh=True)
+        [result] = self.evaluate([choice], few, max_tokens=EXPLORE_TOKENS, fresh=True)
         divergence = 0.0
-        if not find_strategy(name).lossless:
-            [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)  # a ledger answers from the second time on
-            divergence, _ = ConstraintChecker(Constraints(), self.quality, None, {}).losses((name, parameters), few, result, plain)
-        return Trial(name, parameters, result.pace, False, result.calls_per_token, divergence, "measured")
+        if not find_strategy(choice.name).lossless:
+            [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)  # the resume file answers from the second time on
+            divergence, _ = ConstraintChecker(Constraints(), self.quality, None, {}).losses(choice, few, result, plain)
+        return Trial.of(choice, predicted_seconds_per_token=result.pace, exact=False, target_calls_per_token=result.calls_per_token,
+                        divergence=divergence, source="measured")
 
 
-def starting_points(estimates: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
-    """Strategy → the configs that an estimate says are best."""
-    first: dict[str, list[dict[str, Any]]] = {}
+def starting_points(estimates: Sequence[Trial]) -> dict[str, list[StrategyChoice]]:
+    """Strategy → the choices that an estimate ranks best."""
+    first: dict[str, list[StrategyChoice]] = {}
     for trial in estimates:
-        first.setdefault(trial.strategy, []).append(trial.parameters)
+        first.setdefault(trial.strategy, []).append(trial.choice)
     return first

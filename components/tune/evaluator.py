@@ -1,29 +1,25 @@
-"""What a tuner measures: configs that decode the same prompts in turn and keep what they have learnt from one rung to the next."""
+"""What a tuner measures: strategies that decode the same prompts in turn and keep what they have learnt from one rung to the next."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from components.bench.answers.rouge import mean_rouge_l
 from components.bench.runner import WARMUP_TOKENS, Generation, Progress, StrategyContender, naming, rotated
 from components.bench.target_agreement import argmax_matches
 from components.calibrate.hardware_profile import synchronise
 from components.prompts.prompt import Prompt, ids_of
-from components.tune.search.space import key
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 
-Config = tuple[str, dict[str, Any]]
-"""A strategy's name and parameters."""
-
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one config: for every prompt, in order, seconds of the whole request, the output, and target calls."""
+    """What was measured of one choice: for every prompt, in order, seconds of the complete request, the output, and target calls."""
 
     seconds: list[float]
     outputs: list[list[int]]
@@ -45,17 +41,17 @@ class Measured:
         return sum(self.calls) / sum(self.tokens)
 
     def __add__(self, more: Measured) -> Measured:
-        """The same config on further prompts."""
+        """The same choice on further prompts."""
         return Measured(self.seconds + more.seconds, self.outputs + more.outputs, self.calls + more.calls)
 
 
 class Evaluate(Protocol):
-    """Measures configs on prompts, interleaved, and returns one `Measured` for each config in order.
+    """Measures choices on prompts, interleaved, and returns one `Measured` for each choice in order.
 
-    `fresh` contenders have learnt nothing from earlier calls; the others go on from where they were.
+    `fresh` contenders have learnt nothing from earlier calls; the others continue from where they were.
     """
 
-    def __call__(self, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
+    def __call__(self, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
                  fresh: bool = False) -> Sequence[Measured]: ...
 
 
@@ -64,7 +60,7 @@ class Quality:
     """How good outputs are.
 
     Args:
-        share: of emitted tokens, those that are the target's argmax behind the same prefix, 0..1.
+        share: of emitted tokens, those that are the target's argmax after the same prefix, 0..1.
         rouge_l: mean ROUGE-L against the prompts' references, 0 to 100; None where no prompt has one.
     """
 
@@ -73,13 +69,13 @@ class Quality:
 
 
 class QualityOf(Protocol):
-    """Judges what a config wrote."""
+    """Judges outputs."""
 
     def __call__(self, prompts: Sequence[Prompt], measured: Measured) -> Quality: ...
 
 
 class Evaluator:
-    """Measures strategies of a pair; every config has online state of its own, which lives as long as the contest.
+    """Measures strategies of a pair; every choice has online state of its own, which lives as long as the evaluator.
 
     Args:
         resources: artifacts; each contender works on copies.
@@ -87,41 +83,33 @@ class Evaluator:
         progress: called with (done, total, strategy) within each call.
     """
 
-    def __init__(
-        self,
-        pair: LoadedPair,
-        resources: StrategyResources,
-        *,
-        max_tokens: int = 64,
-        seed: int = 0,
-        progress: Progress | None = None,
-    ):
+    def __init__(self, pair: LoadedPair, resources: StrategyResources, *, max_tokens: int = 64, seed: int = 0,
+                 progress: Progress | None = None):
         self.pair, self.resources, self.max_tokens, self.seed, self.progress = pair, resources, max_tokens, seed, progress
-        self._contenders: dict[str, StrategyContender] = {}
+        self._contenders: dict[StrategyChoice, StrategyContender] = {}
 
-    def __call__(self, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
+    def __call__(self, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
                  fresh: bool = False) -> list[Measured]:
         base = self.pair.sampling(max_tokens=max_tokens or self.max_tokens)
         encoded = [ids_of(self.pair, prompt) for prompt in prompts]
-        contenders = [self._contender(config, encoded[0], fresh) for config in configs]
+        contenders = [self._contender(choice, encoded[0], fresh) for choice in choices]
         runs: dict[str, list[Generation]] = {contender.label: [] for contender in contenders}
         done, total = 0, len(prompts) * len(contenders)
         for i, ids in enumerate(encoded):
             for contender in rotated(contenders, i):
                 with naming(prompts[i]):
-                    synchronise(self.pair.device)  # nobody pays for what the one before left behind
+                    synchronise(self.pair.device)  # work that the previous contender left on the device is not charged to this one
                     runs[contender.label].append(contender.generate(ids, replace(base, seed=self.seed + i)))
                 done += 1
                 if self.progress:
                     self.progress(done, total, contender.label.partition(" ")[0])
         return [as_measured(runs[contender.label]) for contender in contenders]
 
-    def _contender(self, config: Config, ids: Sequence[int], fresh: bool) -> StrategyContender:
-        """A config's contender, warmed up when it is new."""
-        label = label_of(config)
-        known = self._contenders.get(label)
+    def _contender(self, choice: StrategyChoice, ids: Sequence[int], fresh: bool) -> StrategyContender:
+        """A choice's contender, warmed up when it is new."""
+        known = self._contenders.get(choice)
         if known is None:
-            known = self._contenders[label] = StrategyContender(self.pair, self.resources, StrategyChoice(*config), label)
+            known = self._contenders[choice] = StrategyContender(self.pair, self.resources, choice, choice.key)
             known.generate(ids, self.pair.sampling(max_tokens=WARMUP_TOKENS))
             known.reset()
         elif fresh:
@@ -130,7 +118,7 @@ class Evaluator:
 
 
 def as_measured(runs: Sequence[Generation]) -> Measured:
-    """Generations of one config as plain lists."""
+    """Generations of one choice as plain lists."""
     return Measured([run.seconds for run in runs], [list(run.tokens) for run in runs], [run.stats.target_calls for run in runs])
 
 
@@ -154,27 +142,20 @@ class QualityReader:
         return self._matches[what]
 
 
-def label_of(config: Config) -> str:
-    """A config as text.
-
-    >>> label_of(("vanilla_sd", {"num_speculative_tokens": 3}))
-    'vanilla_sd {"num_speculative_tokens": 3}'
-    """
-    return f"{config[0]} {key(config[1])}"
-
-
-def measure_all(evaluate: Evaluate, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
+def measure_all(evaluate: Evaluate, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
                 fresh: bool = False) -> list[Measured]:
-    """What `evaluate` says, checked.
+    """What `evaluate` measures, checked.
 
     Raises:
-        DraftwellError: a result too few, a prompt without tokens, or seconds that are no positive number.
+        DraftwellError: a result too few, a prompt without tokens, or seconds that are not a positive number
+            (`measurement_incomplete`, `measurement_not_finite`).
     """
-    results = list(evaluate(configs, prompts, max_tokens=max_tokens, fresh=fresh))
-    if len(results) != len(configs) or any(len(part) != len(prompts) for r in results for part in (r.seconds, r.outputs, r.calls)):
-        raise DraftwellError(f"the measurement gave {len(results)} results for {len(configs)} configurations on {len(prompts)} prompts: "
-                             "measure them all")
-    for config, result in zip(configs, results, strict=True):
+    results = list(evaluate(choices, prompts, max_tokens=max_tokens, fresh=fresh))
+    if len(results) != len(choices) or any(len(part) != len(prompts) for r in results for part in (r.seconds, r.outputs, r.calls)):
+        raise DraftwellError(f"the measurement gave {len(results)} results for {len(choices)} configurations on {len(prompts)} prompts: "
+                             "measure them all", code="measurement_incomplete")
+    for choice, result in zip(choices, results, strict=True):
         if not all(math.isfinite(seconds) and seconds > 0 for seconds in result.seconds) or not all(result.tokens):
-            raise DraftwellError(f"{label_of(config)}: every measured prompt needs positive seconds and at least one token: measure again")
+            raise DraftwellError(f"{choice}: every measured prompt needs positive seconds and at least one token: measure again",
+                                 code="measurement_not_finite")
     return results

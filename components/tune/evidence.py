@@ -1,76 +1,322 @@
-"""The evidence of a tuning: what was tried, what was measured, and how far predictions were from measurements."""
+"""The evidence of a tuning: what was tried, what was measured, and why the choice was made, as typed models.
+
+On disk it is JSON: in the artifact `decoding_config` and in `reports/tuning.json`. A field that was never set is not written, and
+a field that an older version lacks reads as its default. Evidence without `schema_version` is version 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from components.tune.evaluator import label_of
-from components.tune.pareto import front
-from components.tune.search.search import Search, Trial, artifact_digest
-from components.tune.search.space import combinations
-from components.tune.successive_halving import PLAIN, HalvingResult
-from serving.runtime.strategies import StrategyResources
+from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, ValidationError, field_serializer
+
+from components.tune.settings import Constraints
+from serving.errors import DraftwellError
+from serving.runtime.strategies.choice import PLAIN, StrategyChoice
 
 EVIDENCE_VERSION = 2
 
 
-def evidence_of(tried: Sequence[Trial], halved: HalvingResult, confirmed: Sequence[dict[str, Any]],
-                others: Sequence[Trial]) -> dict[str, Any]:
-    """What was tried and measured, as plain JSON.
+def _as_choice(value: Any) -> StrategyChoice:
+    if isinstance(value, StrategyChoice):
+        return value
+    if isinstance(value, Mapping) and "strategy" in value:
+        return StrategyChoice.from_json(value)
+    raise ValueError("a choice needs strategy and parameters")
 
-    Returns:
-        `schema_version`; `trials`: every config replayed or explored with its three values, `exact` and `source`; `front`: indices
-        into them of the Pareto front (values of replayed and of measured trials come from different prompts: `source` tells them
-        apart); `rungs`: `prompts`, `figures` and `dropped` of each; `confirmation`: `tail` and `figures` with quality, cost and
-        `objection`; `measured`: the last figures of every config that was measured, plain decoding's first, with `confirmed` and
-        `predicted_seconds_per_token`; `prediction_error`: `median` and, for each replayed config, `predicted / measured − 1`.
+
+Choice = Annotated[StrategyChoice, PlainValidator(_as_choice), PlainSerializer(StrategyChoice.to_json)]
+"""A `StrategyChoice` that is `{"strategy": …, "parameters": …}` in JSON."""
+
+
+class _Part(BaseModel):
+    """Frozen; fields of other versions are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Row(_Part):
+    """What is known of one strategy choice."""
+
+    strategy: str
+    parameters: dict[str, Any]
+
+    @classmethod
+    def of(cls, choice: StrategyChoice, **values: Any) -> Self:
+        """A row about a choice."""
+        return cls(**choice.to_json(), **values)
+
+    @property
+    def choice(self) -> StrategyChoice:
+        """Which choice the row is about."""
+        return StrategyChoice(self.strategy, self.parameters)
+
+
+class Trial(Row):
+    """A configuration that was tried, and its three objectives (`search.search` defines them).
+
+    Args:
+        predicted_seconds_per_token: by replay, by an estimate, or by a first short measurement: see `source`.
+        exact: False where a draft was longer than the trace's rollouts, so that the replay is an estimate.
+        target_calls_per_token: None of an estimate.
+        divergence: 0..1; None of an estimate.
     """
-    trials = [*tried, *others]
-    measured: dict[str, dict[str, Any]] = {}
-    for rung in halved.rungs:
-        measured |= {label_of((f["strategy"], f["parameters"])): f | {"confirmed": False} for f in rung.figures}
-    measured |= {label_of((f["strategy"], f["parameters"])): f | {"confirmed": True} for f in confirmed}
-    plain = measured.pop(label_of(PLAIN))
-    figures = [figure | {"predicted_seconds_per_token": predicted(trials, figure)} for figure in [plain, *measured.values()]]
-    return {"schema_version": EVIDENCE_VERSION, "trials": [vars(trial) for trial in tried],
-            "front": front([trial.values for trial in tried]),
-            "rungs": [vars(rung) for rung in halved.rungs],
-            "confirmation": {"tail": halved.tail, "figures": list(confirmed)},
-            "measured": figures, "prediction_error": prediction_error(trials, figures)}
+
+    predicted_seconds_per_token: float
+    exact: bool = True
+    target_calls_per_token: float | None = None
+    divergence: float | None = None
+    source: Literal["replayed", "measured", "estimated"] = "replayed"
+
+    @property
+    def values(self) -> tuple[float, float, float]:
+        """The objectives, in the order of `studies.OBJECTIVES`."""
+        assert self.target_calls_per_token is not None
+        assert self.divergence is not None
+        return self.predicted_seconds_per_token, self.target_calls_per_token, self.divergence
 
 
-def rollouts_of(search: Search, names: Sequence[str], replayed: Sequence[Trial]) -> dict[str, Any]:
-    """What the length of a trace's rollouts meant for a search, as plain JSON.
+class Metrics(Row):
+    """What was measured of one configuration; speedups are over plain decoding on the same prompts.
 
-    Returns:
-        `length`; `beyond`: strategy → how many of its configs were not tried, because their drafts of fixed length are longer;
-        `inexact`: replays whose drafts, ended by confidence, ran on behind a rollout, so that they are estimates; `replayed`: all.
+    Args:
+        prompts: how many it was measured on.
+        speedup_low, speedup_high: ends of the interval.
+        lossless, quality_loss, rouge_l_lost, cost_ratio, objection: of the confirmation: see `ConstraintChecker.metrics`, and which
+            constraint is broken.
+        predicted_seconds_per_token, divergence: what its trial predicted.
+        confirmed: whether this is from the confirmation.
     """
-    beyond = {name: len(combinations(name)) - len(search.configs(name)) for name in names}
-    return {"length": search.texts.rollout, "beyond": {name: count for name, count in beyond.items() if count},
-            "inexact": sum(not trial.exact for trial in replayed), "replayed": len(replayed)}
+
+    seconds_per_token: float
+    median_seconds_per_token: float | None = None
+    prompts: int | None = None
+    target_calls_per_token: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    lossless: bool | None = None
+    quality_loss: float | None = None
+    rouge_l_lost: float | None = None
+    cost_ratio: float | None = None
+    objection: str | None = None
+    predicted_seconds_per_token: float | None = None
+    divergence: float | None = None
+    confirmed: bool | None = None
+
+    @property
+    def prediction_error(self) -> float | None:
+        """|predicted − measured| / measured seconds per token; None where one of them is missing."""
+        if not usable(self.predicted_seconds_per_token) or not usable(self.seconds_per_token):
+            return None
+        assert self.predicted_seconds_per_token is not None
+        return abs(self.predicted_seconds_per_token / self.seconds_per_token - 1)
+
+    def filled_from(self, other: Metrics) -> Metrics:
+        """With the fields that only `other` has."""
+        return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set - self.model_fields_set})
 
 
-def prediction_error(trials: Sequence[Trial], figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How far replay was from what was measured: predicted seconds per token over measured ones, minus 1."""
-    replayed = [trial for trial in trials if trial.source == "replayed"]
-    rows = []
-    for figure in figures:
-        said = predicted(replayed, figure)
-        if said is not None:
-            rows.append({"strategy": figure["strategy"], "parameters": figure["parameters"], "predicted": said,
-                         "measured": figure["seconds_per_token"], "error": said / figure["seconds_per_token"] - 1})
-    return {"median": median(abs(row["error"]) for row in rows) if rows else None, "configs": rows}
+class Dropped(Row):
+    """A configuration that left successive halving, and why."""
+
+    why: str = ""
 
 
-def predicted(trials: Sequence[Trial], figure: Mapping[str, Any]) -> float | None:
-    """What was said about a measured config before."""
-    match = [t for t in trials if (t.strategy, t.parameters) == (figure["strategy"], figure["parameters"])]
-    return match[0].predicted_seconds_per_token if match else None
+class Rung(_Part):
+    """One round of measurement.
+
+    Args:
+        prompts: ids of the prompts that were new here.
+        figures: of every configuration that was measured, over all prompts so far; plain decoding's first.
+    """
+
+    prompts: list[str] = []
+    figures: list[Metrics] = []
+    dropped: list[Dropped] = []
 
 
-def artifacts_of(resources: StrategyResources) -> dict[str, str]:
-    """kind → digest of every artifact of the resources."""
-    return {kind: artifact_digest(artifact) for kind, artifact in sorted(resources.artifacts.items())}
+class Confirmation(_Part):
+    """The last measurement, with fresh times: only this decides.
+
+    Args:
+        tail: probability left out at each end of its intervals.
+        figures: plain decoding's first, then the champion's where there is one.
+    """
+
+    tail: float | None = None
+    figures: list[Metrics] = []
+
+
+class PredictionErrorRow(Row):
+    """Seconds per token of a replayed configuration: predicted, measured, and predicted / measured − 1."""
+
+    predicted: float
+    measured: float
+    error: float
+
+
+class PredictionErrors(_Part):
+    """How far replay was from what was measured; `median` is of the absolute errors."""
+
+    median: float | None = None
+    configs: list[PredictionErrorRow] = []
+
+
+class Rollouts(_Part):
+    """What the length of a trace's rollouts meant for the search.
+
+    Args:
+        beyond: strategy → how many of its configurations were not tried, because their drafts of fixed length are longer.
+        inexact: replays that are estimates, because drafts ended by confidence were longer than a rollout.
+        replayed: all replays.
+
+    >>> Rollouts(length=16, beyond={"pearl": 2}, inexact=0, replayed=60).summary
+    'Not tried, because rollouts of 16 tokens are too short: 2 of pearl. Use a longer `collect --rollout`.'
+    """
+
+    length: int
+    beyond: dict[str, int] = {}
+    inexact: int = 0
+    replayed: int = 0
+
+    @property
+    def summary(self) -> str:
+        """A sentence or two on what the rollouts were too short for; empty where they sufficed."""
+        found = []
+        if self.inexact:
+            found.append(f"{self.inexact} of {self.replayed} replays are estimates: drafts were longer than the rollouts of "
+                         f"{self.length} tokens.")
+        if self.beyond:
+            those = ", ".join(f"{count} of {name}" for name, count in self.beyond.items())
+            found.append(f"Not tried, because rollouts of {self.length} tokens are too short: {those}.")
+        return " ".join([*found, "Use a longer `collect --rollout`."]) if found else ""
+
+
+class TuningEvidence(_Part):
+    """A tuning's choice and all that it rests on.
+
+    Args:
+        trials: every configuration that was replayed or explored.
+        front: indices into `trials` of the Pareto front. Values of replayed and of measured trials come from different prompts:
+            `source` distinguishes them.
+        measured: the last metrics of every configuration that was measured, plain decoding's first.
+        left_out: strategy → why it was not tried; "champion" → why the champion was not measured.
+        artifacts: kind → digest of what was tuned with.
+        max_tokens, replayed_tokens: tokens per prompt as measured and as predicted.
+    """
+
+    schema_version: int = 0
+    choice: Choice
+    reason: str = ""
+    trials: list[Trial] = []
+    front: list[int] = []
+    rungs: list[Rung] = []
+    confirmation: Confirmation | None = None
+    measured: list[Metrics] = []
+    prediction_error: PredictionErrors | None = None
+    champion: Choice | None = None
+    constraints: Constraints | None = None
+    left_out: dict[str, str] = {}
+    rollouts: Rollouts | None = None
+    trace_digest: str | None = None
+    artifacts: dict[str, str] = {}
+    fingerprint: str | None = None
+    padded_to: int | None = None
+    device_class: str | None = None
+    machine: dict[str, Any] = {}
+    prompts: int | None = None
+    prompts_digest: str | None = None
+    max_tokens: int | None = None
+    replayed_tokens: int | None = None
+    seed: int | None = None
+
+    @field_serializer("constraints")
+    def _all_limits(self, constraints: Constraints | None) -> dict[str, Any] | None:
+        """Limits are written in full, the defaults too."""
+        return None if constraints is None else constraints.model_dump()
+
+    @classmethod
+    def read(cls, value: Mapping[str, Any], where: str = "the tuning evidence") -> TuningEvidence:
+        """The evidence that JSON holds, of this version or an older one.
+
+        Args:
+            value: evidence, or a `tuning.json`, which has `strategy` and `parameters` at its top, too.
+            where: what holds it, for the error.
+        Raises:
+            DraftwellError: a newer version, or values that cannot be read (`evidence_too_new`, `evidence_unreadable`).
+        """
+        version = value.get("schema_version", 0)
+        if isinstance(version, int) and version > EVIDENCE_VERSION:
+            raise DraftwellError(f"{where} has schema version {version}, and this release reads up to {EVIDENCE_VERSION}: upgrade "
+                                 "Draftwell, or run `draftwell tune` again", code="evidence_too_new")
+        try:
+            return cls.model_validate({"choice": value, **value} if "choice" not in value else dict(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"]))
+            raise DraftwellError(f"{where} cannot be read, {name}: {first['msg']}: run `draftwell tune` again",
+                                 code="evidence_unreadable") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, with the fields that are set."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def with_choice(self, choice: StrategyChoice, reason: str) -> TuningEvidence:
+        """The same evidence for another choice."""
+        return self.model_copy(update={"choice": choice, "reason": reason})
+
+    @property
+    def timed_trials(self) -> list[Trial]:
+        """The trials that have a time."""
+        return [trial for trial in self.trials if usable(trial.predicted_seconds_per_token)]
+
+    @property
+    def front_trials(self) -> list[Trial]:
+        """The trials on the Pareto front."""
+        return [self.trials[i] for i in self.front]
+
+    @property
+    def confirmed(self) -> list[Metrics]:
+        """The metrics that decided; none where an older tuner had no confirmation."""
+        return self.confirmation.figures if self.confirmation is not None else []
+
+    def latest_metrics(self) -> list[Metrics]:
+        """What was measured of every configuration, plain decoding first: of the confirmation, else of its last rung.
+
+        Each has what its trial knew, too: target calls, divergence, and the predicted time where that was predicted, not measured.
+        """
+        found: dict[StrategyChoice, Metrics] = {}
+        for metrics in self._measurements():
+            if usable(metrics.seconds_per_token):
+                found[metrics.choice] = found[metrics.choice].filled_from(metrics) if metrics.choice in found else metrics
+        trials = {trial.choice: trial for trial in self.trials}
+        filled = [_with_trial(metrics, trials.get(choice)) for choice, metrics in found.items()]
+        return sorted(filled, key=lambda metrics: metrics.strategy != PLAIN.name)
+
+    def _measurements(self) -> Iterator[Metrics]:
+        """All metrics, those that count most first."""
+        yield from self.confirmed
+        yield from self.measured
+        for rung in reversed(self.rungs):
+            yield from rung.figures
+
+
+def _with_trial(metrics: Metrics, trial: Trial | None) -> Metrics:
+    """Metrics with what the trial of the same choice predicted."""
+    known: dict[str, Any] = {}
+    if trial is not None:
+        names = {"predicted_seconds_per_token", "target_calls_per_token", "divergence"}
+        known = {name: getattr(trial, name) for name in names - metrics.model_fields_set}
+        if trial.source == "measured":
+            known["predicted_seconds_per_token"] = None
+    if metrics.quality_loss is not None:  # the same measure, of more text than the trial's
+        known["divergence"] = metrics.quality_loss
+    return metrics.model_copy(update=known)
+
+
+def usable(value: float | None) -> bool:
+    """Whether a time is there and is a positive, finite number."""
+    return value is not None and math.isfinite(value) and value > 0

@@ -3,7 +3,7 @@ r"""The regret of a tuning: how much faster the best of a full measured grid is 
     python -m components.tune.regret --target FOLDER --draft FOLDER [--qualifier FOLDER] --artifacts FOLDER \\
         --traces FOLDER --pad-target 1.1e9
 
-Tuner and grid see the same prompts. The best of a grid is the best by luck too, so it and the choice are measured afresh, in turn.
+Tuner and grid see the same prompts. The best of a grid is partly the best by luck, so it and the choice are measured again, in turn.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,122 +20,99 @@ from typing import Annotated, Any
 import typer
 
 from components.bench.runner import Progress
-from components.prompts.prompt import Prompt
 from components.report.intervals import expanded_tail, paired_bootstrap_ratio
-from components.tune.constraints import ConstraintChecker, Constraints
-from components.tune.evaluator import Config, Evaluator, Measured, QualityReader, label_of
+from components.tune.constraints import ConstraintChecker
+from components.tune.evaluator import Evaluator, Measured, QualityReader
+from components.tune.evidence import Metrics
 from components.tune.search.space import grid
-from components.tune.successive_halving import PLAIN, compare_with_plain, named
-from components.tune.tune import tune_strategy
-from serving.artifacts.hardware_profile import HardwareProfile
+from components.tune.settings import Constraints, TuneSettings
+from components.tune.successive_halving import compare_with_plain
+from components.tune.tune import TuneInputs, tune_strategy
 from serving.errors import DraftwellError
 from serving.files import write_atomically
 from serving.recording.trace import TraceSet
-from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 
-GRID: list[Config] = [
-    *(("vanilla_sd", point) for point in grid({"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)})),
-    *(("svip", point) for point in grid({"threshold": (0.15, 0.3, 0.45, 0.6), "max_draft": (8, 40)})),
-    *(("spide", point) for point in grid({"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)})),
-    *(("csd", point) for point in grid({"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)})),
+GRID = [
+    *(StrategyChoice("vanilla_sd", point) for point in grid({"num_speculative_tokens": (1, 2, 3, 4, 5, 6, 7, 8)})),
+    *(StrategyChoice("svip", point) for point in grid({"threshold": (0.15, 0.3, 0.45, 0.6), "max_draft": (8, 40)})),
+    *(StrategyChoice("spide", point) for point in grid({"tau": (0.3, 0.5, 0.7, 0.9), "parallel": (False, True), "max_draft": (16,)})),
+    *(StrategyChoice("csd", point) for point in grid({"num_speculative_tokens": (4, 6, 8), "min_count": (6,), "tau": (0.01, 0.2)})),
 ]
 """What a user without a tuner would measure."""
-STRATEGIES = ("vanilla_sd", "svip", "spide", "csd")
-CONSTRAINTS = Constraints(lossless_only=False, max_quality_loss=0.1)
-EXPLORE, MEASURE_TOP = 4, 5
-"""Of the tuner. With three of csd's, eight configs are measured: they halve to two in two rungs of two prompts. On 8 prompts these, the
-confirmation and the trials of csd are 1,904 requested tokens; the grid has 7,936."""
+SETTINGS = TuneSettings(constraints=Constraints(lossless_only=False), strategies=("vanilla_sd", "svip", "spide", "csd"), explore=4,
+                        max_tokens=32)
+"""Of the tuner. With three of csd's, eight configurations are measured: successive halving leaves two of them after two rungs of two
+prompts. On 8 prompts these, the confirmation and the trials of csd are 1,904 requested tokens; the grid has 7,936."""
 
 
-def regret(pair: LoadedPair, trace: TraceSet, prompts: Sequence[Prompt], resources: StrategyResources, measure_profile: HardwareProfile, *,
-           configs: Sequence[Config] = tuple(GRID), max_tokens: int = 32, trials: int = 60, explore: int = EXPLORE,
-           measure_top: int = MEASURE_TOP, repeats: int = 2, seed: int = 0, progress: Progress | None = None) -> dict[str, Any]:
-    """Tune, measure the whole grid, and compare the choice with the grid's best.
+@dataclass(frozen=True)
+class RegretStudy:
+    """A tuning and a grid on the same prompts.
 
     Args:
-        profile: of this pair as it is loaded; what it took to make is not in the tuner's seconds.
-        configs: the grid; lossy ones count where they keep to `CONSTRAINTS` on these prompts.
+        inputs: their profile is of the pair as it is loaded; what it took to make is not in the tuner's seconds.
+        choices: the grid; lossy ones count where they keep to the settings' constraints on these prompts.
         repeats: passes over the prompts of the last comparison.
-    Returns:
-        plain JSON: `choice`, `best`, `regret` (seconds per token of the choice over the best's, minus 1) with `regret_low` and
-        `regret_high` (5 % at each end), `tune_seconds`, `grid_seconds`, `time_share`, `regret_percent` and `time_percent` (the same for
-        people, rounded), `grid` (figures of every config, with `objection`), `prompts`, `max_tokens`, `padded_to`, and the tuner's
-        `evidence`.
     """
-    quality = QualityReader(pair)
-    started = time.perf_counter()
-    tuned = tune_strategy(
-        pair,
-        trace,
-        prompts,
-        resources,
-        measure_profile,
-        strategies=STRATEGIES,
-        constraints=CONSTRAINTS,
-        trials=trials,
-        explore=explore,
-        measure_top=measure_top,
-        max_tokens=max_tokens,
-        seed=seed,
-        quality=quality,
-        evaluate=Evaluator(pair, resources, max_tokens=max_tokens, seed=seed, progress=progress),
-    )
-    tune_seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    figures = measure_grid(pair, resources, configs, prompts, max_tokens, seed, progress)
-    grid_seconds = time.perf_counter() - started
-    best = fastest(figures)
-    choice: Config = (tuned.strategy, tuned.parameters)
-    ratio, low, high = compare_again(pair, resources, choice, best, prompts, max_tokens, repeats, seed, progress)
-    return {"choice": named(choice), "best": named(best), "regret": ratio - 1, "regret_low": low - 1, "regret_high": high - 1,
-            "tune_seconds": tune_seconds, "grid_seconds": grid_seconds, "time_share": tune_seconds / grid_seconds,
-            "regret_percent": round(100 * (ratio - 1), 2), "time_percent": round(100 * tune_seconds / grid_seconds, 1), "grid": figures,
-            "prompts": len(prompts), "max_tokens": max_tokens, "padded_to": pair.padded_to, "evidence": tuned.evidence}
+
+    inputs: TuneInputs
+    settings: TuneSettings = SETTINGS
+    choices: Sequence[StrategyChoice] = tuple(GRID)
+    repeats: int = 2
+    progress: Progress | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Tune, measure the complete grid, and compare the choice with the grid's best.
+
+        Returns:
+            plain JSON: `choice`, `best`, `regret` (seconds per token of the choice over the best's, minus 1) with `regret_low` and
+            `regret_high` (5 % at each end), `tune_seconds`, `grid_seconds`, `time_share`, `regret_percent` and `time_percent` (the
+            same for people, rounded), `grid` (figures of every configuration, with `objection`), `prompts`, `max_tokens`,
+            `padded_to`, and the tuner's `evidence`.
+        """
+        started = time.perf_counter()
+        evidence = tune_strategy(self.inputs, self.settings, self.evaluator(), QualityReader(self.inputs.pair))
+        tune_seconds = time.perf_counter() - started
+        started = time.perf_counter()
+        figures = self.measure_grid()
+        grid_seconds = time.perf_counter() - started
+        best = fastest(figures)
+        ratio, low, high = self.compare(evidence.choice, best)
+        return {"choice": evidence.choice.to_json(), "best": best.to_json(), "regret": ratio - 1, "regret_low": low - 1,
+                "regret_high": high - 1, "tune_seconds": tune_seconds, "grid_seconds": grid_seconds,
+                "time_share": tune_seconds / grid_seconds, "regret_percent": round(100 * (ratio - 1), 2),
+                "time_percent": round(100 * tune_seconds / grid_seconds, 1),
+                "grid": [figure.model_dump(exclude_unset=True) for figure in figures], "prompts": len(self.inputs.prompts),
+                "max_tokens": self.settings.max_tokens, "padded_to": self.inputs.pair.padded_to, "evidence": evidence.to_json()}
+
+    def evaluator(self) -> Evaluator:
+        """One whose contenders have learnt nothing."""
+        return Evaluator(self.inputs.pair, self.inputs.resources, max_tokens=self.settings.max_tokens, seed=self.settings.seed,
+                         progress=self.progress)
+
+    def measure_grid(self) -> list[Metrics]:
+        """Figures of every choice on every prompt, plain decoding's first, with the constraint that it breaks, if any."""
+        entrants, prompts = [PLAIN, *self.choices], self.inputs.prompts
+        measured = list(zip(entrants, self.evaluator()(entrants, prompts), strict=True))
+        checker = ConstraintChecker(self.settings.constraints, QualityReader(self.inputs.pair), None, {})
+        return [figure.model_copy(update={"objection": checker.objection(choice, prompts, result, measured[0][1])})
+                for figure, (choice, result) in zip(compare_with_plain(measured, seed=self.settings.seed), measured, strict=True)]
+
+    def compare(self, choice: StrategyChoice, best: StrategyChoice) -> tuple[float, float, float]:
+        """Seconds per token of the choice over those of the grid's best, with its interval, both measured again, in turn."""
+        if choice == best:
+            return 1.0, 1.0, 1.0
+        evaluator, prompts = self.evaluator(), self.inputs.prompts
+        passes = [evaluator([choice, best], prompts, fresh=True) for _ in range(self.repeats)]
+        chosen, rival = (sum_of(results) for results in zip(*passes, strict=True))
+        return paired_bootstrap_ratio(chosen.seconds, chosen.tokens, rival.seconds, rival.tokens, seed=self.settings.seed,
+                                      tail=expanded_tail(0.05, len(prompts)))
 
 
-def measure_grid(
-    pair: LoadedPair,
-    resources: StrategyResources,
-    configs: Sequence[Config],
-    prompts: Sequence[Prompt],
-    max_tokens: int,
-    seed: int,
-    progress: Progress | None,
-) -> list[dict[str, Any]]:
-    """Figures of every config on every prompt, plain decoding's first, with the constraint that it breaks, if any."""
-    entrants = [PLAIN, *configs]
-    results = Evaluator(pair, resources, max_tokens=max_tokens, seed=seed, progress=progress)(entrants, prompts)
-    measured: list[tuple[Config, Measured]] = list(zip(entrants, results, strict=True))
-    judge = ConstraintChecker(CONSTRAINTS, QualityReader(pair), None, {})
-    return [figure | {"objection": judge.objection(config, prompts, result, results[0])}
-            for figure, (config, result) in zip(compare_with_plain(measured, seed=seed), measured, strict=True)]
-
-
-def fastest(figures: Sequence[dict[str, Any]]) -> Config:
-    """The config with the least seconds per token among those that keep to the constraints."""
-    best = min((figure for figure in figures if figure["objection"] is None), key=lambda figure: figure["seconds_per_token"])
-    return best["strategy"], best["parameters"]
-
-
-def compare_again(
-    pair: LoadedPair,
-    resources: StrategyResources,
-    choice: Config,
-    best: Config,
-    prompts: Sequence[Prompt],
-    max_tokens: int,
-    repeats: int,
-    seed: int,
-    progress: Progress | None,
-) -> tuple[float, float, float]:
-    """Seconds per token of the choice over those of the grid's best, with its interval, both measured afresh and in turn."""
-    if label_of(choice) == label_of(best):
-        return 1.0, 1.0, 1.0
-    contest = Evaluator(pair, resources, max_tokens=max_tokens, seed=seed, progress=progress)
-    chosen, rival = (sum_of(passes) for passes in zip(*(contest([choice, best], prompts, fresh=True) for _ in range(repeats)), strict=True))
-    return paired_bootstrap_ratio(chosen.seconds, chosen.tokens, rival.seconds, rival.tokens, seed=seed,
-                                  tail=expanded_tail(0.05, len(prompts)))
+def fastest(figures: Sequence[Metrics]) -> StrategyChoice:
+    """The choice with the least seconds per token among those that keep to the constraints."""
+    return min((figure for figure in figures if figure.objection is None), key=lambda figure: figure.seconds_per_token).choice
 
 
 def sum_of(passes: Sequence[Measured]) -> Measured:
@@ -145,7 +123,7 @@ def sum_of(passes: Sequence[Measured]) -> Measured:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """What a report says, for people."""
+    """A report in four lines."""
     choice, best = (f"{config['strategy']} {config['parameters']}" for config in (report["choice"], report["best"]))
     return (f"chosen: {choice}\nthe grid's best: {best}\n"
             f"regret {report['regret_percent']} % [{100 * report['regret_low']:.2f}, {100 * report['regret_high']:.2f}]\n"
@@ -159,16 +137,16 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
          qualifier: Annotated[Path | None, typer.Option(
              help="Folder of the qualifier, where the pair has one: artifacts and traces are bound to all of its models.")] = None,
          out: Annotated[Path, typer.Option(help="JSON file of the report.")] = Path("regret.json"),
-         prompts: Annotated[Path | None, typer.Option(help="JSONL of prompts; the shipped ones if left out.")] = None,
+         prompts: Annotated[Path | None, typer.Option(help="JSONL of prompts; default: the shipped ones.")] = None,
          limit: Annotated[int, typer.Option(min=1, help="Use the first N prompts; fewer than 8 choose plain decoding.")] = 8,
-         max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32,
-         trials: Annotated[int, typer.Option(min=1, help="Configurations tried by replay.")] = 60,
-         explore: Annotated[int, typer.Option(min=1, help="Configurations of csd that are tried on two prompts.")] = EXPLORE,
-         measure_top: Annotated[int, typer.Option(min=1, help="Replayed configurations that are measured.")] = MEASURE_TOP,
+         max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = SETTINGS.max_tokens,
+         trials: Annotated[int, typer.Option(min=1, help="Configurations tried by replay.")] = SETTINGS.trials,
+         explore: Annotated[int, typer.Option(min=1, help="Configurations of csd that are tried on two prompts.")] = SETTINGS.explore,
+         measure_top: Annotated[int, typer.Option(min=1, help="Replayed configurations that are measured.")] = SETTINGS.measure_top,
          pad_target: Annotated[float | None, typer.Option(help="Pad the target with zeros to so many parameters.")] = None,
          dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-         threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if left out.")] = None) -> None:
-    """Measure the tuner's regret on a pair."""
+         threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores.")] = None) -> None:
+    """Measure the tuner's regret on a pair (one parameter for each flag)."""
     from components.calibrate.hardware_profile import measure_profile
     from components.prompts.prompt import demo_prompts, read_prompts
     from components.report.provenance import device_class, provenance
@@ -186,11 +164,18 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
                        for cls in (AcceptanceTable, CorrectionMemory)}
         made = measure_profile(pair, provenance(pair, device_class=device_class(pair.device)))
         resources = StrategyResources({**tables, made.kind: made}, pair.special_tokens)
-        report = regret(pair, TraceSet(traces, fingerprint=pair.fingerprint), rows, resources, made, max_tokens=max_tokens, trials=trials,
-                        explore=explore, measure_top=measure_top,
-                        progress=lambda done, total, words: typer.echo(f"{done} of {total} {words}", err=True) if done == total else None)
+        inputs = TuneInputs(pair, TraceSet(traces, fingerprint=pair.fingerprint), rows, resources, made)
+        settings = SETTINGS.model_copy(
+            update={"trials": trials, "explore": explore, "measure_top": measure_top, "max_tokens": max_tokens})
+        report = RegretStudy(inputs, settings, progress=show_finished).run()
     write_atomically(out, (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
     typer.echo(summary(report))
+
+
+def show_finished(done: int, total: int, name: str) -> None:
+    """Report each measurement that is complete."""
+    if done == total:
+        typer.echo(f"{done} of {total} {name}", err=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A file of what a tuning has measured, so that one that was killed measures nothing twice but the rung it died in."""
+"""The resume file: what a tuning has measured, so that one that was killed repeats at most the rung that it was killed in."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from components.prompts.prompt import Prompt, context_of
-from components.tune.evaluator import Config, Evaluate, Measured, measure_all
-from components.tune.search.studies import digest_of_json
-from serving.files import write_atomically
+from components.tune.evaluator import Evaluate, Measured, measure_all
+from serving.files import json_digest, write_atomically
+from serving.runtime.strategies import StrategyChoice
 
 
-class Ledger:
-    """An `Evaluate` that remembers.
+class ResumableEvaluator:
+    """An `Evaluate` that keeps its results in a file.
 
-    A call with the configs, prompts, length and `fresh` of one in the file is answered from there. What contenders learn online
-    is not in the file: behind a resumption they begin anew.
+    A call with the choices, prompts, length and `fresh` of one in the file is answered from there. What contenders learn online
+    is not in the file: after a resumption they start without it.
 
     Args:
         evaluate: what measures.
         file: JSON, written atomically after every call; None remembers nothing beyond this object.
-        subject: what else the figures depend on, as plain JSON; a file of another subject is begun again.
+        subject: what else the results depend on, as plain JSON; a file of another subject is replaced.
     """
 
     def __init__(self, evaluate: Evaluate, file: Path | None, subject: Mapping[str, Any]):
-        self.evaluate, self.file, self.subject = evaluate, file, digest_of_json(subject)
+        self.evaluate, self.file, self.subject = evaluate, file, json_digest(subject)
         self.calls: dict[str, list[Measured]] = self._read()
 
-    def __call__(self, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
+    def __call__(self, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
                  fresh: bool = False) -> list[Measured]:
-        call = digest_of_json([configs, [[prompt.id, *context_of(prompt)] for prompt in prompts], max_tokens, fresh])
+        named = [[choice.name, dict(choice.parameters)] for choice in choices]
+        call = json_digest([named, [[prompt.id, *context_of(prompt)] for prompt in prompts], max_tokens, fresh])
         if call not in self.calls:
-            self.calls[call] = measure_all(self.evaluate, configs, prompts, max_tokens=max_tokens, fresh=fresh)
+            self.calls[call] = measure_all(self.evaluate, choices, prompts, max_tokens=max_tokens, fresh=fresh)
             self._write()
         return self.calls[call]
 
@@ -44,7 +45,7 @@ class Ledger:
                 return {}
             return {call: [Measured(**result) for result in results] for call, results in known["calls"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return {}  # no file, or none of ours: only figures that can be measured again are lost
+            return {}  # no file, or not one of ours: it can be measured again
 
     def _write(self) -> None:
         if self.file is not None:

@@ -1,45 +1,31 @@
-"""Successive halving: many configs on few prompts, then fewer on more, and the last two once more on all (Jamieson & Talwalkar 2016).
+"""Successive halving: many configurations on few prompts, then fewer on more (Jamieson & Talwalkar 2016); at last a confirmation.
 
-Plain decoding and the champion are measured beside the others in every rung, interleaved. A rung takes prompts that no rung
-before it had, and what was measured adds up. The one that looks best behind the last rung was chosen by luck too, so nothing is
-decided there: a *confirmation* measures the last two, plain decoding and the champion afresh, and only its figures count.
+Plain decoding and the champion are measured with the others in every rung, interleaved. A rung takes prompts that no earlier rung
+had, and what was measured adds up. The configuration that looks best after the last rung was partly chosen by luck, so nothing is
+decided there: a *confirmation* measures the last two, plain decoding and the champion again, and only its figures count.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from components.prompts.prompt import Prompt
 from components.report.intervals import expanded_tail, paired_bootstrap_ratio
 from components.tune.constraints import ConstraintViolation
-from components.tune.evaluator import Config, Evaluate, Measured, label_of, measure_all
+from components.tune.evaluator import Evaluate, Measured, measure_all
+from components.tune.evidence import Dropped, Metrics, Rung
+from serving.runtime.strategies import PLAIN, StrategyChoice
 
-PLAIN: Config = ("autoregressive", {})
 FINALISTS = 2
 TAIL = 0.05
-"""Probability, at most, that a lower bound lies above the truth; shared among the configs that a confirmation compares."""
+"""Probability, at most, that a lower bound is above the truth; shared among the configurations that a confirmation compares."""
 
-Fit = Callable[[Config, Sequence[Prompt], Measured, Measured], ConstraintViolation | None]
-"""Why a config breaks a constraint on these prompts, or None; the last argument is plain decoding's."""
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One round of measurement.
-
-    Args:
-        prompts: ids of the prompts that were new here.
-        figures: of everyone who was measured, over all prompts so far; plain decoding's first.
-        dropped: `strategy`, `parameters` and `why` of those that went.
-    """
-
-    prompts: list[str]
-    figures: list[dict[str, Any]]
-    dropped: list[dict[str, Any]] = field(default_factory=list)
+Violates = Callable[[StrategyChoice, Sequence[Prompt], Measured, Measured], ConstraintViolation | None]
+"""Why a choice breaks a constraint on these prompts, or None; the last argument is plain decoding's measurement."""
+Pairs = Sequence[tuple[StrategyChoice, Measured]]
 
 
 @dataclass(frozen=True)
@@ -53,38 +39,37 @@ class HalvingResult:
     """
 
     rungs: list[Rung]
-    confirmation: list[dict[str, Any]]
-    confirmed: list[tuple[Config, Measured]]
+    confirmation: list[Metrics]
+    confirmed: list[tuple[StrategyChoice, Measured]]
     tail: float
 
 
-def halve(evaluate: Evaluate, configs: Sequence[Config], prompts: Sequence[Prompt], *, champion: Config | None = None, first: int = 2,
-          seed: int = 0, fit: Fit | None = None) -> HalvingResult:
-    """Narrow configs down to two, and confirm these.
+def successive_halving(evaluate: Evaluate, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *,
+                       champion: StrategyChoice | None = None, first: int = 2, seed: int = 0,
+                       violates: Violates | None = None) -> HalvingResult:
+    """Narrow choices down to two, and confirm these.
 
     Args:
-        configs: the challengers, best first: where figures are equal the order stays.
+        choices: the challengers, best first: where speeds are equal the order stays.
         champion: what is served now; measured in every rung and in the confirmation, never dropped.
         first: prompts of the first rung; each further one takes as many new ones as all before it together.
         seed: of the bootstrap.
-        fit: constraints, asked behind every rung; who surely breaks one leaves.
+        violates: constraints, asked after every rung; a choice that surely breaks one leaves.
     """
     always = [PLAIN] if champion is None or champion == PLAIN else [PLAIN, champion]
-    survivors = [config for config in configs if config not in always]
-    so_far: dict[str, Measured] = {}
+    survivors = [choice for choice in choices if choice not in always]
+    so_far: dict[StrategyChoice, Measured] = {}
     rungs: list[Rung] = []
     start = 0
     while len(survivors) > FINALISTS and start < len(prompts):
         end = min(len(prompts), max(first, 2 * start))
         entrants = [*always, *survivors]
-        for config, more in zip(entrants, measure_all(evaluate, entrants, prompts[start:end]), strict=True):
-            label = label_of(config)
-            so_far[label] = so_far[label] + more if label in so_far else more
-        measured = [(config, so_far[label_of(config)]) for config in entrants]
-        figures = compare_with_plain(measured, seed=seed)
-        rung = Rung([prompt.id for prompt in prompts[start:end]], figures)
-        survivors = drop(rung, survivors, measured, prompts[:end], fit, last=end == len(prompts))
-        rungs.append(rung)
+        for choice, more in zip(entrants, measure_all(evaluate, entrants, prompts[start:end]), strict=True):
+            so_far[choice] = so_far[choice] + more if choice in so_far else more
+        figures = compare_with_plain([(choice, so_far[choice]) for choice in entrants], seed=seed)
+        violations = {choice: violates(choice, prompts[:end], so_far[choice], so_far[PLAIN]) for choice in survivors} if violates else {}
+        survivors, dropped = drop(figures, survivors, violations, last=end == len(prompts))
+        rungs.append(Rung(prompts=[prompt.id for prompt in prompts[start:end]], figures=figures, dropped=dropped))
         start = end
     finalists = [*always, *survivors[:FINALISTS]]
     confirmed = list(zip(finalists, measure_all(evaluate, finalists, prompts, fresh=True), strict=True))
@@ -92,60 +77,56 @@ def halve(evaluate: Evaluate, configs: Sequence[Config], prompts: Sequence[Promp
     return HalvingResult(rungs, compare_with_plain(confirmed, seed=seed, tail=tail), confirmed, tail)
 
 
-def drop(rung: Rung, survivors: Sequence[Config], measured: Sequence[tuple[Config, Measured]], prompts: Sequence[Prompt],
-         fit: Fit | None, *, last: bool) -> list[Config]:
-    """Who stays, fastest first; who goes is noted in the rung: whoever surely breaks a constraint, and the slower half of the others.
+def drop(figures: Sequence[Metrics], survivors: Sequence[StrategyChoice],
+         violations: Mapping[StrategyChoice, ConstraintViolation | None], *, last: bool) -> tuple[list[StrategyChoice], list[Dropped]]:
+    """Who stays, fastest first, and who leaves: whoever surely breaks a constraint, and the slower half of the others.
 
-    Where both leaders are in doubt, the second place goes to the fastest that is not: else a confirmation that proves the doubts right
-    would have nothing left to choose.
+    Where both leaders are in doubt, the second place goes to the fastest that is not: otherwise a confirmation that proves the
+    doubts right would have nothing left to choose.
 
-    Behind the last rung all but two go, as only these are confirmed; of those whose interval overlaps the leader's it is noted that
-    chance may have decided.
+    After the last rung all but two leave, as only these are confirmed; where the interval of one of them overlaps the leader's,
+    it is noted that chance may have decided.
     """
-    results, figures = dict_of(measured), {label_of((f["strategy"], f["parameters"])): f for f in rung.figures}
-    objections = {label_of(config): fit(config, prompts, results[label_of(config)], measured[0][1]) if fit else None
-                  for config in survivors}
-    fitting = []
-    for config in survivors:
-        objection = objections[label_of(config)]
-        if objection is None or not objection.sure:
-            fitting.append(config)
+    by_choice = {metrics.choice: metrics for metrics in figures}
+    fitting, dropped = [], []
+    for choice in survivors:
+        violation = violations.get(choice)
+        if violation is None or not violation.sure:
+            fitting.append(choice)
         else:
-            rung.dropped.append(named(config) | {"why": objection.why})
-    ranked = sorted(fitting, key=lambda config: -figures[label_of(config)]["speedup"])
-    clear = next((config for config in ranked if objections[label_of(config)] is None), None)
+            dropped.append(Dropped.of(choice, why=violation.why))
+    ranked = sorted(fitting, key=lambda choice: -speedup_of(by_choice[choice]))
+    clear = next((choice for choice in ranked if violations.get(choice) is None), None)
     if clear is not None and clear not in ranked[:FINALISTS]:
         ranked.remove(clear)
         ranked.insert(FINALISTS - 1, clear)
     kept = FINALISTS if last else max(FINALISTS, math.ceil(len(ranked) / 2))
-    for place, config in enumerate(ranked[kept:], kept + 1):
-        figure = figures[label_of(config)]
-        why = f"{figure['speedup']:.2f} times as fast as {PLAIN[0]}, place {place} of {len(ranked)}"
-        if (objection := objections[label_of(config)]) is not None:
-            why += f", and perhaps {objection.why}"
-        if last and figure["speedup_high"] >= figures[label_of(ranked[0])]["speedup_low"]:
+    for place, choice in enumerate(ranked[kept:], kept + 1):
+        metrics = by_choice[choice]
+        why = f"{metrics.speedup:.2f} times as fast as {PLAIN}, place {place} of {len(ranked)}"
+        if (violation := violations.get(choice)) is not None:
+            why += f", and perhaps {violation.why}"
+        if last and (metrics.speedup_high or 0.0) >= (by_choice[ranked[0]].speedup_low or 0.0):
             why += ", perhaps by chance: its interval overlaps the first one's"
-        rung.dropped.append(named(config) | {"why": why})
-    return ranked[:kept]
+        dropped.append(Dropped.of(choice, why=why))
+    return ranked[:kept], dropped
 
 
-def compare_with_plain(measured: Sequence[tuple[Config, Measured]], *, seed: int = 0, tail: float = TAIL) -> list[dict[str, Any]]:
-    """Figures of every config against the first, which is plain decoding, as plain JSON; `tail` is what really lies beyond a bound."""
+def speedup_of(metrics: Metrics) -> float:
+    """The speedup of something that was measured here, which always has one."""
+    assert metrics.speedup is not None
+    return metrics.speedup
+
+
+def compare_with_plain(measured: Pairs, *, seed: int = 0, tail: float = TAIL) -> list[Metrics]:
+    """Figures of every choice against the first, which is plain decoding; `tail` is what really lies beyond a bound."""
     figures = []
     base = measured[0][1]
     tail = expanded_tail(tail, len(base.seconds))
-    for config, result in measured:
+    for choice, result in measured:
         ratio, low, high = paired_bootstrap_ratio(base.seconds, base.tokens, result.seconds, result.tokens, tail=tail, seed=seed)
         paces = [seconds / tokens for seconds, tokens in zip(result.seconds, result.tokens, strict=True)]
-        figures.append(named(config) | {
-            "prompts": len(paces), "median_seconds_per_token": median(paces), "seconds_per_token": result.pace,
-            "target_calls_per_token": result.calls_per_token, "speedup": ratio, "speedup_low": low, "speedup_high": high})
+        figures.append(Metrics.of(
+            choice, prompts=len(paces), median_seconds_per_token=median(paces), seconds_per_token=result.pace,
+            target_calls_per_token=result.calls_per_token, speedup=ratio, speedup_low=low, speedup_high=high))
     return figures
-
-
-def dict_of(measured: Sequence[tuple[Config, Measured]]) -> dict[str, Measured]:
-    return {label_of(config): result for config, result in measured}
-
-
-def named(config: Config) -> dict[str, Any]:
-    return {"strategy": config[0], "parameters": config[1]}

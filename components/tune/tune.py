@@ -1,8 +1,8 @@
 """Tuning: which strategy, with which parameters, for this pair, this machine and these prompts.
 
-Replay over a trace predicts many configurations without a model, and those that no replay can predict are tried briefly; the
-best of both are measured by successive halving beside plain decoding and the champion. A configuration is chosen only if it keeps
-to the constraints and is surely faster than plain decoding in a measurement that had no part in selecting it.
+Replay over a trace predicts many configurations without a model, and those that no replay can predict are tried briefly. The best of
+both are measured by successive halving together with plain decoding and the champion. A configuration is chosen only if it keeps to
+the constraints and is surely faster than plain decoding in a measurement that had no part in selecting it.
 """
 
 from __future__ import annotations
@@ -20,206 +20,239 @@ from components.replay.head_scores import score_rollouts
 from components.replay.texts import Texts, read_texts
 from components.report.machine import describe_machine
 from components.tune.candidates import EXPLORE_TOKENS, Explorer, choose_strategies, unfit_champion
-from components.tune.constraints import ConstraintChecker, Constraints, VanillaBaseline
-from components.tune.evaluator import Config, Evaluate, QualityOf, label_of
-from components.tune.evidence import artifacts_of, evidence_of, rollouts_of
-from components.tune.report.reading import describe_config
-from components.tune.resume import Ledger
-from components.tune.search.search import Log, Progress, Search, Trial, fastest_vanilla, shortlist
-from components.tune.search.space import MEASURED, REPLAYED, key
+from components.tune.constraints import ConstraintChecker, VanillaBaseline
+from components.tune.decision import decide
+from components.tune.evaluator import Evaluate, QualityOf
+from components.tune.evidence import Metrics, Trial, TuningEvidence
+from components.tune.findings import artifacts_of, findings_of, rollouts_of
+from components.tune.resume import ResumableEvaluator
+from components.tune.search.search import Log, Progress, Search, fastest_vanilla, shortlist
+from components.tune.search.space import MEASURED, REPLAYED
 from components.tune.search.studies import Studies
-from components.tune.successive_halving import PLAIN, halve, named
+from components.tune.settings import TuneSettings
+from components.tune.successive_halving import HalvingResult, successive_halving
 from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.base import ArtifactError
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources, find_strategy
+from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, find_strategy
 
 SPECDEC_PP = "specdec_pp"
-FEWEST_PROMPTS = 8
-"""Of a confirmation, for a choice over plain decoding. A bootstrap knows no slower prompt than those it has: of n prompts on which
-chance decides, all n say "faster" once in 2ⁿ times, and then so does every resample."""
 Spread = Callable[[Search, Mapping[str, int]], Sequence[Trial]]
-"""Has the configs of these strategies replayed elsewhere, as many of each as it says, and returns what came of them."""
+"""Has the given number of configurations of each strategy replayed elsewhere, and returns the trials."""
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """The choice, and what it rests on as plain JSON (see `evidence`)."""
-
-    strategy: str
-    parameters: dict[str, Any]
-    evidence: dict[str, Any]
-
-
-def tune_strategy(
-    pair: LoadedPair,
-    trace: TraceSet,
-    prompts: Sequence[Prompt],
-    resources: StrategyResources,
-    profile: HardwareProfile,
-    *,
-    evaluate: Evaluate,
-    quality: QualityOf | None = None,
-    strategies: Sequence[str] | None = None,
-    constraints: Constraints | None = None,
-    champion: Config | None = None,
-    trials: int = 60,
-    explore: int = 5,
-    measure_top: int = 5,
-    max_tokens: int = 64,
-    seed: int = 0,
-    overlap: bool = True,
-    study: Path | None = None,
-    named_study: bool = False,
-    rungs: Path | None = None,
-    spread: Spread | None = None,
-    log: Log | None = None,
-    progress: Progress | None = None,
-) -> Tuned:
-    """Choose a strategy and its parameters.
+class TuneInputs:
+    """What is tuned, and on what.
 
     Args:
         trace: of this pair, at temperature 0.
         prompts: what is measured on; others than the trace's show what the choice is worth on new ones.
-        resources: artifacts; a strategy that lacks one is left out, and the evidence says so.
-        evaluate: measures (`contest.Contest`).
-        quality: judges outputs (`contest.Reader`); needed for lossy strategies.
-        strategies: names to choose among, None takes all that are allowed and possible.
-        constraints: None takes the defaults: lossless strategies only.
-        champion: what is served now; measured beside the others throughout, and chosen if it is still the best.
-        trials: replays in all.
-        explore: configs of each strategy that no replay can predict, measured on 2 prompts × 24 tokens.
-        measure_top: replayed configs that enter the halving; of the explored ones half as many do, rounded up.
-        max_tokens: tokens per prompt, as `evaluate` measures them; predictions are of as many, or of all that the trace's texts have.
-        overlap: whether forwards that a strategy overlaps run at once.
-        study: SQLite file of trials, so that a run that was cut short goes on; None keeps them in memory.
-        named_study: the user chose that file, so a search of another kind in it is refused.
-        rungs: JSON file of what was measured, for the same purpose; whoever keeps the result removes it.
-        spread: has replays made by others, but for SpecDec++, whose rollouts the draft that is loaded here scores; measurements are
-            always made here, one at a time, because they are timings.
+        resources: artifacts; a strategy that lacks one is left out, and the evidence reports it.
+        profile: of this pair as it is loaded.
+        champion: what is served now; measured throughout, and chosen if it is still the best.
+    """
+
+    pair: LoadedPair
+    trace: TraceSet
+    prompts: Sequence[Prompt]
+    resources: StrategyResources
+    profile: HardwareProfile
+    champion: StrategyChoice | None = None
+
+
+@dataclass(frozen=True)
+class TuneFiles:
+    """Where an interrupted tuning can resume from; None keeps nothing.
+
+    Args:
+        study: SQLite file of trials.
+        named: the user chose that file, so a search of another kind in it is refused.
+        rungs: JSON file of what was measured; whoever keeps the result removes it.
+    """
+
+    study: Path | None = None
+    named: bool = False
+    rungs: Path | None = None
+
+
+@dataclass(frozen=True)
+class TuneHooks:
+    """Who helps, and who is kept informed.
+
+    Args:
+        spread: has replays made by workers, except SpecDec++'s, whose rollouts the draft that is loaded here scores. Measurements
+            are always made here, one at a time, because they are timings.
         log: called with ("predicted_seconds_per_token/<strategy>", value, trial).
+        progress: called with (replays done, all, strategy).
+    """
+
+    spread: Spread | None = None
+    log: Log | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """What the search found: trials by replay and by first measurements, estimates, and two references."""
+
+    search: Search
+    few: Sequence[Prompt]
+    replayed: list[Trial]
+    explored: list[Trial]
+    estimates: list[Trial]
+    plain: Trial
+    vanilla: Trial | None
+
+    @property
+    def tried(self) -> list[Trial]:
+        return [*self.replayed, *self.explored]
+
+    @property
+    def references(self) -> list[Trial]:
+        """Trials that are evidence only."""
+        return [self.plain, *([self.vanilla] if self.vanilla else []), *self.estimates]
+
+
+def tune_strategy(inputs: TuneInputs, settings: TuneSettings, evaluate: Evaluate, quality: QualityOf | None = None,
+                  files: TuneFiles | None = None, hooks: TuneHooks | None = None) -> TuningEvidence:
+    """Choose a strategy and its parameters.
+
+    Args:
+        evaluate: measures (`evaluator.Evaluator`).
+        quality: judges outputs (`evaluator.QualityReader`); needed for lossy strategies.
+    Returns:
+        the choice, the reason, and all that it rests on.
     Raises:
         ContextTooLong: a prompt is too long for a model that may read it; nothing has been replayed or measured then.
         DraftwellError: no prompts, an empty trace or one of another pair, an unknown or unfit strategy, a study of another search, a
-            measurement that is no number.
+            measurement that is not a number.
     """
-    if not prompts:
-        raise DraftwellError("there are no prompts to measure on: name a file that holds some")
-    if min(trials, explore, measure_top) < 1:
-        raise DraftwellError(f"trials, explore and measure_top must be at least 1, not {trials}, {explore} and {measure_top}")
-    constraints = constraints or Constraints()
-    if constraints.max_cost_ratio is not None and "draft" not in pair.models:
-        raise DraftwellError("a cost ratio is against vanilla SD, which needs a draft model: leave --max-cost-ratio out")
-    trace = check_trace(pair, trace, profile)
-    names, left_out = choose_strategies(pair, resources, strategies, constraints.lossless_only, quality)
-    if champion is not None and (why := unfit_champion(pair, resources, champion, quality)):
-        left_out["champion"], champion = why, None
-    wanted = [PLAIN[0], *names, *([champion[0]] if champion is not None else [])]
-    encode_all(pair, prompts, max_tokens, {role for name in wanted for role in find_strategy(name).roles})  # else the last rung may say so
-    texts, digest = texts_for(pair, trace, resources, names), trace.digest()
-    studies = Studies(study, seed, named=named_study)
-    search = Search(texts, resources, profile, min(max_tokens, texts.max_tokens), overlap, studies, digest)
-    evaluate = Ledger(evaluate, rungs, {"fingerprint": pair.fingerprint, "device_class": profile.provenance.device_class,
-                                        "artifacts": artifacts_of(resources), "max_tokens": max_tokens, "padded_to": pair.padded_to,
-                                        "threads": torch.get_num_threads()})
-    explorer = Explorer(pair, search, evaluate, quality, prompts, profile)
+    files, hooks = files or TuneFiles(), hooks or TuneHooks()
+    inputs = check_inputs(inputs, settings)
+    names, left_out = choose_strategies(inputs.pair, inputs.resources, settings, quality)
+    if inputs.champion is not None and (why := unfit_champion(inputs.pair, inputs.resources, inputs.champion, quality)):
+        left_out["champion"], inputs = why, replace(inputs, champion=None)
+    check_contexts(inputs, names, settings.max_tokens)
+    evaluate = ResumableEvaluator(evaluate, files.rungs, resume_subject(inputs, settings))
+    found = find_candidates(inputs, settings, names, evaluate, quality, files, hooks)
+    checker = checker_for(found, settings, evaluate, quality)
+    allowed = [trial for trial in found.tried if settings.constraints.objection(trial_metrics(trial, checker, found.few)) is None]
+    best = [*shortlist([t for t in allowed if t.source == "replayed"], settings.measure_top),
+            *shortlist([t for t in allowed if t.source == "measured"], (settings.measure_top + 1) // 2)]
+    halved = successive_halving(evaluate, [trial.choice for trial in best], inputs.prompts, champion=inputs.champion,
+                                seed=settings.seed, violates=checker.violation)
+    confirmed = with_constraints(halved, checker, inputs.prompts)
+    choice, reason = decide(confirmed, halved.tail, len(found.tried), len(allowed))
+    return TuningEvidence(
+        **findings_of(found.tried, halved, confirmed, found.references), **circumstances_of(inputs, settings, found.search),
+        choice=choice, reason=reason, left_out=left_out, rollouts=rollouts_of(found.search, names, found.replayed))
+
+
+def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
+    """The inputs with the trace bound to the pair; what could not be tuned is refused.
+
+    Raises:
+        DraftwellError: no prompts (`no_prompts`), a cost limit without a draft model (`no_draft_model`), a trace or a hardware
+            profile of another pair.
+    """
+    if not inputs.prompts:
+        raise DraftwellError("there are no prompts to measure on: name a file that has some", code="no_prompts")
+    if settings.constraints.max_cost_ratio is not None and "draft" not in inputs.pair.models:
+        raise DraftwellError("a cost ratio is relative to vanilla SD, which needs a draft model: leave --max-cost-ratio out",
+                             code="no_draft_model")
+    bound = TraceSet(inputs.trace.folder, fingerprint=inputs.pair.fingerprint)
+    _ = bound.header
+    owner, fingerprint = inputs.profile.provenance, inputs.pair.fingerprint
+    if owner.fingerprint and owner.fingerprint != fingerprint:
+        raise ArtifactError(f"the hardware profile belongs to pair {owner.pair} with fingerprint {owner.fingerprint[:12]}, not "
+                            f"{fingerprint[:12]}: calibrate this pair (draftwell calibrate)", code="foreign_profile")
+    return replace(inputs, trace=bound)
+
+
+def check_contexts(inputs: TuneInputs, names: Sequence[str], max_tokens: int) -> None:
+    """Refuse a prompt that is too long for a model of any strategy that may be measured, before anything is."""
+    wanted = [PLAIN.name, *names, *([inputs.champion.name] if inputs.champion is not None else [])]
+    encode_all(inputs.pair, inputs.prompts, max_tokens, {role for name in wanted for role in find_strategy(name).roles})
+
+
+def resume_subject(inputs: TuneInputs, settings: TuneSettings) -> dict[str, Any]:
+    """What measurements depend on besides choices and prompts: a resume file of anything else is not used."""
+    pair = inputs.pair
+    return {"fingerprint": pair.fingerprint, "device_class": inputs.profile.provenance.device_class,
+            "artifacts": artifacts_of(inputs.resources), "max_tokens": settings.max_tokens, "padded_to": pair.padded_to,
+            "threads": torch.get_num_threads()}
+
+
+def find_candidates(inputs: TuneInputs, settings: TuneSettings, names: Sequence[str], evaluate: Evaluate, quality: QualityOf | None,
+                    files: TuneFiles, hooks: TuneHooks) -> _Candidates:
+    """Search the strategies' spaces: by replay where a trace predicts them, else by short measurements."""
+    texts = texts_for(inputs.pair, inputs.trace, inputs.resources, names)
+    studies = Studies(files.study, settings.seed, named=files.named)
+    search = Search(texts, inputs.resources, inputs.profile, min(settings.max_tokens, texts.max_tokens), settings.overlap, studies,
+                    inputs.trace.digest())
+    explorer = Explorer(inputs.pair, search, evaluate, quality, inputs.prompts, inputs.profile)
     try:
         studies.check({name: explorer.describe(name) for name in names})
         replayable = [name for name in names if name in REPLAYED]
-        left = search.unfinished(replayable, trials) if spread is not None else {}
-        left.pop(SPECDEC_PP, None)  # its rollouts are scored by the draft that is loaded here
-        if spread is not None and left:
-            search = replace(search, known={(t.strategy, key(t.parameters)): t for t in spread(search, left)})
-        replayed = search.run(replayable, trials, log, progress)
-        explored, estimates = explorer.run([name for name in names if name in MEASURED], explore)
+        if hooks.spread is not None:
+            search = with_spread_replays(search, replayable, settings.trials, hooks.spread)
+        replayed = search.run(replayable, settings.trials, hooks.log, hooks.progress)
+        explored, estimates = explorer.run([name for name in names if name in MEASURED], settings.explore)
     finally:
         studies.close()
-    vanilla = fastest_vanilla(search, replayed) if "draft" in pair.models else None
-    plain = search.predict(*PLAIN)
-    judge = ConstraintChecker(constraints, quality, vanilla.target_calls_per_token if vanilla else None,
-                  {label_of((t.strategy, t.parameters)): float(t.target_calls_per_token or 0) for t in [plain, *replayed]},
-                  VanillaBaseline(evaluate, (vanilla.strategy, vanilla.parameters)) if vanilla else None)
-    tried = [*replayed, *explored]
-    allowed = [trial for trial in tried if constraints.objection(figures_of(trial, judge, explorer.few)) is None]
-    best = [*shortlist([t for t in allowed if t.source == "replayed"], measure_top),
-            *shortlist([t for t in allowed if t.source == "measured"], (measure_top + 1) // 2)]
-    halved = halve(evaluate, [(trial.strategy, trial.parameters) for trial in best], prompts, champion=champion, seed=seed,
-                   fit=judge.fit)
-    confirmed = [figure | judge.figures(config, prompts, result, halved.confirmed[0][1])
-                 for figure, (config, result) in zip(halved.confirmation, halved.confirmed, strict=True)]
-    for figure in confirmed:
-        figure["objection"] = constraints.objection(figure)
-    (strategy, parameters), reason = choose(confirmed, halved.tail, len(tried), len(allowed))
-    evidence = evidence_of(tried, halved, confirmed, [plain, *([vanilla] if vanilla else []), *estimates]) | {
-        "choice": {"strategy": strategy, "parameters": parameters}, "reason": reason,
-        "champion": named(champion) if champion is not None else None,
-        "constraints": vars(constraints), "left_out": left_out, "rollouts": rollouts_of(search, names, replayed),
-        "trace_digest": digest, "artifacts": artifacts_of(resources), "fingerprint": pair.fingerprint, "padded_to": pair.padded_to,
-        "device_class": profile.provenance.device_class, "machine": describe_machine(pair), "prompts": len(prompts),
-        "prompts_digest": prompts_digest(prompts), "max_tokens": max_tokens, "replayed_tokens": search.max_tokens,
-        "seed": seed}
-    return Tuned(strategy, parameters, evidence)
+    vanilla = fastest_vanilla(search, replayed) if "draft" in inputs.pair.models else None
+    return _Candidates(search, explorer.few, replayed, explored, estimates, search.predict(PLAIN), vanilla)
+
+
+def with_spread_replays(search: Search, names: Sequence[str], trials: int, spread: Spread) -> Search:
+    """The search with the replays that workers make of it now."""
+    left = search.unfinished(names, trials)
+    left.pop(SPECDEC_PP, None)  # its rollouts are scored by the draft that is loaded here
+    return replace(search, known={trial.choice: trial for trial in spread(search, left)}) if left else search
 
 
 def texts_for(pair: LoadedPair, trace: TraceSet, resources: StrategyResources, names: Sequence[str]) -> Texts:
-    """The trace's texts; with what the resources' acceptance head says along their rollouts where SpecDec++ is to be replayed."""
+    """The trace's texts; with the acceptance head's predictions along their rollouts where SpecDec++ is to be replayed."""
     texts = read_texts(trace)
     head: Any = resources.artifacts.get(AcceptanceHead.kind)
     return score_rollouts(pair, texts, head) if SPECDEC_PP in names else texts
 
 
-def figures_of(trial: Trial, judge: ConstraintChecker, few: Sequence[Prompt]) -> dict[str, Any]:
-    """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: what explored ones were measured on."""
-    calls, config = trial.target_calls_per_token, (trial.strategy, trial.parameters)
+def checker_for(found: _Candidates, settings: TuneSettings, evaluate: Evaluate, quality: QualityOf | None) -> ConstraintChecker:
+    """What compares configurations with the constraints."""
+    calls = {trial.choice: float(trial.target_calls_per_token or 0) for trial in [found.plain, *found.replayed]}
+    if found.vanilla is None:
+        return ConstraintChecker(settings.constraints, quality, None, calls)
+    return ConstraintChecker(settings.constraints, quality, found.vanilla.target_calls_per_token, calls,
+                             VanillaBaseline(evaluate, found.vanilla.choice))
+
+
+def trial_metrics(trial: Trial, checker: ConstraintChecker, few: Sequence[Prompt]) -> dict[str, Any]:
+    """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: prompts that explored ones were measured on."""
+    calls = trial.target_calls_per_token
     return {"lossless": find_strategy(trial.strategy).lossless, "quality_loss": trial.divergence or 0.0, "rouge_l_lost": None,
-            "cost_ratio": None if calls is None else judge.cost_ratio(config, calls, few, EXPLORE_TOKENS)}
+            "cost_ratio": None if calls is None else checker.cost_ratio(trial.choice, calls, few, EXPLORE_TOKENS)}
 
 
-def check_trace(pair: LoadedPair, trace: TraceSet, profile: HardwareProfile) -> TraceSet:
-    """The trace, bound to this pair; a trace or profile of another pair is refused."""
-    bound = TraceSet(trace.folder, fingerprint=pair.fingerprint)
-    _ = bound.header
-    owner = profile.provenance
-    if owner.fingerprint and owner.fingerprint != pair.fingerprint:
-        raise ArtifactError(f"the hardware profile belongs to pair {owner.pair} with fingerprint {owner.fingerprint[:12]}, not "
-                            f"{pair.fingerprint[:12]}: calibrate this pair (draftwell calibrate)")
-    return bound
+def with_constraints(halved: HalvingResult, checker: ConstraintChecker, prompts: Sequence[Prompt]) -> list[Metrics]:
+    """The confirmation's figures with quality, cost and the constraint that each breaks, if any."""
+    plain = halved.confirmed[0][1]
+    confirmed = []
+    for figure, (choice, measured) in zip(halved.confirmation, halved.confirmed, strict=True):
+        found = checker.metrics(choice, prompts, measured, plain)
+        confirmed.append(figure.model_copy(update={**found, "objection": checker.constraints.objection(found)}))
+    return confirmed
 
 
-def choose(figures: Sequence[Mapping[str, Any]], tail: float, tried: int, allowed: int) -> tuple[Config, str]:
-    """The fastest config that is allowed and whose speedup's lower bound is at least 1, else plain decoding; and why, in a sentence.
-
-    Fewer prompts than `FEWEST_PROMPTS` choose nothing.
-
-    Args:
-        figures: of the confirmation; the first is plain decoding's. `objection` says which constraint a config breaks.
-        tail: of their intervals.
-        tried, allowed: how many configs were predicted or explored, and how many of these keep to the constraints.
-    """
-    others = sorted(figures[1:], key=lambda figure: -figure["speedup"])
-    fitting = [figure for figure in others if figure["objection"] is None]
-    sure = [figure for figure in fitting if figure["speedup_low"] >= 1.0]
-    plain = PLAIN[0]
-    if fitting and figures[0]["prompts"] < FEWEST_PROMPTS:
-        return PLAIN, (f"{plain}, because {figures[0]['prompts']} prompts are too few to choose anything else: measure on at least "
-                       f"{FEWEST_PROMPTS}; the best there, {describe_config(fitting[0])}, was {fitting[0]['speedup']:.2f} times as fast")
-    if sure:
-        best = sure[0]
-        return (best["strategy"], dict(best["parameters"])), (
-            f"{describe_config(best)} is {best['speedup']:.2f} times as fast as {plain} (at least {best['speedup_low']:.2f} times, "
-            f"one-sided {100 * (1 - tail):.1f} %)"
-        )
-    if fitting:
-        best = fitting[0]
-        return PLAIN, (
-            f"{plain}, because nothing is surely faster: the best, {describe_config(best)}, measured {best['speedup']:.2f} times its "
-            f"speed with a lower bound of {best['speedup_low']:.2f}"
-        )
-    if others:
-        return PLAIN, f"{plain}, because nothing keeps to the constraints: {describe_config(others[0])} does not, {others[0]['objection']}"
-    if tried and not allowed:
-        return PLAIN, f"{plain}, because none of {tried} configurations keeps to the constraints"
-    return PLAIN, f"{plain}, because there was nothing to compare it with"
+def circumstances_of(inputs: TuneInputs, settings: TuneSettings, search: Search) -> dict[str, Any]:
+    """What the evidence's figures depend on."""
+    pair = inputs.pair
+    return {"champion": inputs.champion, "constraints": settings.constraints, "trace_digest": search.trace_digest,
+            "artifacts": artifacts_of(inputs.resources), "fingerprint": pair.fingerprint, "padded_to": pair.padded_to,
+            "device_class": inputs.profile.provenance.device_class, "machine": describe_machine(pair), "prompts": len(inputs.prompts),
+            "prompts_digest": prompts_digest(inputs.prompts), "max_tokens": settings.max_tokens, "replayed_tokens": search.max_tokens,
+            "seed": settings.seed}

@@ -170,13 +170,14 @@ def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -
 
 
 def measured_rows(space: Workspace) -> list[dict[str, Any]]:
-    """What the tuning measured, as rows of its report."""
+    """What the tuning measured, as rows of its report's table."""
     import json
 
+    from components.tune.evidence import TuningEvidence
     from components.tune.report.tables import measured
 
-    report = json.loads((space.reports / "tuning.json").read_text(encoding="utf-8"))
-    section = measured({**report, "choice": {key: report[key] for key in ("strategy", "parameters")}})
+    file = space.reports / "tuning.json"
+    section = measured(TuningEvidence.read(json.loads(file.read_text(encoding="utf-8")), str(file)))
     return [dict(zip(section.columns, row, strict=True)) for row in section.rows]
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from components.collect.collect import Spread as ShardSpread
     from components.collect.settings import CollectionSettings
     from components.prompts.prompt import Prompt
-    from components.tune.search.search import Search, Trial
+    from components.tune.evidence import Trial
+    from components.tune.search.search import Search
     from components.tune.tune import Spread as ReplaySpread
     from flows.context import StepContext
 
@@ -113,7 +114,7 @@ def spread_replays(pool: WorkerPool, step: StepContext, traces: Path) -> ReplayS
     """What has the replays of a tuning made by workers, a strategy each; `traces` is the trace's folder."""
 
     def spread(search: Search, shares: Mapping[str, int]) -> list[Trial]:
-        from components.tune.search.search import Trial
+        from components.tune.evidence import Trial
 
         trials: list[Trial] = []
         with job_folder(step) as job:

@@ -118,7 +118,7 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     search = Search(
         texts, resources, profile, fields["max_tokens"], fields["overlap"], Studies(None, fields["seed"]), fields["trace_digest"]
     )
-    return [vars(trial) for trial in search.search(name, share, search.predict)]
+    return [trial.model_dump() for trial in search.search(name, share, search.predict)]
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import base64
 from collections.abc import Iterable
 from pathlib import Path
 
-from components.report.stamps import stamped
+from components.report.drawing import drawn_of
+from components.tune.evidence import TuningEvidence
 from components.tune.report.plots import tuning_plots
-from components.tune.report.reading import Entry, describe_config
 from components.tune.report.tables import Section, choice_figures, facts, tuning_tables
 from serving.files import write_atomically
 
@@ -30,27 +30,25 @@ CAPTIONS = {
 """Stem of a picture's file → its caption, in the report's order."""
 
 
-def write_tuning_report(evidence: Entry, folder: Path, *, pair: str | None = None) -> Path:
+def write_tuning_report(evidence: TuningEvidence, folder: Path, *, pair: str | None = None) -> Path:
     """Draw the plots of a tuning into a folder and write `tuning.html` there; returns the file.
 
     Args:
-        evidence: of `tuning.tune`.
-        folder: of the reports; plots that lie there of the very verifier, table and memory that were tuned with are shown too.
+        folder: of the reports; plots in it of the very verifier, table and memory that were tuned with are shown too.
         pair: its name, for the heading.
     """
     drawn = tuning_plots(evidence, folder)
-    used = set((evidence.get("artifacts") or {}).values())
-    others = [path for stem in CAPTIONS if not stem.startswith("tuning_") and stamped(path := folder / f"{stem}.png") in used]
+    used = set(evidence.artifacts.values())
+    others = [path for stem in CAPTIONS if not stem.startswith("tuning_") and drawn_of(path := folder / f"{stem}.png") in used]
     text = tuning_html(evidence, [*drawn, *others], tuning_tables(evidence), pair=pair)
     write_atomically(folder / "tuning.html", text.encode())
     return folder / "tuning.html"
 
 
-def tuning_html(evidence: Entry, pictures: Iterable[Path], tables: Iterable[Section], *, pair: str | None = None) -> str:
+def tuning_html(evidence: TuningEvidence, pictures: Iterable[Path], tables: Iterable[Section], *, pair: str | None = None) -> str:
     """The report as one self-contained HTML text.
 
     Args:
-        evidence: of `tuning.tune`.
         pictures: PNG files; their captions go by their names.
         tables: shown in this order.
     """
@@ -60,5 +58,5 @@ def tuning_html(evidence: Entry, pictures: Iterable[Path], tables: Iterable[Sect
                                      trim_blocks=True, lstrip_blocks=True)
     images = [{"caption": CAPTIONS.get(path.stem, path.stem), "data": base64.b64encode(path.read_bytes()).decode()} for path in pictures]
     return environment.get_template("tuning.html.j2").render(
-        title=f"Tuning of {pair}" if pair else "Tuning", choice=describe_config(evidence["choice"]), reason=evidence.get("reason", ""),
+        title=f"Tuning of {pair}" if pair else "Tuning", choice=str(evidence.choice), reason=evidence.reason,
         figures=choice_figures(evidence), facts=facts(evidence), pictures=images, tables=list(tables))

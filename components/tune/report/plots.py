@@ -1,39 +1,32 @@
 """The plots of a tuning, from its evidence alone: the Pareto front, speed over thresholds and draft lengths, predicted against measured.
 
-Evidence is what `tuning.tune` returns. A plot that it holds too little for is left out: no trial, no second value, no prediction.
+A plot that the evidence holds too little for is left out: no trial, no second value, no prediction.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from components.report.drawing import FAINT, INK, SECOND, drawing
-from components.tune.report.reading import (
-    REFERENCE,
-    Entry,
-    is_choice,
-    is_number,
-    measured_of,
-    prediction_error,
-    source_of,
-    trials_of,
-    usable,
-)
+from components.tune.evidence import Metrics, Row, Trial, TuningEvidence, usable
+from serving.runtime.strategies import PLAIN
 
 COLOURS = (INK, SECOND, "#548235", "#7b4fa3", "#2a9d8f", "#a23b72", "#8a6d3b", "#4f81bd", "#d62728", "#6b7280")
 THRESHOLDS = ("tau", "threshold", "tau_target", "budget")
 LENGTHS = ("num_speculative_tokens", "prompt_lookup_num_tokens", "max_draft", "max_sequences")
 """Names that strategies have for a threshold and for the length of a draft; of a strategy's several the first counts."""
 PREFIX = "tuning_"
-"""Of the files: those of an older tuning are known by it."""
+"""Of the files: plots of an older tuning are recognised by it."""
+R = TypeVar("R", bound=Row)
 
 
-def tuning_plots(evidence: Entry, folder: Path) -> list[Path]:
-    """The plots that the evidence suffices for, as files `tuning_*.png` in a folder; those of an older tuning there go away."""
+def tuning_plots(evidence: TuningEvidence, folder: Path) -> list[Path]:
+    """The plots that the evidence suffices for, as files `tuning_*.png` in a folder; those of an older tuning there are deleted."""
     for old in folder.glob(f"{PREFIX}*.png"):
         old.unlink()
     made = [pareto_plot(evidence, folder / f"{PREFIX}pareto.png"),
@@ -43,7 +36,7 @@ def tuning_plots(evidence: Entry, folder: Path) -> list[Path]:
     return [path for path in made if path is not None]
 
 
-def pareto_plot(evidence: Entry, path: Path) -> Path | None:
+def pareto_plot(evidence: TuningEvidence, path: Path) -> Path | None:
     """Seconds per token over divergence from the target, larger marks for more target calls; the front of the trials is a line.
 
     Where nothing diverges (lossless strategies only), that axis would be a single value: target calls take its place.
@@ -66,53 +59,53 @@ def pareto_plot(evidence: Entry, path: Path) -> Path | None:
                                  label=f"{label}, measured" if measured else label)
         line = lower_left([(x, point.seconds * 1e3) for point, x in places if point.tried])
         axes.plot([x for x, _ in line], [y for _, y in line], color=FAINT, drawstyle="steps-post", zorder=0, label="front")
-        ring(axes, [(x, point.seconds * 1e3) for point, x in places if not point.tried and is_choice(evidence, point.entry)])
+        ring(axes, [(x, point.seconds * 1e3) for point, x in places if not point.tried and point.row.choice == evidence.choice])
         legend(axes)
     return path
 
 
-def speed_over(evidence: Entry, names: Sequence[str], x_label: str, path: Path) -> Path | None:
+def speed_over(evidence: TuningEvidence, names: Sequence[str], x_label: str, path: Path) -> Path | None:
     """Tokens per second of every strategy over one of its parameters.
 
     Lines are predicted (dotted ones tried on a few prompts, where nothing can predict): of several trials with one value, differing
     in other parameters, the fastest. Marks are measured, with the interval of their speedup over autoregressive decoding, which is
     a horizontal line. The choice is ringed.
     """
-    trials, found = grouped(trials_of(evidence), names), grouped(measured_of(evidence), names)
+    trials, found = grouped(evidence.timed_trials, names), grouped(evidence.latest_metrics(), names)
     several = [key for key in dict.fromkeys([*trials, *found])
                if len({value for value, _ in (*trials.get(key, ()), *found.get(key, ()))}) > 1]
     if not several:
         return None
-    base = next((figure["seconds_per_token"] for figure in measured_of(evidence) if figure["strategy"] == REFERENCE), None)
+    base = next((figure.seconds_per_token for figure in evidence.latest_metrics() if figure.choice == PLAIN), None)
     with drawing(path, "Speed over " + x_label, x_label, "tokens per second") as axes:
         for key, colour in colours_of(several).items():
             best: dict[float, float] = {}
             for value, trial in trials.get(key, ()):
-                best[value] = max(best.get(value, 0.0), 1 / trial["predicted_seconds_per_token"])
+                best[value] = max(best.get(value, 0.0), 1 / trial.predicted_seconds_per_token)
             if best:
-                brief = source_of(trials[key][0][1]) == "measured"
+                brief = trials[key][0][1].source == "measured"
                 axes.plot(sorted(best), [best[value] for value in sorted(best)], color=colour, marker=".", linestyle=":" if brief else "-",
                           label=f"{key}, {'tried briefly' if brief else 'predicted'}")
             marks = found.get(key, [])
             if marks:
-                speeds = [1 / figure["seconds_per_token"] for _, figure in marks]
+                speeds = [1 / figure.seconds_per_token for _, figure in marks]
                 axes.errorbar([value for value, _ in marks], speeds, yerr=ends(marks, speeds, base), fmt="D", color=colour, capsize=4,
                               label=f"{key}, measured")
-            ring(axes, [(value, 1 / figure["seconds_per_token"]) for value, figure in marks if is_choice(evidence, figure)])
+            ring(axes, [(value, 1 / figure.seconds_per_token) for value, figure in marks if figure.choice == evidence.choice])
         if base:
-            axes.axhline(1 / base, color=FAINT, linestyle="--", label=f"{REFERENCE}, measured")
+            axes.axhline(1 / base, color=FAINT, linestyle="--", label=f"{PLAIN}, measured")
         axes.set_ylim(bottom=0)
         legend(axes)
     return path
 
 
-def predicted_against_measured(evidence: Entry, path: Path) -> Path | None:
-    """Milliseconds per token that replay said, against those measured, with a band of 10 %."""
-    figures = [figure for figure in measured_of(evidence) if usable(figure.get("predicted_seconds_per_token"))]
+def predicted_against_measured(evidence: TuningEvidence, path: Path) -> Path | None:
+    """Milliseconds per token that replay predicted, against those measured, with a band of 10 %."""
+    figures = [figure for figure in evidence.latest_metrics() if usable(figure.predicted_seconds_per_token)]
     if not figures:
         return None
-    pairs = [(figure["seconds_per_token"] * 1e3, figure["predicted_seconds_per_token"] * 1e3) for figure in figures]
-    error = median(prediction_error(figure) or 0.0 for figure in figures)
+    pairs = [(figure.seconds_per_token * 1e3, (figure.predicted_seconds_per_token or 0.0) * 1e3) for figure in figures]
+    error = median(figure.prediction_error or 0.0 for figure in figures)
     far = 1.1 * max(max(pair) for pair in pairs)
     title = f"Predicted against measured, median error {error:.0%}"
     with drawing(path, title, "measured milliseconds per token", "predicted") as axes:
@@ -121,7 +114,7 @@ def predicted_against_measured(evidence: Entry, path: Path) -> Path | None:
         for label, colour in colours_of(label_of(figure) for figure in figures).items():
             mine = [pair for pair, figure in zip(pairs, figures, strict=True) if label_of(figure) == label]
             axes.scatter([x for x, _ in mine], [y for _, y in mine], color=colour, label=label)
-        ring(axes, [pair for pair, figure in zip(pairs, figures, strict=True) if is_choice(evidence, figure)])
+        ring(axes, [pair for pair, figure in zip(pairs, figures, strict=True) if figure.choice == evidence.choice])
         axes.set(xlim=(0, far), ylim=(0, far))
         legend(axes)
     return path
@@ -136,7 +129,7 @@ class Point:
         measured: its values are measured, not predicted.
     """
 
-    entry: Entry
+    row: Row
     seconds: float
     calls: float | None
     divergence: float | None
@@ -146,46 +139,52 @@ class Point:
     @property
     def label(self) -> str:
         """Its curve's name."""
-        return label_of(self.entry)
+        return label_of(self.row)
 
 
-def candidates(evidence: Entry) -> list[Point]:
+def candidates(evidence: TuningEvidence) -> list[Point]:
     """All configurations with a time: what was tried, and what was measured at length."""
-    tried = [point_of(trial, "predicted_seconds_per_token", True, source_of(trial) == "measured") for trial in trials_of(evidence)]
-    return tried + [point_of(figure, "seconds_per_token", False, True) for figure in measured_of(evidence)]
+    tried = [point_of(trial, trial.predicted_seconds_per_token, True, trial.source == "measured") for trial in evidence.timed_trials]
+    return tried + [point_of(figure, figure.seconds_per_token, False, True) for figure in evidence.latest_metrics()]
 
 
-def point_of(entry: Entry, seconds: str, tried: bool, measured: bool) -> Point:
+def point_of(row: Trial | Metrics, seconds: float, tried: bool, measured: bool) -> Point:
     """One configuration."""
-    calls, divergence = entry.get("target_calls_per_token"), entry.get("divergence")
-    return Point(entry, entry[seconds], calls if is_number(calls) else None, divergence if is_number(divergence) else None, tried, measured)
+    calls, divergence = row.target_calls_per_token, row.divergence
+    return Point(row, seconds, calls if is_number(calls) else None, divergence if is_number(divergence) else None, tried, measured)
 
 
-def label_of(entry: Entry) -> str:
+def is_number(value: Any) -> bool:
+    """Whether a value has a place on an axis: no text, no flag, nothing infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def label_of(row: Row) -> str:
     """The name of a strategy's curve: draft and target in turn or at once are two.
 
-    >>> label_of({"strategy": "spide", "parameters": {"parallel": True}}), label_of({"strategy": "svip", "parameters": {}})
+    >>> label_of(Row(strategy="spide", parameters={"parallel": True})), label_of(Row(strategy="svip", parameters={}))
     ('spide parallel', 'svip')
     """
-    return f"{entry['strategy']} parallel" if entry["parameters"].get("parallel") is True else str(entry["strategy"])
+    return f"{row.strategy} parallel" if row.parameters.get("parallel") is True else row.strategy
 
 
-def grouped(entries: Iterable[Entry], names: Sequence[str]) -> dict[str, list[tuple[float, Entry]]]:
-    """Curve → its (value, entry), where the strategy has one of these parameters as a number."""
-    found: dict[str, list[tuple[float, Entry]]] = {}
-    for entry in entries:
-        name = next((name for name in names if name in entry["parameters"]), None)
-        if name is not None and is_number(entry["parameters"][name]):
-            found.setdefault(f"{label_of(entry)} ({name})", []).append((float(entry["parameters"][name]), entry))
+def grouped(rows: Iterable[R], names: Sequence[str]) -> dict[str, list[tuple[float, R]]]:
+    """Curve → its (value, row), where the strategy has one of these parameters as a number."""
+    found: dict[str, list[tuple[float, R]]] = {}
+    for row in rows:
+        name = next((name for name in names if name in row.parameters), None)
+        if name is not None and is_number(row.parameters[name]):
+            found.setdefault(f"{label_of(row)} ({name})", []).append((float(row.parameters[name]), row))
     return found
 
 
-def ends(marks: Sequence[tuple[float, Entry]], speeds: Sequence[float], base: float | None) -> list[list[float]] | None:
+def ends(marks: Sequence[tuple[float, Metrics]], speeds: Sequence[float], base: float | None) -> list[list[float]] | None:
     """Lengths of the bars below and above every measured speed; None where plain decoding was not measured."""
-    if base is None or any(figure.get(key) is None for _, figure in marks for key in ("speedup_low", "speedup_high")):
+    intervals = [(figure.speedup_low, figure.speedup_high) for _, figure in marks]
+    if base is None or any(None in interval for interval in intervals):
         return None
-    return [[max(0.0, speed - figure["speedup_low"] / base) for speed, (_, figure) in zip(speeds, marks, strict=True)],
-            [max(0.0, figure["speedup_high"] / base - speed) for speed, (_, figure) in zip(speeds, marks, strict=True)]]
+    return [[max(0.0, speed - (low or 0.0) / base) for speed, (low, _) in zip(speeds, intervals, strict=True)],
+            [max(0.0, (high or 0.0) / base - speed) for speed, (_, high) in zip(speeds, intervals, strict=True)]]
 
 
 def lower_left(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -214,7 +213,7 @@ def ring(axes: Any, points: Sequence[tuple[float, float]]) -> None:
 
 
 def legend(axes: Any) -> None:
-    """A legend beside the axes, each label once."""
+    """A legend next to the axes, each label once."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes.legend(list(unique.values()), list(unique), frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -13,18 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from components.calibrate.hardware_profile import filler, timed
 from components.prompts.prompt import Prompt, ids_of
-from components.tune.search.search import Trial
+from components.tune.evidence import Trial
 from components.tune.search.space import combinations
 from serving.artifacts.forward_costs import seconds_at
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.divergence import divergence
 from serving.runtime.commands import Forward, Role
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import build_strategy, find_strategy
+from serving.runtime.strategies import StrategyChoice, build_strategy, find_strategy
 from serving.runtime.strategies.lossy.pyramid import Pyramid
 from serving.runtime.types import Rows
 
@@ -37,7 +36,7 @@ def stage_throughput(beta: float, length: int, proposer: float, judge: float) ->
     Args:
         beta: tokens per round / (length + 1), in (0, 1].
         length: l, proposed tokens a round.
-        proposer, judge: tokens per second of the one, forwards per second of the other.
+        proposer, judge: tokens per second of the one, forward passes per second of the other.
 
     >>> round(stage_throughput(0.8, 4, 100.0, 10.0), 2)
     28.57
@@ -51,7 +50,7 @@ def pyramid_throughput(beta_qualifier: float, beta_target: float, num_draft: int
 
     Args:
         num_draft, num_ready: l_D and l_Q.
-        draft, qualifier, target: V_D in tokens, V_Q and V_T in forwards per second.
+        draft, qualifier, target: V_D in tokens, V_Q and V_T in forward passes per second.
 
     >>> round(pyramid_throughput(0.8, 0.7, 4, 9, 100.0, 50.0, 10.0), 2)
     29.79
@@ -70,7 +69,7 @@ def beta_of(acceptance: float, length: int) -> float:
 
 @dataclass(frozen=True)
 class ModelAgreement:
-    """How alike three models are, position by position of the target's own greedy texts.
+    """How far three models agree, at every position of the target's own greedy texts.
 
     Args:
         target: Div(target, qualifier) of every position.
@@ -133,19 +132,19 @@ def time_qualifier(pair: LoadedPair, *, repeats: int = 5, context: int = 64) -> 
         model.close(slot)
 
 
-def estimate(strategy: str, parameters: dict[str, Any], agreement: ModelAgreement, profile: HardwareProfile,
-             qualifier: Mapping[int, float]) -> Trial:
+def estimate(choice: StrategyChoice, agreement: ModelAgreement, profile: HardwareProfile, qualifier: Mapping[int, float]) -> Trial:
     """What the model predicts for one configuration, decoded greedily; an estimate, so `exact` is False.
 
     Args:
         qualifier: of `time_qualifier`.
     """
+    parameters = choice.parameters
     ready, drafted = int(parameters["num_speculative_tokens"]), int(parameters["num_draft_tokens"])
     inner = agreement.share(agreement.qualifier, parameters["tau_qualifier"]) if "tau_qualifier" in parameters else agreement.matches
     outer = agreement.share(agreement.target, parameters["tau_target"])
     speed = pyramid_throughput(beta_of(inner, drafted), beta_of(outer, ready), drafted, ready, 1 / profile.t_draft,
                                1 / seconds_at(qualifier, drafted + 1), 1 / profile.verify_seconds(ready + 1))
-    return Trial(strategy, parameters, 1 / speed, exact=False)
+    return Trial.of(choice, predicted_seconds_per_token=1 / speed, exact=False, source="estimated")
 
 
 def shortlist_pyramid(strategy: str, agreement: ModelAgreement, profile: HardwareProfile,
@@ -154,7 +153,7 @@ def shortlist_pyramid(strategy: str, agreement: ModelAgreement, profile: Hardwar
 
     One for each threshold, because the model knows speed only: the loosest would always win, and quality might refuse it.
     """
-    trials = [estimate(strategy, parameters, agreement, profile, qualifier) for parameters in combinations(strategy)]
+    trials = [estimate(choice, agreement, profile, qualifier) for choice in combinations(strategy)]
     best: dict[float, Trial] = {}
     for trial in sorted(trials, key=lambda trial: trial.predicted_seconds_per_token):
         best.setdefault(trial.parameters["tau_target"], trial)

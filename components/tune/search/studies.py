@@ -2,13 +2,11 @@
 
 A study is bound to its *description*: everything that its values depend on, as plain JSON. The description's digest is part of
 the study's name, so trials of another space or trace are never mixed with these. A file that the user named must hold no
-other description of the same strategy; the default file may, because there they are only older tunings.
+other description of the same strategy; the default file may, because there they are older tunings only.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 import sqlite3
 import tempfile
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.errors import DraftwellError
+from serving.files import json_digest
 
 if TYPE_CHECKING:
     import optuna
@@ -34,7 +33,7 @@ class Studies:
     """The studies of one tuning.
 
     Args:
-        file: SQLite file, made if it is not there; None keeps trials in memory.
+        file: SQLite file, created if it does not exist; None keeps trials in memory.
         seed: of the samplers.
         named: whether the user chose the file (see the module's first lines).
     """
@@ -57,8 +56,8 @@ class Studies:
             strategy = name.rpartition("-")[0]
             wanted = descriptions.get(strategy)
             if wanted is not None and name != study_name(strategy, wanted):
-                raise DraftwellError(f"the study {self.file} is of another search: the {difference(recorded, wanted)} of {strategy} "
-                                     "is not the same: name another file with --study, or leave --study out")
+                raise DraftwellError(f"the study {self.file} is of another search, the {difference(recorded, wanted)} of {strategy} "
+                                     "differ: name another file with --study, or leave --study out", code="study_of_another_search")
 
     def open(self, strategy: str, description: Description) -> optuna.Study:
         """A strategy's study, continued or new."""
@@ -72,7 +71,7 @@ class Studies:
         return study
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._storage is not None:
             self._storage.remove_session()
             self._storage.engine.dispose()
@@ -90,7 +89,8 @@ class Studies:
                     storage.remove_session()
                     storage.engine.dispose()
             except unreadable() as error:
-                raise DraftwellError(f"{file} is no study file of Draftwell's: name another with --study, or move it away") from error
+                raise DraftwellError(f"{file} is not a study file of Draftwell: name another with --study, or move it away",
+                                     code="not_a_study") from error
         return {study.study_name: study.user_attrs.get(DESCRIPTION, {}) for study in found}
 
 
@@ -99,13 +99,13 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise DraftwellError("tuning needs the package optuna: pip install 'draftwell[pipeline]'") from error
+        raise DraftwellError("tuning needs the package optuna: pip install 'draftwell[pipeline]'", code="missing_extra") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """What is raised where a file is no SQLite, is broken, is another program's, or is of an Optuna that this one cannot read."""
+    """What is raised for a file that is not SQLite, is broken, is another program's, or is of an Optuna that this one cannot read."""
     from sqlalchemy.exc import SQLAlchemyError
 
     return sqlite3.Error, SQLAlchemyError, RuntimeError, ValueError
@@ -135,14 +135,9 @@ def check_tables(file: Path) -> None:
 
 def study_name(strategy: str, description: Description) -> str:
     """The strategy, and a digest of the description."""
-    return f"{strategy}-{digest_of_json(description)[:16]}"
-
-
-def digest_of_json(value: Any) -> str:
-    """Hex sha256 of a value's JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return f"{strategy}-{json_digest(description)[:16]}"
 
 
 def difference(recorded: Description, wanted: Description) -> str:
-    """The first thing that two descriptions do not share."""
+    """The first key in which two descriptions differ."""
     return next((key for key in wanted if recorded.get(key) != wanted[key]), "settings")

@@ -15,6 +15,8 @@ from serving.errors import DraftwellError
 from serving.runtime.commands import Role, Step
 from serving.runtime.output import Model
 from serving.runtime.session import Session
+from serving.runtime.strategies.search_space import Space
+from serving.runtime.strategies.speculation import Speculation
 
 A = TypeVar("A", bound=Artifact)
 
@@ -40,7 +42,7 @@ class StrategyResources:
     deterministic: bool = False
 
     def private(self) -> StrategyResources:
-        """The same resources with copies of the artifacts that requests write to: what is learnt here is learnt nowhere else."""
+        """The same with copies of the artifacts that requests write to: what is learnt here changes nothing elsewhere."""
         copies = {kind: artifact.copy() if hasattr(artifact, "copy") else artifact for kind, artifact in self.artifacts.items()}
         return replace(self, artifacts=copies)
 
@@ -58,6 +60,10 @@ class Strategy(ABC):
     overlaps: bool = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
+    search_space: ClassVar[Space] = {}
+    """Parameter → values that a tuner may try; empty: the strategy is not tuned."""
+    replayable: ClassVar[bool] = False
+    """Whether replay over a trace predicts the strategy exactly; else a tuner measures it."""
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         self.config: Any = config
@@ -67,12 +73,33 @@ class Strategy(ABC):
     def run(self, session: Session) -> Step[None]:
         """Decode one request."""
 
+    @classmethod
+    def completed(cls, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """A point of the search space as parameters: with those that follow from others, and those without effect at their default."""
+        return dict(parameters)
+
+    def rollout_needed(self) -> int:
+        """Length of trace rollout within which a draft always lies, whatever its first wrong token; 0: drafts have no fixed length.
+
+        Drafts that confidence ends have no such bound: where one is longer than a rollout, its replay reports that it is not exact.
+        """
+        return 0
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation | None:
+        """What another engine can do of it, for `draftwell export`; None: nothing sensible would remain.
+
+        Args:
+            config: of this class's `Config`.
+        """
+        return None
+
     def learnt(self) -> dict[str, float]:
-        """What this object itself has learnt from requests, beside its artifacts: of one moment, from any thread; empty for most."""
+        """What this object itself has learnt in addition to its artifacts, at one moment, from any thread; empty for most."""
         return {}
 
     def resume(self, learnt: Mapping[str, float]) -> None:
-        """Go on from what `learnt` gave.
+        """Continue from what `learnt` returned.
 
         Raises:
             ValueError: it is not what a strategy of these settings can have learnt.
@@ -84,15 +111,18 @@ class Strategy(ABC):
         """The artifact of a kind that this strategy needs."""
         found = self.resources.artifacts.get(kind.kind)
         if not isinstance(found, kind):
-            raise DraftwellError(f"strategy {self.name} needs the artifact {kind.kind}: make one with "
-                                 f"`{KINDS[kind.kind].made_by}`, or take it from a release")
+            raise DraftwellError(
+                f"strategy {self.name} needs the artifact {kind.kind}: make one with `{KINDS[kind.kind].made_by}`, or take it "
+                "from a release",
+                code="artifact_missing",
+            )
         return found
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         """The models this strategy uses, by role."""
         missing = [role for role in self.roles if role not in models]
         if missing:
-            raise DraftwellError(f"strategy {self.name} needs a {missing[0]} model, which this pair does not have")
+            raise DraftwellError(f"strategy {self.name} needs a {missing[0]} model, which this pair does not have", code="model_missing")
         chosen = {role: models[role] for role in self.roles}
         if self.prefers_onnx and "draft_onnx" in models:
             chosen["draft"] = models["draft_onnx"]

@@ -34,20 +34,21 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "svip": SVIP,
     "draft_verify": DraftVerify,
     "adaedl": AdaEDL,
-    "specdec_pp": SpecDecPP,
     "hf_dynamic": HFDynamic,
+    "spide": Spide,
+    "pearl": Pearl,
+    "specdec_pp": SpecDecPP,
+    "prompt_lookup": PromptLookup,
+    "sprinter": Sprinter,
+    "duo_decoding": DuoDecoding,
+    "csd": CSD,
     "fuzzy_sd": FuzzySD,
     "mentored": Mentored,
     "lossy_sd": LossySD,
-    "prompt_lookup": PromptLookup,
-    "sprinter": Sprinter,
-    "csd": CSD,
-    "spide": Spide,
-    "pearl": Pearl,
-    "duo_decoding": DuoDecoding,
     "pyramid_assisted": PyramidAssisted,
     "pyramid_fuzzy": PyramidFuzzy,
 }
+"""In the order of listings and of the tuner's search."""
 
 
 def find_strategy(name: str) -> type[Strategy]:
@@ -55,7 +56,7 @@ def find_strategy(name: str) -> type[Strategy]:
     if name not in STRATEGIES:
         close = difflib.get_close_matches(name, STRATEGIES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(STRATEGIES)}"
-        raise DraftwellError(f"unknown strategy {name!r}: {hint}")
+        raise DraftwellError(f"unknown strategy {name!r}: {hint}", code="unknown_strategy")
     return STRATEGIES[name]
 
 
@@ -71,22 +72,22 @@ def build_strategy(name: str, parameters: dict[str, Any] | None = None, resource
         config = cls.Config.model_validate(parameters or {})
     except ValidationError as error:
         first = min(error.errors(), key=lambda e: e["type"] == "missing")  # a misspelt name explains the missing one
-        key = ".".join(map(str, first["loc"])) or "as a whole"
+        key = ".".join(map(str, first["loc"])) or "its parameters together"
         if first["type"] == "extra_forbidden":
             known = ", ".join(cls.Config.model_fields) or "none"
-            raise DraftwellError(f"strategy {name} has no parameter {key!r}: it has {known}") from error
+            raise DraftwellError(f"strategy {name} has no parameter {key!r}: it has {known}", code="unknown_parameter") from error
         if first["type"] == "missing":
             missing = [str(e["loc"][0]) for e in error.errors()]
             raise DraftwellError(f"strategy {name} has no default for {' and '.join(missing)}: give a value with --set, for example "
-                                 f"--set {key}=VALUE (in a bench --set {name}.{key}=VALUE)") from error
-        raise DraftwellError(f"strategy {name}, parameter {key}: {first['msg']} (got {first['input']!r})") from error
+                                 f"--set {key}=VALUE (in a bench --set {name}.{key}=VALUE)", code="parameter_missing") from error
+        raise DraftwellError(f"strategy {name}, parameter {key}: {first['msg']} (got {first['input']!r})", code="bad_parameter") from error
     return cls(config, resources or StrategyResources())
 
 
 def describe(cls: type[Strategy]) -> dict[str, Any]:
     """Name, lossless, parameters with default (or required), bounds or choices and description, artifacts, models, paper: plain JSON."""
-    whole = cls.Config.model_json_schema()
-    schema = whole.get("properties", {})
+    complete = cls.Config.model_json_schema()
+    schema = complete.get("properties", {})
     parameters = {}
     for name, info in schema.items():
         kinds = info.get("anyOf", [info])
@@ -94,7 +95,7 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
         default = info.get("default")
         parameters[name] = {
             "type": next(k["type"] for k in kinds if k.get("type") != "null"),
-            "required": name in whole.get("required", ()),
+            "required": name in complete.get("required", ()),
             "default": None if isinstance(default, float) and not math.isfinite(default) else default,
             "minimum": bounds.get("minimum", bounds.get("exclusiveMinimum")),
             "exclusive_minimum": "exclusiveMinimum" in bounds,

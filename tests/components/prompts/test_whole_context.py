@@ -15,7 +15,7 @@ from components.calibrate.correction_memory import MemorySettings, build_correct
 from components.gate.baseline_counts import deterministic_report
 from components.prompts.prompt import Prompt, ids_of, prompts_digest
 from components.tune.evaluator import Evaluator, Measured, QualityReader
-from components.tune.resume import Ledger
+from components.tune.resume import ResumableEvaluator
 from serving.artifacts.base import Provenance
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
@@ -33,7 +33,7 @@ USERS: dict[str, Callable[[LoadedPair], Any]] = {
     "measure": lambda pair: measure(pair, StrategyResources(), [PLAIN], PROMPTS, max_tokens=4),
     "bench": lambda pair: run_bench(pair, [GAMMA, StrategyChoice("fuzzy_sd")], PROMPTS, StrategyResources(), max_tokens=4),
     "config_quality": lambda pair: config_quality(pair, StrategyResources(), GAMMA, PROMPTS, max_tokens=4),
-    "contest": lambda pair: Evaluator(pair, StrategyResources(), max_tokens=4)([("autoregressive", {})], PROMPTS),
+    "contest": lambda pair: Evaluator(pair, StrategyResources(), max_tokens=4)([PLAIN], PROMPTS),
     "reader": lambda pair: QualityReader(pair)(PROMPTS, Measured([1.0] * len(PROMPTS), OUTPUTS, [1] * len(PROMPTS))),
     "memory": lambda pair: build_correction_memory(pair, PROMPTS, ORIGIN, MemorySettings(max_tokens=4)),
     "counting": lambda pair: deterministic_report(pair, [GAMMA], PROMPTS, 4),
@@ -63,7 +63,7 @@ def test_what_stands_before_a_turn_is_part_of_every_digest_and_memory() -> None:
     assert prompts_digest(PROMPTS) != prompts_digest(BARE)
     assert prompts_digest(BARE) == prompts_digest([Prompt(p.id, "qa", p.turns, "an answer") for p in BARE])
     clock = Clock({})
-    remembered = Ledger(clock, None, {})
+    remembered = ResumableEvaluator(clock, None, {})
     for prompts in (PROMPTS, BARE, PROMPTS):
-        remembered([("autoregressive", {})], prompts)
+        remembered([PLAIN], prompts)
     assert len(clock.calls) == 2, "the same turns behind another system message are other prompts"

@@ -13,28 +13,24 @@ from typing import Any
 
 from components.prompts.prompt import Prompt
 from components.tune.search import search
-from components.tune.tune import tune_strategy
-from serving.artifacts.base import Provenance
-from serving.artifacts.hardware_profile import HardwareProfile
 from serving.recording.trace import TraceSet
 from serving.runtime.strategies import StrategyResources
 from tests.components.collect.killed_collector import deadly
 from tests.support.loop.scripted_clock import Clock
+from tests.support.loop.tuning import PROFILE, run_tuner
 from tests.support.models.tiny import table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "ok?", "1984", "q", "hm"])]
-PROFILE = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test"))
 
 
 def run(trace: Path, folder: Path, clock: Clock) -> Any:
     """The same tuning, whole or the rest of it; the trials suffice for every config there is."""
-    return tune_strategy(
+    return run_tuner(
         table_pair(),
         TraceSet(trace),
         PROMPTS,
-        StrategyResources({"hardware_profile": PROFILE}, deterministic=True),
-        PROFILE,
-        evaluate=clock,
+        clock,
+        resources=StrategyResources({"hardware_profile": PROFILE}, deterministic=True),
         strategies=["vanilla_sd", "prompt_lookup"],
         trials=40,
         max_tokens=12,

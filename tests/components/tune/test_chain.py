@@ -11,9 +11,9 @@ from components.prompts.prompt import demo_prompts
 from components.report.provenance import provenance
 from components.train.acceptance_head import train_acceptance_head
 from components.train.verifier import train_verifier
-from components.tune.constraints import Constraints
 from components.tune.evaluator import Evaluator, Quality
-from components.tune.tune import tune_strategy
+from components.tune.settings import Constraints, TuneSettings
+from components.tune.tune import TuneInputs, tune_strategy
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.models.tiny import llama_pair
@@ -30,10 +30,10 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     times = measure_profile(pair, origin, repeats=1, context=16)
     resources = StrategyResources({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
                "correction_memory": build_correction_memory(pair, prompts[:4], origin, MemorySettings(max_tokens=16))}, pair.special_tokens)
-    tuned = tune_strategy(pair, trace, prompts[:3], resources, times, evaluate=Evaluator(pair, resources, max_tokens=8),
-                 quality=lambda prompts, measured: Quality(1.0), trials=9, max_tokens=8, explore=1, measure_top=20,
-                 constraints=Constraints(lossless_only=False))
-    assert {figure["strategy"] for figure in tuned.evidence["measured"]} >= {"autoregressive", "sprinter", "csd", "specdec_pp"}
-    assert all("qualifier" in why for why in tuned.evidence["left_out"].values())
-    build_strategy(tuned.strategy, tuned.parameters, resources)
+    settings = TuneSettings(constraints=Constraints(lossless_only=False), trials=9, max_tokens=8, explore=1, measure_top=20)
+    tuned = tune_strategy(TuneInputs(pair, trace, prompts[:3], resources, times), settings, Evaluator(pair, resources, max_tokens=8),
+                          lambda prompts, measured: Quality(1.0))
+    assert {figure.strategy for figure in tuned.measured} >= {"autoregressive", "sprinter", "csd", "specdec_pp"}
+    assert all("qualifier" in why for why in tuned.left_out.values())
+    build_strategy(tuned.choice.name, dict(tuned.choice.parameters), resources)
     assert report

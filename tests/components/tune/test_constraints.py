@@ -11,19 +11,21 @@ import pytest
 
 from components.prompts.prompt import Prompt
 from components.report.intervals import lower_bound
-from components.tune.constraints import ConstraintChecker, Constraints, ConstraintViolation, VanillaBaseline
-from components.tune.evaluator import Config, Measured, Quality
-from components.tune.successive_halving import PLAIN, halve
+from components.tune.constraints import ConstraintChecker, ConstraintViolation, VanillaBaseline
+from components.tune.evaluator import Measured, Quality
+from components.tune.settings import Constraints
+from components.tune.successive_halving import successive_halving
+from serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.loop.scripted_clock import Clock
 
 PROMPTS = [Prompt(f"p{i}", None, [f"prompt {i}"]) for i in range(8)]
 LOSSY = Constraints(lossless_only=False, max_quality_loss=0.1)
-CSD: Config = ("csd", {"num_speculative_tokens": 6})
-VANILLA: list[Config] = [("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in (1, 2, 3)]
+CSD = StrategyChoice("csd", {"num_speculative_tokens": 6})
+VANILLA = [StrategyChoice("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in (1, 2, 3)]
 SPEEDS = {"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}
 
 
-def written(config: Config, prompts: Sequence[Prompt]) -> Measured:
+def written(config: StrategyChoice, prompts: Sequence[Prompt]) -> Measured:
     [result] = Clock(SPEEDS)([config], prompts)
     return result
 
@@ -41,7 +43,7 @@ def by_prompt(shares: dict[str, float], rouge: dict[str, float] | None = None) -
 
 
 def fit(judge: ConstraintChecker, count: int) -> ConstraintViolation | None:
-    return judge.fit(CSD, PROMPTS[:count], written(CSD, PROMPTS[:count]), written(PLAIN, PROMPTS[:count]))
+    return judge.violation(CSD, PROMPTS[:count], written(CSD, PROMPTS[:count]), written(PLAIN, PROMPTS[:count]))
 
 
 def test_one_bad_prompt_of_two_is_doubt_and_not_proof() -> None:
@@ -52,7 +54,7 @@ def test_one_bad_prompt_of_two_is_doubt_and_not_proof() -> None:
     assert not objection.sure
     assert "loses 0.200 of the target's own tokens" in objection.why
     assert fit(judge, 8) is None
-    halved = halve(Clock(SPEEDS), [CSD, *VANILLA], PROMPTS, fit=judge.fit)
+    halved = successive_halving(Clock(SPEEDS), [CSD, *VANILLA], PROMPTS, violates=judge.violation)
     assert CSD in [config for config, _ in halved.confirmed]
 
 
@@ -61,8 +63,8 @@ def test_what_every_prompt_loses_is_proof(count: int) -> None:
     objection = fit(by_prompt({f"p{i}": 0.5 + 0.01 * (i % 2) for i in range(8)}), count)
     assert objection is not None
     assert objection.sure
-    halved = halve(Clock(SPEEDS), [CSD, *VANILLA], PROMPTS, fit=by_prompt({f"p{i}": 0.5 for i in range(8)}).fit)
-    assert [gone["strategy"] for gone in halved.rungs[0].dropped if "target's own tokens" in gone["why"]] == ["csd"]
+    halved = successive_halving(Clock(SPEEDS), [CSD, *VANILLA], PROMPTS, violates=by_prompt({f"p{i}": 0.5 for i in range(8)}).violation)
+    assert [gone.strategy for gone in halved.rungs[0].dropped if "target's own tokens" in gone.why] == ["csd"]
 
 
 def test_rouge_is_judged_as_carefully() -> None:
@@ -82,9 +84,9 @@ def test_one_prompt_proves_nothing() -> None:
 class Counted(Clock):
     """Vanilla SD calls the target 4 times on an easy prompt (even numbers) and 8 times on a hard one; csd half as often again."""
 
-    def __call__(self, configs: Sequence[Config], prompts: Sequence[Prompt], **more: Any) -> list[Measured]:
+    def __call__(self, configs: Sequence[StrategyChoice], prompts: Sequence[Prompt], **more: Any) -> list[Measured]:
         own = [8 if int(prompt.id[1:]) % 2 else 4 for prompt in prompts]
-        return [replace(result, calls=[count * 3 // 2 if config[0] == "csd" else count for count in own])
+        return [replace(result, calls=[count * 3 // 2 if config.name == "csd" else count for count in own])
                 for config, result in zip(configs, super().__call__(configs, prompts, **more), strict=True)]
 
 
@@ -93,12 +95,12 @@ def test_a_cost_ratio_is_of_the_same_prompts() -> None:
     clock = Counted(SPEEDS)
     limited = Constraints(lossless_only=False, max_cost_ratio=2.0)
     judge = ConstraintChecker(
-        limited, lambda prompts, measured: Quality(1.0), 0.25, {"vanilla_sd {}": 0.5}, VanillaBaseline(clock, VANILLA[1])
+        limited, lambda prompts, measured: Quality(1.0), 0.25, {StrategyChoice("vanilla_sd"): 0.5}, VanillaBaseline(clock, VANILLA[1])
     )
     for prompts in (PROMPTS[:1], PROMPTS[1:2], PROMPTS):
         [plain, csd] = clock([PLAIN, CSD], prompts)
-        assert judge.figures(CSD, prompts, csd, plain)["cost_ratio"] == pytest.approx(1.5)
-        assert judge.figures(("vanilla_sd", {}), prompts, csd, plain)["cost_ratio"] == 2.0, "both replayed"
+        assert judge.metrics(CSD, prompts, csd, plain)["cost_ratio"] == pytest.approx(1.5)
+        assert judge.metrics(StrategyChoice("vanilla_sd"), prompts, csd, plain)["cost_ratio"] == 2.0, "both replayed"
     beside = [asked for configs, asked, _ in clock.calls if configs == [VANILLA[1]]]
     assert beside == [["p0"], ["p1"], ["p2", "p3", "p4", "p5", "p6", "p7"]], "each prompt once"
 
@@ -106,7 +108,7 @@ def test_a_cost_ratio_is_of_the_same_prompts() -> None:
 def test_cost_is_measured_only_where_it_is_limited() -> None:
     clock = Counted(SPEEDS)
     judge = ConstraintChecker(LOSSY, lambda prompts, measured: Quality(1.0), 0.25, {}, VanillaBaseline(clock, VANILLA[1]))
-    assert judge.figures(CSD, PROMPTS, *Counted(SPEEDS)([CSD, PLAIN], PROMPTS))["cost_ratio"] is None
+    assert judge.metrics(CSD, PROMPTS, *Counted(SPEEDS)([CSD, PLAIN], PROMPTS))["cost_ratio"] is None
     assert clock.calls == []
 
 
@@ -115,9 +117,9 @@ def test_a_cost_ratio_of_two_prompts_may_be_chance() -> None:
     csd, vanilla = Measured([1.0] * 2, [[0] * 16] * 2, [4, 16]), Measured([1.0] * 2, [[0] * 16] * 2, [4, 8])
     judge = ConstraintChecker(Constraints(lossless_only=False, max_cost_ratio=1.5), lambda prompts, measured: Quality(1.0), 0.25, {},
                   VanillaBaseline(lambda configs, prompts, **more: [vanilla], VANILLA[1]))
-    doubt = judge.fit(CSD, PROMPTS[:2], csd, vanilla)
+    doubt = judge.violation(CSD, PROMPTS[:2], csd, vanilla)
     assert doubt == ConstraintViolation("it costs 1.67 times the target calls of vanilla SD, and at most 1.5 times is allowed", sure=False)
-    proof = judge.fit(CSD, PROMPTS[:2], replace(csd, calls=[8, 16]), vanilla)
+    proof = judge.violation(CSD, PROMPTS[:2], replace(csd, calls=[8, 16]), vanilla)
     assert proof is not None
     assert proof.sure
 

@@ -10,19 +10,18 @@ import pytest
 from components.bench.runner import StrategyContender
 from components.prompts.prompt import Prompt
 from components.tune import evaluator as module
-from components.tune.evaluator import Config, Evaluator, Measured, QualityReader, label_of
-from components.tune.successive_halving import PLAIN
+from components.tune.evaluator import Evaluator, Measured, QualityReader
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import StrategyResources
+from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 from tests.support.models.tiny import table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text], text) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!"])]
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
-SERIAL: Config = ("spide", {"parallel": False, "tau": 0.2})
-GAMMA: Config = ("vanilla_sd", {"num_speculative_tokens": 3})
+SERIAL = StrategyChoice("spide", {"parallel": False, "tau": 0.2})
+GAMMA = StrategyChoice("vanilla_sd", {"num_speculative_tokens": 3})
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +35,9 @@ def resources() -> StrategyResources:
     )
 
 
-def judged(contest: Evaluator, config: Config) -> int:
+def judged(contest: Evaluator, config: StrategyChoice) -> int:
     """Tokens that a SPIDE contender's own table has seen judged."""
-    table: Any = contest._contenders[label_of(config)]._strategy.resources.artifacts["acceptance_table"]
+    table: Any = contest._contenders[config]._strategy.resources.artifacts["acceptance_table"]
     return sum(table.total)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,17 +14,19 @@ from typer.testing import CliRunner
 from components.prompts.prompt import Prompt
 from components.tune import regret as module
 from components.tune.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
-from components.tune.evaluator import Config, Measured
-from components.tune.regret import GRID, compare_again, fastest, regret, sum_of, summary
-from components.tune.successive_halving import PLAIN, halve
-from components.tune.tune import FEWEST_PROMPTS
+from components.tune.decision import FEWEST_PROMPTS
+from components.tune.evaluator import Measured
+from components.tune.evidence import Metrics
+from components.tune.regret import GRID, SETTINGS, RegretStudy, fastest, sum_of, summary
+from components.tune.successive_halving import successive_halving
+from components.tune.tune import TuneInputs
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadSettings
-from serving.runtime.strategies import StrategyResources, build_strategy
+from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.loop.scripted_clock import Clock, gamma
 from tests.support.models.tiny import table_pair
@@ -34,9 +37,9 @@ ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
 
 def test_the_grid_is_valid_and_about_thirty() -> None:
     assert 28 <= len(GRID) <= 32
-    assert {name for name, _ in GRID} == set(module.STRATEGIES)
-    for name, parameters in GRID:
-        build_strategy(name, parameters)
+    assert {choice.name for choice in GRID} == set(SETTINGS.strategies)
+    for choice in GRID:
+        build_strategy(choice.name, dict(choice.parameters))
 
 
 def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
@@ -45,16 +48,17 @@ def test_the_report_on_a_tiny_pair(tmp_path: Path) -> None:
     resources = StrategyResources({"acceptance_table": AcceptanceTable.empty(ORIGIN), "correction_memory": CorrectionMemory.empty(ORIGIN),
                "hardware_profile": profile}, pair.special_tokens)
     trace = collect_traces(pair, PROMPTS, tmp_path, max_tokens=12, rollout=8, batch=3)
-    grid: list[Config] = [("vanilla_sd", {"num_speculative_tokens": 2}), ("svip", {"threshold": 0.3, "max_draft": 8})]
-    report = regret(pair, trace, PROMPTS, resources, profile, configs=grid, max_tokens=8, trials=8, repeats=1)
+    grid = [StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}), StrategyChoice("svip", {"threshold": 0.3, "max_draft": 8})]
+    settings = SETTINGS.model_copy(update={"max_tokens": 8, "trials": 8})
+    report = RegretStudy(TuneInputs(pair, trace, PROMPTS, resources, profile), settings, grid, repeats=1).run()
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert [figure["strategy"] for figure in report["grid"]] == ["autoregressive", "vanilla_sd", "svip"]
     assert report["best"] in [{"strategy": f["strategy"], "parameters": f["parameters"]} for f in report["grid"]]
     assert report["regret_low"] <= report["regret"] <= report["regret_high"]
     assert report["time_share"] == pytest.approx(report["tune_seconds"] / report["grid_seconds"])
     assert (report["regret_percent"], report["time_percent"]) == (round(100 * report["regret"], 2), round(100 * report["time_share"], 1))
-    assert {t["strategy"] for t in report["evidence"]["trials"]} <= set(module.STRATEGIES)
-    assert len([t for t in report["evidence"]["trials"] if t["source"] == "measured"]) == module.EXPLORE
+    assert {t["strategy"] for t in report["evidence"]["trials"]} <= set(SETTINGS.strategies)
+    assert len([t for t in report["evidence"]["trials"] if t["source"] == "measured"]) == SETTINGS.explore
     assert report["evidence"]["constraints"]["max_quality_loss"] == 0.1
 
 
@@ -90,33 +94,34 @@ def test_what_the_tuner_measures_is_less_than_a_third_of_the_grid() -> None:
 
     prompts, tokens = inspect.signature(module.main).parameters["limit"].default, 32
     clock = Clock(lambda config: 1.0 if config == PLAIN else 1.5)
-    survivors: list[Config] = [("vanilla_sd", {"num_speculative_tokens": g}) for g in range(1, module.MEASURE_TOP + 1)]
-    survivors += [("csd", {"tau": i}) for i in range((module.MEASURE_TOP + 1) // 2)]
-    halve(clock, survivors, [Prompt(f"p{i}", None, ["text"]) for i in range(prompts)])
+    survivors = [StrategyChoice("vanilla_sd", {"num_speculative_tokens": g}) for g in range(1, SETTINGS.measure_top + 1)]
+    survivors += [StrategyChoice("csd", {"tau": i}) for i in range((SETTINGS.measure_top + 1) // 2)]
+    successive_halving(clock, survivors, [Prompt(f"p{i}", None, ["text"]) for i in range(prompts)])
     asked = tokens * sum(len(configs) * len(ids) for configs, ids, _ in clock.calls)
-    explored = EXPLORE_PROMPTS * EXPLORE_TOKENS * (module.EXPLORE + 1)
+    explored = EXPLORE_PROMPTS * EXPLORE_TOKENS * (SETTINGS.explore + 1)
     assert prompts >= FEWEST_PROMPTS
     assert (asked + explored) / (tokens * prompts * (len(GRID) + 1)) < 0.25, "so that replay and warming up have room"
 
 
 def test_the_best_keeps_to_the_constraints() -> None:
-    figures = [{"strategy": "autoregressive", "parameters": {}, "seconds_per_token": 0.2, "objection": None},
-               {"strategy": "csd", "parameters": {"tau": 0.01}, "seconds_per_token": 0.05, "objection": "it loses too much"},
-               {"strategy": "svip", "parameters": {}, "seconds_per_token": 0.1, "objection": None}]
-    assert fastest(figures) == ("svip", {})
+    figures = [Metrics.of(PLAIN, seconds_per_token=0.2),
+               Metrics.of(StrategyChoice("csd", {"tau": 0.01}), seconds_per_token=0.05, objection="it loses too much"),
+               Metrics.of(StrategyChoice("svip"), seconds_per_token=0.1)]
+    assert fastest(figures) == StrategyChoice("svip")
 
 
 def test_a_slower_choice_has_a_positive_regret(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(lambda config: {2: 1.0, 5: 1.25}[gamma(config)])
     monkeypatch.setattr(module, "Evaluator", lambda *args, **more: clock)
-    slow, quick = (("vanilla_sd", {"num_speculative_tokens": g}) for g in (2, 5))
-    nothing: Any = None
-    ratio, low, high = compare_again(nothing, nothing, slow, quick, PROMPTS, 8, 2, 0, None)
+    slow, quick = (StrategyChoice("vanilla_sd", {"num_speculative_tokens": g}) for g in (2, 5))
+    nothing: Any = SimpleNamespace()
+    study = RegretStudy(TuneInputs(nothing, nothing, PROMPTS, nothing, nothing))
+    ratio, low, high = study.compare(slow, quick)
     assert (ratio, low, high) == pytest.approx((1.25, 1.25, 1.25))
     assert len(clock.calls) == 2
     assert all(fresh for _, _, fresh in clock.calls)
-    assert compare_again(nothing, nothing, quick, slow, PROMPTS, 8, 2, 0, None)[0] == pytest.approx(0.8)
-    assert compare_again(nothing, nothing, quick, quick, PROMPTS, 8, 2, 0, None) == (1.0, 1.0, 1.0)
+    assert study.compare(quick, slow)[0] == pytest.approx(0.8)
+    assert study.compare(quick, quick) == (1.0, 1.0, 1.0)
     assert len(clock.calls) == 4, "a config is not compared with itself"
 
 

@@ -12,16 +12,17 @@ import pytest
 from components.collect import work as collection
 from components.collect.plan import ForeignTrace, is_complete
 from components.prompts.prompt import Prompt
-from components.tune.search.search import Search, Trial
-from components.tune.search.space import REPLAYED, key
+from components.tune.evidence import Trial
+from components.tune.search.search import Search
+from components.tune.search.space import REPLAYED
 from components.tune.search.studies import Studies
-from components.tune.tune import tune_strategy
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import StrategyChoice
 from tests.support.collecting import collect_shard, collect_traces
 from tests.support.loop.scripted_clock import Clock
-from tests.support.loop.tuning_resources import PROFILE, RESOURCES
+from tests.support.loop.tuning import run_tuner
 from tests.support.models.tiny import llama_pair
 
 NO_HEAD = [name for name in REPLAYED if name != "specdec_pp"]
@@ -129,19 +130,18 @@ def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSe
 def test_replays_by_others_choose_the_same_configs(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
     """With few trials a sampler proposes, with many the small spaces are tried whole: both ask for what the workers asked for."""
     settings: dict[str, Any] = {"trials": trials, "max_tokens": 12, "strategies": ["autoregressive", *NO_HEAD]}
-    one = tune_strategy(pair, trace, PROMPTS, RESOURCES, PROFILE, evaluate=Clock({}), **settings)
+    one = run_tuner(pair, trace, PROMPTS, Clock({}), **settings)
     real, own = Search.predict, []
 
-    def predict(self: Search, name: str, parameters: dict[str, Any]) -> Trial:
-        known = (name, key(parameters)) in self.known
-        if self.known and not known:
-            own.append(name)
-        return real(self, name, parameters)
+    def predict(self: Search, choice: StrategyChoice) -> Trial:
+        if self.known and choice not in self.known:
+            own.append(choice.name)
+        return real(self, choice)
 
     monkeypatch.setattr(Search, "predict", predict)
-    spread = tune_strategy(pair, trace, PROMPTS, RESOURCES, PROFILE, evaluate=Clock({}), spread=replays, **settings)
-    assert spread.evidence["trials"] == one.evidence["trials"]
-    assert (spread.strategy, spread.parameters) == (one.strategy, one.parameters)
+    spread = run_tuner(pair, trace, PROMPTS, Clock({}), spread=replays, **settings)
+    assert spread.trials == one.trials
+    assert spread.choice == one.choice
     here = {"autoregressive", "vanilla_sd", "specdec_pp"}  # SpecDec++ needs the draft
     assert set(own) <= here, "nothing that workers replayed is replayed again"
 
@@ -155,7 +155,7 @@ def test_finished_studies_are_not_given_out_again(pair: LoadedPair, trace: Trace
 
     settings: dict[str, Any] = {"trials": 12, "max_tokens": 12, "strategies": ["autoregressive", "vanilla_sd", "prompt_lookup"],
                                 "study": tmp_path / "study.db"}
-    first = tune_strategy(pair, trace, PROMPTS, RESOURCES, PROFILE, evaluate=Clock({}), spread=spread, **settings)
-    again = tune_strategy(pair, trace, PROMPTS, RESOURCES, PROFILE, evaluate=Clock({}), spread=spread, **settings)
+    first = run_tuner(pair, trace, PROMPTS, Clock({}), spread=spread, **settings)
+    again = run_tuner(pair, trace, PROMPTS, Clock({}), spread=spread, **settings)
     assert asked == [["prompt_lookup", "vanilla_sd"]]
-    assert again.evidence["trials"] == first.evidence["trials"]
+    assert again.trials == first.trials

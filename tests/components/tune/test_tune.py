@@ -16,9 +16,9 @@ from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import RolloutExhausted, TracedText
 from components.report.threads import using_threads
 from components.tune import tune as tune_step
-from components.tune.constraints import Constraints
-from components.tune.evaluator import Config, Measured, Quality
-from components.tune.report.reading import rollout_words
+from components.tune.decision import FEWEST_PROMPTS
+from components.tune.evaluator import Measured, Quality
+from components.tune.evidence import TuningEvidence
 from components.tune.search import search
 from components.tune.search.search import artifact_digest
 from components.tune.search.space import (
@@ -28,13 +28,12 @@ from components.tune.search.space import (
     combinations,
     defaults,
     grid,
-    key,
     replayable,
     rollout_needed,
     space_of,
     start,
 )
-from components.tune.tune import FEWEST_PROMPTS, tune_strategy
+from components.tune.settings import Constraints, TuneSettings
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile
@@ -42,10 +41,11 @@ from serving.errors import ContextTooLong, DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
-from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
+from serving.runtime.strategies import PLAIN, STRATEGIES, StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
 from tests.support.loop.scripted_clock import Clock, gamma
-from tests.support.loop.tuning_resources import ORIGIN, PROFILE, RESOURCES
+from tests.support.loop.tuning import ORIGIN, PROFILE, RESOURCES, run_tuner
 from tests.support.models.counters import counters
 from tests.support.models.resources import random_head
 from tests.support.models.tiny import VOCAB, pair_of, table_pair
@@ -80,23 +80,26 @@ def by_calls(losses: dict[int, float], rouge: dict[int, float] | None = None) ->
 class Calls(Clock):
     """A clock whose lossy configs have their own numbers of target calls: csd's are its gamma, others' 9."""
 
-    def __call__(self, configs: Sequence[Config], prompts: Sequence[Prompt], **more: Any) -> list[Measured]:
+    def __call__(self, configs: Sequence[StrategyChoice], prompts: Sequence[Prompt], **more: Any) -> list[Measured]:
         results = super().__call__(configs, prompts, **more)
         own = {"autoregressive": lambda config: 16, "csd": gamma}
-        return [Measured(result.seconds, result.outputs, [own.get(config[0], lambda config: 9)(config)] * len(prompts))
+        return [Measured(result.seconds, result.outputs, [own.get(config.name, lambda config: 9)(config)] * len(prompts))
                 for config, result in zip(configs, results, strict=True)]
 
 
-def run(pair: LoadedPair, trace: TraceSet, evaluate: Any, **settings: Any) -> Any:
-    return tune_strategy(pair, trace, PROMPTS, settings.pop("resources", RESOURCES), PROFILE, evaluate=evaluate,
-                **{"trials": 30, "max_tokens": 16, "quality": judge, **settings})
+def run(pair: LoadedPair, trace: TraceSet, evaluate: Any, **settings: Any) -> TuningEvidence:
+    return run_tuner(pair, trace, PROMPTS, evaluate, **{"trials": 30, "max_tokens": 16, "quality": judge, "profile": PROFILE, **settings})
+
+
+def tuned_json(*arguments: Any, **settings: Any) -> dict[str, Any]:
+    return run(*arguments, **settings).to_json()
 
 
 @pytest.mark.parametrize("name", [*REPLAYED, *MEASURED])
 def test_every_point_of_a_space_is_a_valid_config_that_matters(name: str) -> None:
     space = (REPLAYED | MEASURED)[name]
-    for parameters in combinations(name):
-        build_strategy(name, parameters)
+    for choice in combinations(name):
+        build_strategy(choice.name, dict(choice.parameters))
     for values in space.values():
         assert len(values.values if isinstance(values, Span) else values) > 1
     build_strategy(name, defaults(name, space))
@@ -114,19 +117,25 @@ def test_rollouts_bound_the_space() -> None:
     assert gammas_of("pearl", 4) == [1, 2]
     assert gammas_of("pearl", 18) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert gammas_of("pearl", 19) == [None, 1, 2, 3, 4, 5, 6, 7, 8]
-    assert rollout_needed("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 4}, PROFILE) == 2 * 4 - 1
-    assert rollout_needed("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 32}, PROFILE) == 2 * 18 - 1, "18 at 33 tokens"
-    assert {(p["parallel"], p["overlap_tau"], p["max_draft"]) for p in replayable("spide", 8, PROFILE)} == {
-        *((False, 0.0, longest) for longest in (4, 8, 16, 32)), (True, 0.0, 4),
-        *((True, tau, longest) for tau in (0.05, 0.2) for longest in (4, 8, 16, 32))}
-    assert start("csd", MEASURED["csd"]) == {"num_speculative_tokens": 6, "min_count": 6, "tau": 0.01}
-    assert start("pearl", REPLAYED["pearl"]) == {"num_speculative_tokens": None}, "as many as the profile says"
+    assert rollout_needed(StrategyChoice("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 4}), PROFILE) == 2 * 4 - 1
+    assert rollout_needed(StrategyChoice("spide", {"parallel": True, "overlap_tau": 0.0, "max_draft": 32}), PROFILE) == 2 * 18 - 1, (
+        "18 at 33 tokens"
+    )
+    assert {
+        (p["parallel"], p["overlap_tau"], p["max_draft"]) for p in (choice.parameters for choice in replayable("spide", 8, PROFILE))
+    } == {
+        *((False, 0.0, longest) for longest in (4, 8, 16, 32)),
+        (True, 0.0, 4),
+        *((True, tau, longest) for tau in (0.05, 0.2) for longest in (4, 8, 16, 32)),
+    }
+    assert start("csd", MEASURED["csd"]).parameters == {"num_speculative_tokens": 6, "min_count": 6, "tau": 0.01}
+    assert start("pearl", REPLAYED["pearl"]).parameters == {"num_speculative_tokens": None}, "as many as the profile says"
 
 
 @pytest.mark.parametrize("gamma", [2, 5])
 def test_pearl_needs_as_long_a_rollout_as_the_bound_says(gamma: int) -> None:
     """Of the first draft the first token is right and the second wrong, so gamma − 1 unverified tokens and gamma more stand behind it."""
-    needed = rollout_needed("pearl", {"num_speculative_tokens": gamma}, PROFILE)
+    needed = rollout_needed(StrategyChoice("pearl", {"num_speculative_tokens": gamma}), PROFILE)
     assert needed == 2 * gamma - 1
 
     def texts(rollout: int) -> Texts:
@@ -142,22 +151,25 @@ def test_pearl_needs_as_long_a_rollout_as_the_bound_says(gamma: int) -> None:
 
 def test_drafts_of_fixed_length_are_replayed_exactly_and_the_others_say_so(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0})
-    evidence = run(pair, trace, clock, strategies=["vanilla_sd", "pearl", "svip"], trials=60).evidence
+    found = run(pair, trace, clock, strategies=["vanilla_sd", "pearl", "svip"], trials=60)
+    evidence = found.to_json()
     assert {t["parameters"]["num_speculative_tokens"] for t in evidence["trials"] if t["strategy"] == "pearl"} == {1, 2, 3, 4}
     assert all(t["exact"] for t in evidence["trials"] if t["strategy"] != "svip")
     inexact = sum(not t["exact"] for t in evidence["trials"])
     assert inexact > 0
     assert evidence["rollouts"] == {"length": 8, "beyond": {"vanilla_sd": 4, "pearl": 5}, "inexact": inexact,
                                     "replayed": len(evidence["trials"])}
-    assert f"{inexact} of {len(evidence['trials'])} replays are estimates" in rollout_words(evidence)
-    assert "5 of pearl" in rollout_words(evidence)
-    serial = run(pair, trace, clock, strategies=["prompt_lookup"]).evidence
-    assert (serial["rollouts"]["beyond"], serial["rollouts"]["inexact"], rollout_words(serial)) == ({}, 0, "")
+    assert found.rollouts is not None
+    assert f"{inexact} of {len(evidence['trials'])} replays are estimates" in found.rollouts.summary
+    assert "5 of pearl" in found.rollouts.summary
+    serial = run(pair, trace, clock, strategies=["prompt_lookup"]).rollouts
+    assert serial is not None
+    assert (serial.beyond, serial.inexact, serial.summary) == ({}, 0, "")
 
 
 def test_specdec_pp_is_replayed_with_the_resources_head(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch) -> None:
     resources = StrategyResources({**RESOURCES.artifacts, "acceptance_head": random_head(VOCAB)}, deterministic=True)
-    evidence = run(pair, trace, Clock({"autoregressive": 1.0}), resources=resources, strategies=["specdec_pp"], trials=60).evidence
+    evidence = tuned_json(pair, trace, Clock({"autoregressive": 1.0}), resources=resources, strategies=["specdec_pp"], trials=60)
     trials = evidence["trials"]
     assert len(trials) == len(combinations("specdec_pp"))
     assert {trial["source"] for trial in trials} == {"replayed"}
@@ -170,8 +182,8 @@ def test_specdec_pp_is_replayed_with_the_resources_head(pair: LoadedPair, trace:
         strategy = build_strategy("specdec_pp", trial["parameters"], resources)
         real = Stats.total(pair.engine().generate(pair.encode_prompt(p.prompt), sampling, strategy).session.stats for p in PROMPTS)
         assert counters(told.stats) == counters(real)
-    without = run(pair, trace, Clock({})).evidence["left_out"]["specdec_pp"]
-    assert without == "it needs acceptance_head, which is not at hand"
+    without = run(pair, trace, Clock({})).left_out["specdec_pp"]
+    assert without == "it needs acceptance_head, which is not available"
     monkeypatch.setattr(tune_step, "score_rollouts", lambda *args: pytest.fail("nobody asked for the head's predictions"))
     run(pair, trace, Clock({}), resources=resources, strategies=["vanilla_sd"])
 
@@ -179,12 +191,15 @@ def test_specdec_pp_is_replayed_with_the_resources_head(pair: LoadedPair, trace:
 @pytest.mark.parametrize("name", [*REPLAYED, *MEASURED])
 def test_no_config_is_tried_twice_under_two_names(name: str) -> None:
     found = combinations(name)
-    assert len({key(parameters) for parameters in found}) == len(found)
+    assert len(set(found)) == len(found)
 
 
 def test_what_has_no_effect_is_not_varied() -> None:
     """A serial SPIDE has no continuation for `overlap_tau` to end."""
-    found = combinations("spide", {"tau": (0.5, 0.7), "parallel": (False, True), "overlap_tau": (0.0, 0.05, 0.2)})
+    found = [
+        choice.parameters
+        for choice in combinations("spide", {"tau": (0.5, 0.7), "parallel": (False, True), "overlap_tau": (0.0, 0.05, 0.2)})
+    ]
     assert len(found) == 2 * (1 + 3)
     assert {parameters["overlap_tau"] for parameters in found if not parameters["parallel"]} == {0.0}
 
@@ -192,61 +207,51 @@ def test_what_has_no_effect_is_not_varied() -> None:
 def test_three_percent_in_noise_lose_to_plain_decoding(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 1.03, "spide": 0.9}, noise=0.3)
     tuned = run(pair, trace, clock, strategies=["vanilla_sd", "spide", "prompt_lookup"])
-    best = max(tuned.evidence["confirmation"]["figures"][1:], key=lambda figure: figure["speedup"])
-    assert best["speedup_low"] < 1
-    assert (tuned.strategy, tuned.parameters) == ("autoregressive", {})
-    assert "nothing is surely faster" in tuned.evidence["reason"]
+    best = max(tuned.confirmed[1:], key=lambda figure: figure.speedup or 0.0)
+    assert (best.speedup_low or 0.0) < 1
+    assert tuned.choice == PLAIN
+    assert "nothing is surely faster" in tuned.reason
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 7])
 def test_few_prompts_choose_nothing(pair: LoadedPair, trace: TraceSet, count: int) -> None:
     """However clear it looks: on two prompts chance says "faster" twice in a quarter of all cases."""
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 5.0})
-    few = tune_strategy(
-        pair,
-        trace,
-        PROMPTS[:count],
-        RESOURCES,
-        PROFILE,
-        evaluate=clock,
-        strategies=["vanilla_sd"],
-        max_tokens=16,
-        trials=4,
-    )
-    assert (few.strategy, few.parameters) == ("autoregressive", {})
-    assert few.evidence["reason"].startswith(f"autoregressive, because {count} prompts are too few to choose anything else: measure on at "
+    few = run_tuner(pair, trace, PROMPTS[:count], clock, strategies=["vanilla_sd"], max_tokens=16, trials=4)
+    assert few.choice == PLAIN
+    assert few.reason.startswith(f"autoregressive, because {count} prompts are too few to choose anything else: measure on at "
                                              "least 8; the best there, vanilla_sd(")
-    assert "5.00 times as fast" in few.evidence["reason"]
-    assert "\n" not in few.evidence["reason"]
+    assert "5.00 times as fast" in few.reason
+    assert "\n" not in few.reason
 
 
 def test_the_smallest_number_of_prompts_chooses(pair: LoadedPair, trace: TraceSet) -> None:
     assert len(PROMPTS) == FEWEST_PROMPTS
-    assert run(pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.05}), strategies=["vanilla_sd"]).strategy == "vanilla_sd"
+    assert run(pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.05}), strategies=["vanilla_sd"]).choice.name == "vanilla_sd"
 
 
 def test_a_clear_winner_wins_over_a_clear_second(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 1.3, "spide": 1.6}, noise=0.05)
     tuned = run(pair, trace, clock, strategies=["vanilla_sd", "spide", "prompt_lookup"])
-    assert tuned.strategy == "spide"
-    assert tuned.evidence["measured"][0]["strategy"] == "autoregressive"
-    assert "times as fast as autoregressive" in tuned.evidence["reason"]
-    assert (tuned.strategy, tuned.parameters) in clock.asked
-    confirmed = {figure["strategy"] for figure in tuned.evidence["measured"] if figure["confirmed"]}
+    assert tuned.choice.name == "spide"
+    assert tuned.measured[0].strategy == "autoregressive"
+    assert "times as fast as autoregressive" in tuned.reason
+    assert tuned.choice in clock.asked
+    confirmed = {figure.strategy for figure in tuned.measured if figure.confirmed}
     assert confirmed == {"autoregressive", "spide"}, "serial and parallel are the two fastest here"
 
 
 def test_the_shortlist_is_the_predicted_best_of_each_strategy(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0})
     tuned = run(pair, trace, clock, measure_top=4, trials=60, strategies=["vanilla_sd", "spide", "prompt_lookup"])
-    trials, asked = tuned.evidence["trials"], [name for name, _ in clock.asked]
+    trials, asked = tuned.to_json()["trials"], [choice.name for choice in clock.asked]
     assert asked[0] == "autoregressive"
     assert len(asked) == 5
     assert set(asked) == {"autoregressive", "vanilla_sd", "spide", "prompt_lookup"}
-    assert {p["parallel"] for name, p in clock.asked if name == "spide"} == {False, True}
+    assert {choice.parameters["parallel"] for choice in clock.asked if choice.name == "spide"} == {False, True}
     for name in ("vanilla_sd", "prompt_lookup"):
         best = min((t for t in trials if t["strategy"] == name), key=lambda t: t["predicted_seconds_per_token"])
-        assert (name, best["parameters"]) in clock.asked
+        assert StrategyChoice(name, best["parameters"]) in clock.asked
     gammas = {t["parameters"]["num_speculative_tokens"] for t in trials if t["strategy"] == "vanilla_sd"}
     assert gammas == set(range(1, 9))  # the trial budget covers this grid, so all of it was tried, up to K = 8
     texts = read_texts(trace)
@@ -259,27 +264,28 @@ def test_the_shortlist_is_the_predicted_best_of_each_strategy(pair: LoadedPair, 
 
 def test_what_was_measured_and_what_was_replayed_are_told_apart(pair: LoadedPair, trace: TraceSet) -> None:
     for asked, replayed in ((20, 16), (8, 8)):
-        evidence = run(pair, trace, Clock({"autoregressive": 1.0}), max_tokens=asked, trials=3, strategies=["vanilla_sd"]).evidence
+        evidence = tuned_json(pair, trace, Clock({"autoregressive": 1.0}), max_tokens=asked, trials=3, strategies=["vanilla_sd"])
         assert (evidence["max_tokens"], evidence["replayed_tokens"]) == (asked, replayed)
 
 
 def test_a_prompt_that_is_too_long_is_named_before_anything_is_measured(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0})
     prompts = [*PROMPTS, Prompt("the long one", None, ["a" * 500])]
-    with pytest.raises(ContextTooLong, match=r"prompt the long one has 500 tokens.*context of 512"):
-        tune_strategy(pair, trace, prompts, RESOURCES, PROFILE, evaluate=clock, quality=judge, trials=3, max_tokens=16)
+    with raises_code("context_too_long", "prompt the long one", "500 tokens", "context of 512", error=ContextTooLong):
+        run_tuner(pair, trace, prompts, clock, quality=judge, trials=3, max_tokens=16)
     assert clock.calls == []
 
 
 def test_evidence_is_plain_json_and_complete(pair: LoadedPair, trace: TraceSet) -> None:
     logged: list[str] = []
     tuned = run(pair, trace, Clock({"autoregressive": 1.0, "spide": 2.0}), trials=12, log=lambda name, value, step: logged.append(name))
-    evidence = json.loads(json.dumps(tuned.evidence, allow_nan=False))
-    assert evidence == tuned.evidence
+    evidence = json.loads(json.dumps(tuned.to_json(), allow_nan=False))
+    assert evidence == tuned.to_json()
+    assert TuningEvidence.read(evidence) == tuned
     assert evidence["schema_version"] == 2
     assert evidence["trace_digest"] == trace.digest()
     assert evidence["device_class"] == "cpu-test"
-    assert evidence["choice"] == {"strategy": tuned.strategy, "parameters": tuned.parameters}
+    assert evidence["choice"] == tuned.choice.to_json()
     assert evidence["artifacts"] == {kind: artifact_digest(RESOURCES.artifacts[kind]) for kind in RESOURCES.artifacts}
     assert evidence["constraints"] == {"lossless_only": True, "max_quality_loss": 0.1, "max_cost_ratio": None}
     assert {"machine", "prompts_digest", "seed", "fingerprint", "champion", "rungs", "front"} <= set(evidence)
@@ -300,8 +306,8 @@ def test_evidence_is_plain_json_and_complete(pair: LoadedPair, trace: TraceSet) 
 def test_the_front_is_over_all_strategies(pair: LoadedPair, trace: TraceSet) -> None:
     """Every csd is faster than anything replayed; the fewer calls it needs, the more it writes that is not the target's."""
     clock, losses = Calls({"autoregressive": 1.0, "csd": 1000.0}), {4: 0.3, 6: 0.2, 8: 0.01}
-    evidence = run(pair, trace, clock, constraints=LOSSY, quality=by_calls(losses), strategies=["csd", "vanilla_sd"], explore=30,
-                   trials=60).evidence
+    evidence = tuned_json(pair, trace, clock, constraints=LOSSY, quality=by_calls(losses), strategies=["csd", "vanilla_sd"], explore=30,
+                          trials=60)
     trials = evidence["trials"]
     on_front = [trials[i] for i in evidence["front"]]
     assert {(trial["source"], round(trial["divergence"], 6)) for trial in on_front} == {
@@ -320,7 +326,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
         with monkeypatch.context() as patch:
             patch.setattr(search, "replay_strategy", lambda *args, **kwargs: replays.append(args[1]) or replay_strategy(*args, **kwargs))
             tuned = run(pair, trace, Clock({"autoregressive": 1.0}), **{"strategies": ["spide"], "trials": 8, **more})
-        return [t for t in tuned.evidence["trials"] if t["source"] == "replayed"], [name for name in replays if name == "spide"]
+        return [t for t in tuned.trials if t.source == "replayed"], [name for name in replays if name == "spide"]
 
     study = tmp_path / "study.db"
     first, replays = replays_of(study=study)
@@ -335,10 +341,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     other = StrategyResources({**RESOURCES.artifacts, "acceptance_table": AcceptanceTable([9] * 20, [1] * 20, ORIGIN)}, deterministic=True)
     assert replays_of(study=study, resources=other)[1] != []  # so is that of another table
     later = StrategyResources(
-        {
-            **RESOURCES.artifacts,
-            "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40})),
-        },
+        {**RESOURCES.artifacts, "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40}))},
         deterministic=True,
     )
     assert replays_of(study=study, resources=later) == (longer, [])  # but not that of the same table, made by another commit
@@ -346,12 +349,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     saved = AcceptanceTable.empty(ORIGIN)
     saved.save(tmp_path / "table")
     loaded = StrategyResources(
-        {
-            **RESOURCES.artifacts,
-            "acceptance_table": AcceptanceTable.load(tmp_path / "table"),
-            "hardware_profile": again,
-        },
-        deterministic=True,
+        {**RESOURCES.artifacts, "acceptance_table": AcceptanceTable.load(tmp_path / "table"), "hardware_profile": again}, deterministic=True
     )
     monkeypatch.setattr(f"{__name__}.PROFILE", again)
     assert replays_of(study=study, resources=loaded) == (
@@ -362,7 +360,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
 
 def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"strategies": ["vanilla_sd", "spide"], "trials": 20}
-    whole = run(pair, trace, Clock({}), **settings).evidence["trials"]
+    whole = run(pair, trace, Clock({}), **settings).trials
     done: list[str] = []
 
     def dies(*args: Any, **more: Any) -> Any:
@@ -375,10 +373,9 @@ def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp
         patch.setattr(search, "replay_strategy", dies)
         with pytest.raises(KeyboardInterrupt):
             run(pair, trace, Clock({}), study=tmp_path / "study.db", **settings)
-    resumed = run(pair, trace, Clock({}), study=tmp_path / "study.db", **settings).evidence["trials"]
+    resumed = run(pair, trace, Clock({}), study=tmp_path / "study.db", **settings).trials
     assert len(resumed) == len(whole) == 20
-    assert {key(t["parameters"]) for t in resumed if t["strategy"] == "vanilla_sd"} == {
-        key(t["parameters"]) for t in whole if t["strategy"] == "vanilla_sd"}
+    assert {t.choice for t in resumed if t.strategy == "vanilla_sd"} == {t.choice for t in whole if t.strategy == "vanilla_sd"}
 
 
 def test_a_tuning_that_was_killed_in_the_second_rung_measures_the_rest_only(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
@@ -408,22 +405,22 @@ def test_a_tuning_with_other_threads_measures_anew(pair: LoadedPair, trace: Trac
     with using_threads(2):
         run(pair, trace, other, **settings)
         assert other.calls == first.calls, "explored and measured once more"
-        with pytest.raises(DraftwellError, match="the threads of csd is not the same"), using_threads(1):
-            run(pair, trace, Clock({}), **settings, named_study=True)
+        with raises_code("study_of_another_search", "threads", "csd"), using_threads(1):
+            run(pair, trace, Clock({}), **settings, named=True)
 
 
 def test_explored_configs_are_measured_briefly(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0})
-    evidence = run(pair, trace, clock, constraints=LOSSY, explore=5).evidence
+    evidence = tuned_json(pair, trace, clock, constraints=LOSSY, explore=5)
     explored = [trial for trial in evidence["trials"] if trial["source"] == "measured"]
     for name in ("csd", "fuzzy_sd", "mentored", "lossy_sd"):
         tried = [trial["parameters"] for trial in explored if trial["strategy"] == name]
         assert len(tried) == 5
-        assert tried[0] == start(name, MEASURED[name])
-        assert len({key(parameters) for parameters in tried}) == 5
+        assert tried[0] == start(name, MEASURED[name]).parameters
+        assert len({StrategyChoice(name, parameters) for parameters in tried}) == 5
     brief = [prompts for configs, prompts, fresh in clock.calls if fresh][:-1]
     assert all(prompts == ["p0", "p1"] for prompts in brief)
-    assert sum(configs == [("autoregressive", {})] for configs, _, fresh in clock.calls if fresh) == 1
+    assert sum(configs == [PLAIN] for configs, _, fresh in clock.calls if fresh) == 1
     assert all(trial["divergence"] == 0.0 and trial["target_calls_per_token"] == 10 / 16 for trial in explored)
 
 
@@ -432,12 +429,12 @@ def test_quality_binds(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Calls({"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5})
     settings: dict[str, Any] = {"strategies": ["csd", "vanilla_sd"], "explore": 30}
     loose = run(pair, trace, clock, constraints=LOSSY, quality=by_calls({4: 0.5, 6: 0.1, 8: 0.11}), **settings)
-    assert (loose.strategy, loose.parameters["num_speculative_tokens"]) == ("csd", 6)
+    assert (loose.choice.name, loose.choice.parameters["num_speculative_tokens"]) == ("csd", 6)
     tight = Constraints(lossless_only=False, max_quality_loss=0.05)
-    assert run(pair, trace, clock, constraints=tight, quality=by_calls({4: 0.5, 6: 0.1, 8: 0.11}), **settings).strategy == "vanilla_sd"
+    assert run(pair, trace, clock, constraints=tight, quality=by_calls({4: 0.5, 6: 0.1, 8: 0.11}), **settings).choice.name == "vanilla_sd"
     forbidden = run(pair, trace, Calls({"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}), measure_top=9)
-    assert forbidden.strategy == "vanilla_sd"
-    assert forbidden.evidence["left_out"]["csd"].startswith("it is lossy")
+    assert forbidden.choice.name == "vanilla_sd"
+    assert forbidden.left_out["csd"].startswith("it is lossy")
 
 
 def test_rouge_binds_where_there_are_references(pair: LoadedPair, trace: TraceSet) -> None:
@@ -445,10 +442,10 @@ def test_rouge_binds_where_there_are_references(pair: LoadedPair, trace: TraceSe
     speeds = {"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}
     rouge = {16: 30.0, 4: 27.9, 6: 28.0, 8: 20.0}
     chosen = run(pair, trace, Calls(speeds), quality=by_calls({}, rouge), **settings)
-    assert (chosen.strategy, chosen.parameters["num_speculative_tokens"]) == ("csd", 6)
+    assert (chosen.choice.name, chosen.choice.parameters["num_speculative_tokens"]) == ("csd", 6)
     lower = run(pair, trace, Calls(speeds), quality=by_calls({}, rouge | {6: 27.0}), **settings)
-    assert lower.strategy == "vanilla_sd"
-    assert any("ROUGE-L" in gone["why"] for rung in lower.evidence["rungs"] for gone in rung["dropped"])
+    assert lower.choice.name == "vanilla_sd"
+    assert any("ROUGE-L" in gone.why for rung in lower.rungs for gone in rung.dropped)
 
 
 def test_cost_binds(pair: LoadedPair, trace: TraceSet) -> None:
@@ -456,8 +453,8 @@ def test_cost_binds(pair: LoadedPair, trace: TraceSet) -> None:
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 3.0, "prompt_lookup": 1.5})
     settings: dict[str, Any] = {"strategies": ["vanilla_sd", "prompt_lookup"], "trials": 60}
     free = run(pair, trace, clock, **settings)
-    assert free.strategy == "vanilla_sd"
-    trials = free.evidence["trials"]
+    assert free.choice.name == "vanilla_sd"
+    trials = free.to_json()["trials"]
     vanilla = [t for t in trials if t["strategy"] == "vanilla_sd"]
     base = min(vanilla, key=lambda t: t["predicted_seconds_per_token"])["target_calls_per_token"]
     least = min(t["target_calls_per_token"] for t in vanilla)
@@ -465,32 +462,34 @@ def test_cost_binds(pair: LoadedPair, trace: TraceSet) -> None:
     assert fewer < least
     limit = (fewer + least) / 2 / base
     bound = run(pair, trace, clock, constraints=Constraints(max_cost_ratio=limit), **settings)
-    assert bound.strategy == "prompt_lookup"
-    for figure in bound.evidence["confirmation"]["figures"][1:]:
+    assert bound.choice.name == "prompt_lookup"
+    for figure in bound.to_json()["confirmation"]["figures"][1:]:
         trial = next(t for t in trials if (t["strategy"], t["parameters"]) == (figure["strategy"], figure["parameters"]))
         assert figure["cost_ratio"] == pytest.approx(trial["target_calls_per_token"] / base)
         assert figure["cost_ratio"] <= limit
     none = run(pair, trace, Clock({"autoregressive": 1.0}), constraints=Constraints(max_cost_ratio=0.01), **settings)
-    assert none.strategy == "autoregressive"
-    assert "keeps to the constraints" in none.evidence["reason"]
+    assert none.choice.name == "autoregressive"
+    assert "keeps to the constraints" in none.reason
 
 
 def test_the_champion_is_beside_and_may_stay(pair: LoadedPair, trace: TraceSet) -> None:
-    champion: Config = ("svip", {"threshold": 0.37, "max_draft": 11})  # in no grid
+    champion = StrategyChoice("svip", {"threshold": 0.37, "max_draft": 11})  # in no grid
     clock = Clock({"autoregressive": 1.0, "vanilla_sd": 1.2, "svip": 1.4})
     tuned = run(pair, trace, clock, strategies=["vanilla_sd"], champion=champion)
-    assert (tuned.strategy, tuned.parameters) == champion
-    assert tuned.evidence["champion"] == {"strategy": "svip", "parameters": champion[1]}
+    assert tuned.choice == champion
+    assert tuned.to_json()["champion"] == {"strategy": "svip", "parameters": {"threshold": 0.37, "max_draft": 11}}
     assert all(champion in configs for configs, _, _ in clock.calls)
-    lossy: Config = ("csd", {})
+    lossy = StrategyChoice("csd")
     tuned = run(pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.2, "csd": 2.0}), strategies=["vanilla_sd"], champion=lossy)
-    assert tuned.strategy == "vanilla_sd", "a champion that is not allowed any more is measured, and not chosen"
-    assert "only lossless" in next(f for f in tuned.evidence["confirmation"]["figures"] if f["strategy"] == "csd")["objection"]
+    assert tuned.choice.name == "vanilla_sd", "a champion that is not allowed any more is measured, and not chosen"
+    assert "only lossless" in (next(f for f in tuned.confirmed if f.strategy == "csd").objection or "")
     for unfit, word in ((("sprinter", {}), "verifier"), (("spide", {"gamma": 4}), "gamma"), (("vanished", {}), "unknown strategy")):
-        tuned = run(pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.2}), strategies=["vanilla_sd"], champion=unfit)
-        assert word in tuned.evidence["left_out"]["champion"]
-        assert tuned.evidence["champion"] is None
-        assert tuned.strategy == "vanilla_sd"
+        tuned = run(
+            pair, trace, Clock({"autoregressive": 1.0, "vanilla_sd": 1.2}), strategies=["vanilla_sd"], champion=StrategyChoice(*unfit)
+        )
+        assert word in tuned.left_out["champion"]
+        assert tuned.champion is None
+        assert tuned.choice.name == "vanilla_sd"
 
 
 def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
@@ -498,32 +497,38 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(pair: LoadedPair, trace: Tr
     bare = StrategyResources({"hardware_profile": PROFILE})
     foreign = LoadedPair(**{**vars(pair), "fingerprint": "e" * 64})
     alone = pair_of(pair.models["target"], None)
-    cases: list[tuple[LoadedPair, TraceSet, dict[str, Any], str]] = [
-        (pair, TraceSet(tmp_path / "empty"), {}, "holds no trace"), (foreign, trace, {}, "is a trace of pair tiny"),
-        (pair, trace, {"strategies": ["vanila_sd"]}, "did you mean vanilla_sd"), (pair, trace, {"strategies": ["csd"]}, "it is lossy"),
-        (pair, trace, {"strategies": ["csd"], "constraints": LOSSY, "quality": None}, "nothing measures its quality"),
-        (pair, trace, {"strategies": ["spide"], "resources": bare}, "it needs acceptance_table"),
-        (alone, trace, {"constraints": Constraints(max_cost_ratio=1.0)}, "needs a draft model"),
-        (alone, trace, {"strategies": ["vanilla_sd"]}, "it needs draft"), (pair, trace, {"trials": 0}, "at least 1")]
-    for which, traces, settings, message in cases:
-        with pytest.raises(DraftwellError, match=message) as error:
-            run(which, traces, clock, **settings)
-        assert "\n" not in str(error.value)
-    with pytest.raises(DraftwellError, match="no prompts"):
-        tune_strategy(pair, trace, [], RESOURCES, PROFILE, evaluate=clock)
     other = HardwareProfile(1.0, {1: 1.0}, 0.1, Provenance(pair="big", fingerprint="d" * 64))
-    with pytest.raises(DraftwellError, match="hardware profile belongs to pair big"):
-        tune_strategy(pair, trace, PROMPTS, RESOURCES, other, evaluate=clock)
-    with pytest.raises(DraftwellError, match="share from 0 to 1"):
+    cases: list[tuple[LoadedPair, TraceSet, dict[str, Any], str, str]] = [
+        (pair, TraceSet(tmp_path / "empty"), {}, "", "holds no trace"),
+        (foreign, trace, {}, "", "is a trace of pair tiny"),
+        (pair, trace, {"strategies": ["vanila_sd"]}, "", "did you mean vanilla_sd"),
+        (pair, trace, {"strategies": ["csd"]}, "not_tunable", "it is lossy"),
+        (pair, trace, {"strategies": ["csd"], "constraints": LOSSY, "quality": None}, "not_tunable", "nothing measures its quality"),
+        (pair, trace, {"strategies": ["spide"], "resources": bare}, "not_tunable", "acceptance_table"),
+        (alone, trace, {"constraints": Constraints(max_cost_ratio=1.0)}, "no_draft_model", "--max-cost-ratio"),
+        (alone, trace, {"strategies": ["vanilla_sd"]}, "not_tunable", "it needs draft"),
+        (pair, trace, {"trials": 0}, "bad_tune_setting", "trials"),
+        (pair, trace, {"profile": other}, "foreign_profile", "pair big")]
+    for which, traces, settings, code, named in cases:
+        with pytest.raises(DraftwellError) as error:
+            run(which, traces, clock, **settings)
+        assert named in str(error.value)
+        assert code in ("", error.value.code)
+        assert "\n" not in str(error.value)
+    with raises_code("no_prompts"):
+        run_tuner(pair, trace, [], clock)
+    with raises_code("bad_tune_setting", "max_quality_loss", "1.5"):
         Constraints(max_quality_loss=1.5)
-    with pytest.raises(DraftwellError, match="positive number"):
+    with raises_code("bad_tune_setting", "max_cost_ratio", "nan"):
         Constraints(max_cost_ratio=float("nan"))
+    with raises_code("bad_tune_setting", "max_cost_ratio"):
+        TuneSettings(constraints={"max_cost_ratio": 0.0})  # type: ignore[arg-type]
     assert clock.calls == []
 
 
 @pytest.mark.parametrize("quality", [Quality(float("nan")), Quality(1.0, float("nan"))])
 def test_a_quality_that_is_no_number_is_refused(pair: LoadedPair, trace: TraceSet, tmp_path: Path, quality: Quality) -> None:
-    with pytest.raises(DraftwellError, match="quality is not a number") as error:
+    with raises_code("quality_not_finite", "csd") as error:
         run(pair, trace, Clock({}), strategies=["csd"], constraints=LOSSY, quality=lambda prompts, measured: quality)
     assert "\n" not in str(error.value)
 
@@ -531,17 +536,16 @@ def test_a_quality_that_is_no_number_is_refused(pair: LoadedPair, trace: TraceSe
 def test_a_study_of_another_search_is_refused_and_kept(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
     study, clock = tmp_path / "mine.db", Clock({})
     settings: dict[str, Any] = {"strategies": ["vanilla_sd"], "trials": 4, "study": study}
-    run(pair, trace, clock, **settings, named_study=True)
+    run(pair, trace, clock, **settings, named=True)
     before, asked = study.read_bytes(), len(clock.calls)
     other = StrategyResources({**RESOURCES.artifacts, "hardware_profile": HardwareProfile(2.0, {1: 10.0}, 0.1, ORIGIN)}, deterministic=True)
-    with pytest.raises(DraftwellError, match="the budget of vanilla_sd is not the same"):
-        run(pair, trace, clock, **settings, named_study=True, max_tokens=8)
-    with pytest.raises(DraftwellError, match="artifacts of vanilla_sd is not the same"):
-        tune_strategy(pair, trace, PROMPTS, other, other.artifacts["hardware_profile"], evaluate=clock, max_tokens=16,  # type: ignore[arg-type]
-             **settings, named_study=True)
+    with raises_code("study_of_another_search", "budget", "vanilla_sd", "mine.db", "--study"):
+        run(pair, trace, clock, **settings, named=True, max_tokens=8)
+    with raises_code("study_of_another_search", "artifacts", "vanilla_sd"):
+        run(pair, trace, clock, resources=other, profile=other.artifacts["hardware_profile"], **settings, named=True)
     assert (study.read_bytes(), len(clock.calls)) == (before, asked)
-    run(pair, trace, clock, **settings, named_study=True)  # the same search goes on
-    run(pair, trace, clock, **settings | {"strategies": ["svip"]}, named_study=True)  # another strategy may join
+    run(pair, trace, clock, **settings, named=True)  # the same search goes on
+    run(pair, trace, clock, **settings | {"strategies": ["svip"]}, named=True)  # another strategy may join
     run(pair, trace, clock, **settings, max_tokens=8)  # in the file of the workspace older searches may lie
 
 
@@ -553,8 +557,8 @@ def test_a_file_that_is_no_study_is_refused_and_kept(pair: LoadedPair, trace: Tr
     connection.close()
     for file in (text, database):
         before = file.read_bytes()
-        with pytest.raises(DraftwellError, match="no study file") as error:
-            run(pair, trace, Clock({}), strategies=["vanilla_sd"], study=file, named_study=True)
+        with raises_code("not_a_study", file.name) as error:
+            run(pair, trace, Clock({}), strategies=["vanilla_sd"], study=file, named=True)
         assert "\n" not in str(error.value)
         assert file.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "others.db"]
@@ -562,8 +566,8 @@ def test_a_file_that_is_no_study_is_refused_and_kept(pair: LoadedPair, trace: Tr
 
 def test_without_a_possible_strategy_plain_decoding_remains(pair: LoadedPair, trace: TraceSet) -> None:
     tuned = run(pair, trace, Clock({"autoregressive": 1.0}), strategies=["autoregressive"])
-    assert (tuned.strategy, tuned.evidence["trials"]) == ("autoregressive", [])
-    assert "nothing to compare" in tuned.evidence["reason"]
+    assert (tuned.choice, tuned.trials) == (PLAIN, [])
+    assert "nothing to compare" in tuned.reason
 
 
 def test_a_digest_is_that_of_the_folder(tmp_path: Path) -> None:

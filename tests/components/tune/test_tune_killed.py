@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from components.tune.search import search
-from components.tune.search.space import key
 from tests.components.tune.killed_tuner import PROMPTS, run
 from tests.support.collecting import collect_traces
 from tests.support.loop.scripted_clock import Clock
@@ -42,10 +41,10 @@ def test_killed_while_it_searches_and_while_it_measures(tmp_path: Path, monkeypa
         kill(trace, broken, point, number)
     clock = Clock(SPEEDS)
     found = run(trace, broken, clock)
-    assert (found.strategy, found.parameters) == (expected.strategy, expected.parameters)
-    assert found.evidence["reason"] == expected.evidence["reason"]
-    assert found.strategy == "vanilla_sd"
-    trials = [{key({"strategy": t["strategy"], **t["parameters"]}): t for t in one.evidence["trials"]} for one in (found, expected)]
+    assert found.choice == expected.choice
+    assert found.reason == expected.reason
+    assert found.choice.name == "vanilla_sd"
+    trials = [{trial.choice: trial for trial in one.trials} for one in (found, expected)]
     assert trials[0] == trials[1]
     assert len(replays) < needed, "the study keeps what was replayed"
     assert len(clock.calls) == len(unbroken.calls) - 1, "the first measurement was kept, the second died before it had its name"

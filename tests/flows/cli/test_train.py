@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.report.stamps import stamped
+from components.report.drawing import drawn_of
 from serving.artifacts.base import digest_of
 from serving.recording.trace import TraceSet
 from tests.support.loop.bad_traces import (
@@ -87,7 +87,7 @@ def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces:
     assert "## Transfer between tasks" in page
     for name in ("roc.png", "roc_by_lambda.png", "reliability.png"):
         assert (space / "reports" / name).read_bytes().startswith(b"\x89PNG")
-        assert stamped(space / "reports" / name) == digest_of(space / "artifacts" / "verifier")
+        assert drawn_of(space / "reports" / name) == digest_of(space / "artifacts" / "verifier")
     made = Verifier.load(space / "artifacts" / "verifier")
     assert (made.ratio, made.features) == (1.5, ("before", "scalars"))
     assert made.provenance.metrics["score_share"] == report["cost"]["share"]

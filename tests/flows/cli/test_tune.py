@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from serving.runtime.strategies import StrategyChoice
 from tests.support.loop.bad_traces import foreign
 from tests.support.loop.tiny_files import snapshot
 
@@ -70,10 +71,10 @@ def test_a_study_of_another_search_keeps_its_file(tune: Callable[..., Any], spac
     study = own_stores / "mine.db"
     assert tune("--study", study).exit_code == 0
     before, bytes_before = snapshot(space), study.read_bytes()
-    refused(tune("--study", study, "--max-tokens", 4), "mine.db", "is of another search", "--study")
+    refused(tune("--study", study, "--max-tokens", 4), "mine.db", "of another search", "--study")
     assert (snapshot(space), study.read_bytes()) == (before, bytes_before)
     study.write_text("no database at all " * 100)
-    refused(tune("--study", study), "no study file")
+    refused(tune("--study", study), "not a study file")
     refused(tune("--study", own_stores / "nowhere" / "mine.db"), "nowhere", "does not exist")
     assert snapshot(space) == before
 
@@ -126,7 +127,7 @@ def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any
     spec = find_pair(str(pair_file))
     made = release(Store(), spec, fetch(spec), own_stores / "made")
     promote(Store(), "tiny", "cpu", made.version, verdict(made))
-    assert champion_config(step) == ("spide", {"gamma": 4})
+    assert champion_config(step) == StrategyChoice("spide", {"gamma": 4})
     assert tune().exit_code == 0
     report = json.loads((space / "reports" / "tuning.json").read_text())
     assert "gamma" in report["left_out"]["champion"], "it was released by another version: said, and left out"

@@ -17,7 +17,7 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.pair_files import SIDECAR, PairFiles, combine_digests, fingerprint, models_root, tokenizer_digest, weights_digest
-from serving.bundle.bundle import Bundle, BundleError, FileRecord, Manifest, ModelRecord, SCHEMA, open_bundle
+from serving.bundle.bundle import SCHEMA, Bundle, BundleError, FileRecord, Manifest, ModelRecord, open_bundle
 from serving.errors import DraftwellError
 from serving.files import sha256_file
 from tests.support.errors import raises_code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow as pa
 from components.collect.settings import CollectionSettings
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
+from components.tune.evidence import TuningEvidence
 from flows import context
 from flows.context import StepContext
 from flows.loading import open_pair
@@ -27,6 +27,7 @@ from registry.store import Store
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.recording.trace import TraceSet
 from serving.recording.trace_schema import HEADER, TraceHeader
+from serving.runtime.strategies import StrategyChoice
 from tests.support.collecting import small
 
 WORDS = ("man", "inn", "onion", "hand", "end", "hour", "other", "men", "hen", "ten", "none", "one")
@@ -97,10 +98,10 @@ def spool(folder: Path, rows: pa.Table, asked: Sequence[Prompt] = ()) -> Path:
 def scripted(strategy: str, **parameters: Any) -> Callable[..., Any]:
     """In the place of `flows.steps.tune.run_tune`: a tuner whose choice stands before it begins."""
 
-    def tune(step: StepContext, traces: TraceSet, asked: Sequence[Prompt], **settings: Any) -> Any:
+    def tune(step: StepContext, traces: TraceSet, asked: Sequence[Prompt], *settings: Any, **more: Any) -> TuningEvidence:
         made = provenance(step.pair, trace_digest=traces.digest(), parents=step.parents("acceptance_table"))
         step.workspace.save(DecodingConfig(strategy, parameters, {"reason": "a script chose it"}, made))
-        return SimpleNamespace(strategy=strategy, parameters=parameters, evidence={"reason": "a script chose it"})
+        return TuningEvidence(choice=StrategyChoice(strategy, parameters), reason="a script chose it")
 
     return tune
 

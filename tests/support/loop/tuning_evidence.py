@@ -1,4 +1,4 @@
-"""Evidence of tunings, made by hand in the form of `tuning.tune`: of lossless strategies, with lossy ones, and of an older version."""
+"""Evidence of tunings, made by hand in the JSON form of `TuningEvidence`: of lossless strategies, with lossy ones, of an older version."""
 
 from __future__ import annotations
 
@@ -65,4 +65,4 @@ OLD: dict[str, Any] = {
                   "speedup_high": 1.0, "predicted_seconds_per_token": None},
                  {**GAMMA2, "median_seconds_per_token": 0.025, "seconds_per_token": 0.025, "speedup": 1.2, "speedup_low": 1.1,
                   "speedup_high": 1.3, "predicted_seconds_per_token": 0.028}]}
-"""Of a tuner that had one objective and no halving."""
+"""Of a tuner that had one objective and no successive halving."""

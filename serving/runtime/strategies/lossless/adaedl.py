@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 
@@ -14,15 +15,19 @@ from serving.runtime.drafting.stopping import LowAcceptanceBound
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from serving.runtime.strategies.search_space import space
+from serving.runtime.strategies.speculation import Speculation
 from serving.runtime.types import Draft, Verdict
 
 
 class AdaEDL(Strategy):
-    """Its threshold is shared by all requests, or begins anew with each in deterministic mode (METHODS, "State")."""
+    """Its threshold is shared by all requests, or starts again with each in deterministic mode (docs/methods.md)."""
 
     name = "adaedl"
     lossless = True
     paper = "AdaEDL, Agrawal 2024 (2410.18351)"
+    replayable = True
+    search_space = space(threshold=(0.5, 0.4, 0.6, 0.7, 0.8), max_draft=(8, 4, 16))
 
     class Config(StrategyConfig):
         threshold: float = Field(ge=0, le=1, description="lambda at first: stop before a token with 1 − sqrt(entropy_scale·H) below it; "
@@ -33,6 +38,10 @@ class AdaEDL(Strategy):
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
         self.shared = self.first_threshold()
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("draft", notes=("AdaEDL's bound, which ends drafts, is left out.",))
 
     def run(self, session: Session) -> Step[None]:
         adaptive = self.first_threshold() if self.resources.deterministic else self.shared

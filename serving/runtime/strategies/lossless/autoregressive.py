@@ -1,10 +1,13 @@
-"""Plain decoding: one target forward a token. The measure of every other strategy."""
+"""Plain decoding: one forward pass of the target for each token. Every other strategy is compared with it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from serving.runtime.commands import Step
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.speculation import Speculation
 
 
 class Autoregressive(Strategy):
@@ -15,6 +18,10 @@ class Autoregressive(Strategy):
 
     class Config(StrategyConfig):
         """No parameters."""
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("none", notes=("The config is plain decoding: nothing is speculated.",))
 
     def run(self, session: Session) -> Step[None]:
         yield from session.prefill()

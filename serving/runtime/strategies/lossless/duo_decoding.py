@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from serving.artifacts.hardware_profile import HardwareProfile
@@ -13,6 +15,8 @@ from serving.runtime.models.onnx.onnx_model import OnnxModel
 from serving.runtime.schedules.heterogeneous import heterogeneous
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import space
+from serving.runtime.strategies.speculation import Speculation
 
 LONGEST = 64
 
@@ -24,11 +28,18 @@ class DuoDecoding(Strategy):
     artifacts = ("hardware_profile",)
     overlaps = True
     prefers_onnx = True
+    search_space = space(max_sequences=(1, 8))
+    # replayable stays False: a trace holds no drafts of several sequences
 
     class Config(StrategyConfig):
         num_speculative_tokens: int | None = Field(
             None, ge=1, le=LONGEST, description="gamma: budget of a round; None: how many tokens the draft makes in a verification")
         max_sequences: int = Field(8, ge=1, le=8, description="most sequences that share the budget; 1: a single one (ablation)")
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        note = "Draft and target do not run at once, and one sequence is drafted: DuoDecoding's overlap and sequences are left out."
+        return Speculation("draft", config.num_speculative_tokens, notes=(note,))
 
     def run(self, session: Session) -> Step[None]:
         drafter = MultiSequence(self.config.max_sequences)

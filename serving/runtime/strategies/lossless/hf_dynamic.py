@@ -1,8 +1,9 @@
-"""Dynamic speculation as in transformers' assisted generation: stop behind an unlikely token (Mamou 2024, 2405.04304)."""
+"""Dynamic speculation as in transformers' assisted generation: stop after an unlikely token (Mamou 2024, 2405.04304)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 
@@ -14,26 +15,34 @@ from serving.runtime.drafting.stopping import UnlikelyToken
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from serving.runtime.strategies.search_space import Span, space
+from serving.runtime.strategies.speculation import Speculation
 from serving.runtime.types import Draft, Verdict
 
 FIRST_LENGTH = 5
 
 
 class HFDynamic(Strategy):
-    """The heuristic length is shared by all requests, or begins anew with each in deterministic mode (METHODS, "State")."""
+    """The heuristic length is shared by all requests, or starts again with each in deterministic mode (docs/methods.md)."""
 
     name = "hf_dynamic"
     lossless = True
     paper = "Mamou 2024 (2405.04304); transformers' assisted generation"
+    replayable = True
+    search_space = space(threshold=Span(0.2, 0.8, 0.1), max_draft=(8, 20), heuristic=(False, True))
 
     class Config(StrategyConfig):
-        threshold: float = Field(0.4, ge=0, le=1, description="stop behind a token of lower draft probability")
+        threshold: float = Field(0.4, ge=0, le=1, description="stop after a token of lower draft probability")
         max_draft: int = Field(20, ge=1, le=64, description="longest draft")
         heuristic: bool = Field(False, description="the length limit starts at 5, two more when all match, else one fewer; off: constant")
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
         self.shared = self.first_length()
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("draft", config.max_draft, config.threshold, config.heuristic)
 
     def run(self, session: Session) -> Step[None]:
         if not self.config.heuristic:

@@ -1,6 +1,8 @@
-"""PEARL: the target pre-verifies and post-verifies while the draft goes on (PEARL 2024, 2408.11850)."""
+"""PEARL: the target pre-verifies and post-verifies while the draft continues (PEARL 2024, 2408.11850)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from pydantic import Field
 
@@ -12,6 +14,8 @@ from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.schedules.parallel import parallel
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import space
+from serving.runtime.strategies.speculation import Speculation
 
 LONGEST = 32
 
@@ -22,10 +26,21 @@ class Pearl(Strategy):
     paper = "PEARL 2024 (2408.11850), pre-verify and post-verify"
     artifacts = ("hardware_profile",)
     overlaps = True
+    replayable = True
+    search_space = space(num_speculative_tokens=(None, *range(1, 9)))
 
     class Config(StrategyConfig):
         num_speculative_tokens: int | None = Field(
             None, ge=1, le=LONGEST, description="gamma: draft tokens per round; None: how many the draft makes in a verification")
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        note = "Draft and target do not run at once: PEARL's overlap is left out."
+        return Speculation("draft", config.num_speculative_tokens, notes=(note,))
+
+    def rollout_needed(self) -> int:
+        """PEARL drafts gamma tokens after gamma − 1 that are not verified yet."""
+        return 2 * self.gamma() - 1
 
     def run(self, session: Session) -> Step[None]:
         gamma = self.gamma()

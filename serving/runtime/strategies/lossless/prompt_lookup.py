@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from serving.runtime.acceptance.exact import Exact
@@ -10,6 +12,8 @@ from serving.runtime.drafting.ngram import NGram
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import Span, space
+from serving.runtime.strategies.speculation import Speculation
 
 
 class PromptLookup(Strategy):
@@ -17,10 +21,16 @@ class PromptLookup(Strategy):
     lossless = True
     paper = "Saxena 2023, prompt lookup decoding"
     roles = ("target",)
+    replayable = True
+    search_space = space(max_matching_ngram_size=Span(1, 4), prompt_lookup_num_tokens=(3, 5, 10, 16))
 
     class Config(StrategyConfig):
         prompt_lookup_num_tokens: int = Field(10, ge=1, le=32, description="longest draft")
         max_matching_ngram_size: int = Field(3, ge=1, le=8, description="longest n-gram looked up, tried down to 1")
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("ngram", config.prompt_lookup_num_tokens, ngram=config.max_matching_ngram_size)
 
     def run(self, session: Session) -> Step[None]:
         drafter = NGram(self.config.max_matching_ngram_size, self.config.prompt_lookup_num_tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from serving.artifacts.acceptance_head import AcceptanceHead
@@ -12,6 +14,8 @@ from serving.runtime.drafting.stopping import PredictedRejection
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import Span, space
+from serving.runtime.strategies.speculation import Speculation
 
 
 class SpecDecPP(Strategy):
@@ -19,6 +23,8 @@ class SpecDecPP(Strategy):
     lossless = True
     paper = "SpecDec++ (2405.19715), section 4"
     artifacts = ("acceptance_head",)
+    replayable = True
+    search_space = space(threshold=Span(0.1, 0.9, 0.1), max_draft=(5, 10, 20))
 
     class Config(StrategyConfig):
         threshold: float = Field(0.3, ge=0, le=1, description="stop when the predicted chance of any rejection exceeds this")
@@ -30,6 +36,10 @@ class SpecDecPP(Strategy):
             if self.min_draft > self.max_draft:
                 raise ValueError("min_draft cannot exceed max_draft")
             return self
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("draft", notes=("The acceptance head, which ends drafts, is left out.",))
 
     def run(self, session: Session) -> Step[None]:
         config = self.config

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -16,6 +18,8 @@ from serving.runtime.schedules.intertwined import intertwined
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import Span, space
+from serving.runtime.strategies.speculation import Speculation
 from serving.runtime.types import Draft, StopPolicy, Verdict
 
 
@@ -24,6 +28,8 @@ class Spide(Strategy):
     lossless = True
     paper = "SPIDE, Algorithm 1 and section 4"
     artifacts = ("acceptance_table", "hardware_profile")
+    replayable = True
+    search_space = space(tau=Span(0.1, 0.95, 0.05), parallel=(False, True), max_draft=(4, 8, 16, 32), overlap_tau=(0.0, 0.05, 0.2))
 
     class Config(StrategyConfig):
         tau: float = Field(0.7, ge=0, le=1, description="verify once the estimated chance of full acceptance falls to tau")
@@ -44,6 +50,30 @@ class Spide(Strategy):
     def overlaps(self) -> bool:  # type: ignore[override]
         return bool(self.config.parallel)
 
+    @classmethod
+    def completed(cls, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """A serial SPIDE has no continuation for `overlap_tau` to end."""
+        serial_only = "overlap_tau" in parameters and not parameters["parallel"]
+        return {**parameters, "overlap_tau": 0.0} if serial_only else dict(parameters)
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        overlap = "Draft and target do not run at once: SPIDE's parallel part is left out."
+        table = "SPIDE's acceptance table, which ends drafts, is left out."
+        notes = tuple(note for note, there in ((overlap, config.parallel), (table, config.dynamic)) if there)
+        return Speculation("draft", None if config.dynamic else config.num_speculative_tokens, notes=notes)
+
+    def rollout_needed(self) -> int:
+        """While the target verifies gamma tokens the draft makes up to gamma more, unless `overlap_tau` ends that sooner."""
+        if not self.config.parallel or self.config.overlap_tau:
+            return 0
+        times = self.artifact(HardwareProfile).when(overlapping=True)
+        return 2 * self.overlap_steps(times, int(self.config.max_draft)) - 1
+
+    def overlap_steps(self, times: HardwareProfile, unverified: int) -> int:
+        """Draft steps that fit into a verification of so many tokens."""
+        return min(int(self.config.max_draft), max(1, math.floor(times.verify_seconds(unverified + 1) / times.t_draft)))
+
     def run(self, session: Session) -> Step[None]:
         table = self.artifact(AcceptanceTable)
         table = table.copy() if self.resources.deterministic else table
@@ -56,14 +86,9 @@ class Spide(Strategy):
         if not self.config.parallel:
             yield from serial(session, drafter, Exact(), learn)
             return
-        profile = self.artifact(HardwareProfile).when(overlapping=True)
-
-        def overlap_steps(unverified: int) -> int:
-            steps = max(1, math.floor(profile.verify_seconds(unverified + 1) / profile.t_draft))
-            return min(int(self.config.max_draft), steps)
-
+        times = self.artifact(HardwareProfile).when(overlapping=True)
         ahead = DraftModel(CumulativeAcceptance(table, self.config.overlap_tau, self.config.max_draft), with_confidence=True)
-        yield from intertwined(session, drafter, ahead, Exact(), overlap_steps, learn)
+        yield from intertwined(session, drafter, ahead, Exact(), lambda unverified: self.overlap_steps(times, unverified), learn)
 
     def stop_policy(self, table: AcceptanceTable) -> StopPolicy:
         if not self.config.dynamic:

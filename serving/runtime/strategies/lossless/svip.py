@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from serving.runtime.acceptance.exact import Exact
@@ -11,17 +13,25 @@ from serving.runtime.drafting.stopping import HighEntropy
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import Span, space
+from serving.runtime.strategies.speculation import Speculation
 
 
 class SVIP(Strategy):
     name = "svip"
     lossless = True
     paper = "Zhang 2024 (2411.18462), self-verification length policy"
+    replayable = True
+    search_space = space(threshold=Span(0.15, 0.6, 0.05), max_draft=(8, 16, 40))
 
     class Config(StrategyConfig):
-        threshold: float = Field(0.3, ge=0, le=2, description="stop behind a token whose sqrt(entropy_scale·H) exceeds this")
+        threshold: float = Field(0.3, ge=0, le=2, description="stop after a token whose sqrt(entropy_scale·H) exceeds this")
         entropy_scale: float = Field(0.15, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound")
         max_draft: int = Field(40, ge=1, le=64, description="longest draft")
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("draft", notes=("SVIP's entropy threshold, which ends drafts, is left out.",))
 
     def run(self, session: Session) -> Step[None]:
         stop = HighEntropy(self.config.threshold, self.config.max_draft, self.config.entropy_scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from serving.runtime.acceptance.exact import Exact
@@ -11,15 +13,26 @@ from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import Span, space
+from serving.runtime.strategies.speculation import Speculation
 
 
 class VanillaSD(Strategy):
     name = "vanilla_sd"
     lossless = True
     paper = "Leviathan 2023 (2211.17192), Algorithm 1"
+    replayable = True
+    search_space = space(num_speculative_tokens=Span(1, 12))
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("draft", config.num_speculative_tokens)
+
+    def rollout_needed(self) -> int:
+        return int(self.config.num_speculative_tokens)
 
     def run(self, session: Session) -> Step[None]:
         drafter = DraftModel(FixedLength(self.config.num_speculative_tokens))

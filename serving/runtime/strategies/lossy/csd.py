@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from serving.artifacts.correction_memory import CorrectionMemory
@@ -12,6 +14,8 @@ from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import space
+from serving.runtime.strategies.speculation import Speculation
 
 
 class CSD(Strategy):
@@ -19,6 +23,7 @@ class CSD(Strategy):
     lossless = False
     paper = "CSD, Algorithm 1, Eq. 3"
     artifacts = ("correction_memory",)
+    search_space = space(num_speculative_tokens=(4, 6, 8), min_count=(3, 6, 12), tau=(0.01, 0.05, 0.2))
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(6, ge=1, le=32, description="gamma: draft tokens per round")
@@ -32,6 +37,11 @@ class CSD(Strategy):
             if not self.use_memory and not self.use_gate:
                 raise ValueError("use_memory and use_gate cannot both be off: every rejected token would stay")
             return self
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        note = "CSD's rescue of rejected tokens, by memory and gate, is left out."
+        return Speculation("draft", config.num_speculative_tokens, notes=(note,))
 
     def run(self, session: Session) -> Step[None]:
         memory = self.artifact(CorrectionMemory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 
@@ -15,12 +16,15 @@ from serving.runtime.output import Model
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import space
+from serving.runtime.strategies.speculation import Speculation
 
 
 class FuzzySD(Strategy):
     name = "fuzzy_sd"
     lossless = False
     paper = "Fuzzy speculative decoding (2502.20704), section 3"
+    search_space = space(num_speculative_tokens=(3, 5, 7), tau=(0.05, 0.1, 0.2, 0.3))
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
@@ -31,6 +35,10 @@ class FuzzySD(Strategy):
         chosen = super().choose_models(models)
         check_support(self.config.divergence, chosen["draft"])
         return chosen
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("draft", config.num_speculative_tokens, notes=("The divergence that fuzzy_sd tolerates is left out.",))
 
     def run(self, session: Session) -> Step[None]:
         drafter = DraftModel(FixedLength(self.config.num_speculative_tokens))

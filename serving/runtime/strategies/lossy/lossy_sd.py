@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from serving.runtime.acceptance.rescue import Rescue
@@ -11,16 +13,23 @@ from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import space
+from serving.runtime.strategies.speculation import Speculation
 
 
 class LossySD(Strategy):
     name = "lossy_sd"
     lossless = False
     paper = "CSD, section 5.1 (static lossy SD), Eq. 3"
+    search_space = space(num_speculative_tokens=(3, 5, 7), tau=(0.3, 0.45, 0.6, 0.8))
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(5, ge=1, le=32, description="gamma: draft tokens per round")
         tau: float = Field(0.6, gt=0, le=1, description="smallest p(x)/p(t*) at temperature 1 that is kept")
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("draft", config.num_speculative_tokens, notes=("lossy_sd's threshold on p(x)/p(t*) is left out.",))
 
     def run(self, session: Session) -> Step[None]:
         rule = Rescue(None, 0, self.config.tau, self.resources.special_tokens)

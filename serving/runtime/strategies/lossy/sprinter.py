@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from serving.artifacts.verifier import Verifier
@@ -10,6 +12,8 @@ from serving.runtime.commands import Step
 from serving.runtime.schedules.sequential import sequential
 from serving.runtime.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import space
+from serving.runtime.strategies.speculation import Speculation
 from serving.runtime.types import Rows
 
 
@@ -18,10 +22,15 @@ class Sprinter(Strategy):
     lossless = False
     paper = "SPRINTER, Algorithm 2 and section 3.2"
     artifacts = ("verifier",)
+    search_space = space(tau=(0.5, 0.6, 0.7, 0.8, 0.9, 0.95))
 
     class Config(StrategyConfig):
         tau: float | None = Field(None, ge=0, le=1, description="keep a token while its score >= tau; None: the verifier's own")
         max_run: int = Field(20, ge=1, le=64, description="longest run; its last token is always judged by the target")
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        return Speculation("draft", notes=("SPRINTER's verifier, which judges tokens in the target's place, is left out.",))
 
     def run(self, session: Session) -> Step[None]:
         verifier = self.artifact(Verifier)

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from components.calibrate.plots import rejection_tail
-from components.report.stamps import stamp
+from components.report.drawing import note_artifact
+from components.tune.evidence import EVIDENCE_VERSION, TuningEvidence
 from components.tune.report.html import CAPTIONS, tuning_html, write_tuning_report
 from components.tune.report.tables import SHOWN_TRIALS, choice_figures, tuning_tables
+from serving.runtime.strategies import StrategyChoice
+from tests.support.errors import raises_code
 from tests.support.loop.tuning_evidence import LOSSLESS, LOSSY, OLD, PLAIN, trial
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -51,14 +54,15 @@ class Page(HTMLParser):
 
 
 def page_of(evidence: dict[str, Any]) -> Page:
-    return Page(tuning_html(evidence, [], tuning_tables(evidence), pair="tiny"))
+    read = TuningEvidence.read(evidence)
+    return Page(tuning_html(read, [], tuning_tables(read), pair="tiny"))
 
 
 @pytest.mark.parametrize("evidence", [LOSSLESS, LOSSY, OLD], ids=["lossless", "lossy", "old"])
 def test_a_report_is_whole_and_needs_nothing_else(tmp_path: Path, evidence: dict[str, Any]) -> None:
     rejection_tail([5, 2, 1], tmp_path / "rejections.png")
-    stamp(tmp_path / "rejections.png", "a" * 64)
-    file = write_tuning_report(evidence, tmp_path, pair="tiny")
+    note_artifact(tmp_path / "rejections.png", "a" * 64)
+    file = write_tuning_report(TuningEvidence.read(evidence), tmp_path, pair="tiny")
     assert file == tmp_path / "tuning.html"
     text = file.read_text()
     page = Page(text)
@@ -80,26 +84,26 @@ def test_pictures_are_of_the_artifacts_that_were_tuned_with(tmp_path: Path) -> N
     for name, digest in (("roc", "d" * 64), ("acceptance_by_confidence", "a" * 64), ("reliability", "")):
         rejection_tail([5, 2, 1], tmp_path / f"{name}.png")
         if digest:
-            stamp(tmp_path / f"{name}.png", digest)
+            note_artifact(tmp_path / f"{name}.png", digest)
     (tmp_path / "rejections.png").write_bytes(b"no picture")
 
     def captions() -> set[str]:
-        text = html.unescape(write_tuning_report(evidence, tmp_path).read_text())
+        text = html.unescape(write_tuning_report(TuningEvidence.read(evidence), tmp_path).read_text())
         return {stem for stem, caption in CAPTIONS.items() if caption in text and not stem.startswith("tuning_")}
 
     assert captions() == {"acceptance_by_confidence"}
-    stamp(tmp_path / "roc.png", "b" * 64)
+    note_artifact(tmp_path / "roc.png", "b" * 64)
     assert captions() == {"acceptance_by_confidence", "roc"}
     rejection_tail([4], tmp_path / "roc.png")
     assert captions() == {"acceptance_by_confidence"}
 
 
 @pytest.mark.parametrize(("evidence", "values"), [
-    (LOSSLESS, ["spide(tau=0.4, parallel=True)", "1.57 [1.52, 1.64]", "47.6", "21.00", "21.01", "20.00", "4.8%", "0.500", "0.94"]),
-    (LOSSY, ["csd(tau=0.05, num_speculative_tokens=6)", "1.89 [1.84, 1.96]", "57.1", "17.50", "7.0%", "0.80"]),
+    (LOSSLESS, ["spide(parallel=True, tau=0.4)", "1.57 [1.52, 1.64]", "47.6", "21.00", "21.01", "20.00", "4.8%", "0.500", "0.94"]),
+    (LOSSY, ["csd(num_speculative_tokens=6, tau=0.05)", "1.89 [1.84, 1.96]", "57.1", "17.50", "7.0%", "0.80"]),
     (OLD, ["vanilla_sd(num_speculative_tokens=2)", "1.20 [1.10, 1.30]", "40.0", "25.00", "28.00", "12.0%"])])
 def test_every_figure_of_the_choice_appears(evidence: dict[str, Any], values: list[str]) -> None:
-    shown = dict(choice_figures(evidence))
+    shown = dict(choice_figures(TuningEvidence.read(evidence)))
     text = page_of(evidence).text
     assert set(values[1:]) <= set(shown.values())
     for value in [*values, evidence["reason"]]:
@@ -109,25 +113,25 @@ def test_every_figure_of_the_choice_appears(evidence: dict[str, Any], values: li
 def test_what_was_tried_measured_dropped_and_left_out_is_there() -> None:
     text = page_of(LOSSLESS).text
     for words in ("place 2 of 2", "it is lossy, and only lossless strategies are allowed", "Tried (10)", "7" * 64, "cpu-test",
-                  "spide(tau=0.4, parallel=True) ← chosen", "max_quality_loss 0.1", "vanilla_sd(num_speculative_tokens=1)",
+                  "spide(parallel=True, tau=0.4) ← chosen", "max_quality_loss 0.1", "vanilla_sd(num_speculative_tokens=1)",
                   "leaves out 5.0%"):
         assert words in text
     assert text.count("← chosen") == 2  # in the confirmation and among all that was measured
     assert "None" not in text.replace("num_speculative_tokens=None", "")
-    sections = {section.title: section for section in tuning_tables(LOSSLESS)}
-    assert [row[0] for row in sections["Pareto front"].rows] == ["vanilla_sd(num_speculative_tokens=3)", "spide(tau=0.4, parallel=True)"]
+    sections = {section.title: section for section in tuning_tables(TuningEvidence.read(LOSSLESS))}
+    assert [row[0] for row in sections["Pareto front"].rows] == ["vanilla_sd(num_speculative_tokens=3)", "spide(parallel=True, tau=0.4)"]
     assert sections["Measured"].rows[0][0] == "autoregressive"
     assert len({len(row) for row in sections["Measured"].rows} | {len(sections["Measured"].columns)}) == 1
 
 
 def test_the_confirmation_goes_before_what_was_measured_while_selecting() -> None:
     """The rung's 1.48 of the choice is of fewer prompts, and luck chose it."""
-    sections = {section.title: section for section in tuning_tables(LOSSLESS)}
+    sections = {section.title: section for section in tuning_tables(TuningEvidence.read(LOSSLESS))}
     for title in ("Confirmation", "Measured"):
         (row,) = [row for row in sections[title].rows if "chosen" in row[0]]
         assert row[2].startswith("1.57")
     unconfirmed = {**LOSSLESS, "confirmation": None, "measured": []}
-    assert dict(choice_figures(unconfirmed))["times as fast as plain decoding"].startswith("1.48")
+    assert dict(choice_figures(TuningEvidence.read(unconfirmed)))["times as fast as plain decoding"].startswith("1.48")
 
 
 def test_names_from_outside_are_text() -> None:
@@ -142,20 +146,42 @@ def test_plain_decoding_as_the_choice_and_a_choice_that_was_not_measured() -> No
     plain = page_of({**LOSSLESS, "choice": PLAIN})
     assert "30.3" in plain.text
     nothing = {**LOSSLESS, "measured": [], "rungs": [], "confirmation": {}, "trials": [], "front": []}
-    assert choice_figures(nothing) == []
-    assert "spide(tau=0.4, parallel=True)" in page_of(nothing).text
+    assert choice_figures(TuningEvidence.read(nothing)) == []
+    assert "spide(parallel=True, tau=0.4)" in page_of(nothing).text
 
 
 def test_thousands_of_trials_stay_readable_and_small() -> None:
-    many = {**LOSSLESS, "trials": [trial("svip", 20 + i / 100, 0.5, threshold=i / 5000) for i in range(5000)], "front": [0]}
+    many = TuningEvidence.read(
+        {**LOSSLESS, "trials": [trial("svip", 20 + i / 100, 0.5, threshold=i / 5000) for i in range(5000)], "front": [0]}
+    )
     text = tuning_html(many, [], tuning_tables(many))
     assert len(text) < 500_000
     assert f"The fastest {SHOWN_TRIALS} of 5000." in Page(text).text
 
 
-def test_replays_that_are_estimates_are_told_with_the_mend() -> None:
+def test_replays_that_are_estimates_are_reported_with_the_fix() -> None:
     short = LOSSLESS | {"rollouts": {"length": 16, "beyond": {"pearl": 2, "vanilla_sd": 1}, "inexact": 3, "replayed": 10}}
-    assert ("3 of 10 replays are estimates: drafts ran on behind the rollouts of 16 tokens. Not tried, as too long for rollouts of 16 "
-            "tokens: 2 of pearl, 1 of vanilla_sd. A longer `collect --rollout` mends that.") in page_of(short).text
+    text = page_of(short).text
+    for part in ("3 of 10 replays are estimates", "rollouts of 16 tokens", "2 of pearl, 1 of vanilla_sd", "collect --rollout"):
+        assert part in text
     enough = LOSSLESS | {"rollouts": {"length": 16, "beyond": {}, "inexact": 0, "replayed": 10}}
     assert "collect --rollout" not in page_of(enough).text
+
+
+def test_evidence_of_a_newer_release_or_of_another_shape_is_refused_by_name() -> None:
+    with raises_code("evidence_too_new", "tuning.json", f"version {EVIDENCE_VERSION + 1}", "draftwell tune"):
+        TuningEvidence.read({**LOSSLESS, "schema_version": EVIDENCE_VERSION + 1}, "tuning.json")
+    for broken in ({**LOSSLESS, "trials": [{"strategy": "svip"}]}, {"reason": "no choice"}, {**LOSSLESS, "rungs": 3}):
+        with raises_code("evidence_unreadable", "tuning.json", "draftwell tune"):
+            TuningEvidence.read(broken, "tuning.json")
+
+
+@pytest.mark.parametrize("evidence", [LOSSLESS, LOSSY], ids=["lossless", "lossy"])
+def test_evidence_is_written_as_it_was_read(evidence: dict[str, Any]) -> None:
+    assert TuningEvidence.read(evidence).to_json() == evidence
+
+
+def test_evidence_without_a_version_is_version_0() -> None:
+    read = TuningEvidence.read(OLD)
+    assert (read.schema_version, str(read.choice)) == (0, "vanilla_sd(num_speculative_tokens=2)")
+    assert TuningEvidence.read({"strategy": "svip", "parameters": {}, "trials": []}).choice == StrategyChoice("svip"), "a tuning.json"

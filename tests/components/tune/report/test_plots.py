@@ -11,12 +11,19 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from components.tune.evidence import TuningEvidence
 from components.tune.report import plots as tuning_plots
 from components.tune.report.plots import LENGTHS, THRESHOLDS, lower_left, pareto_plot, predicted_against_measured, speed_over
-from tests.support.loop.tuning_evidence import CHOICE, LOSSLESS, LOSSY, OLD, trial
+from tests.support.loop import tuning_evidence
+from tests.support.loop.tuning_evidence import CHOICE, trial
 
 ALL = ["tuning_pareto.png", "tuning_speed_over_tau.png", "tuning_speed_over_gamma.png", "tuning_predicted.png"]
 NOWHERE = Path("nowhere.png")
+LOSSLESS, LOSSY, OLD = (TuningEvidence.read(one) for one in (tuning_evidence.LOSSLESS, tuning_evidence.LOSSY, tuning_evidence.OLD))
+
+
+def lossless(**changed: Any) -> TuningEvidence:
+    return TuningEvidence.read({**tuning_evidence.LOSSLESS, **changed})
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def test_all_plots_are_written_and_those_of_an_older_tuning_go_away(tmp_path: Pa
     for name in ALL:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     (tmp_path / "roc.png").write_bytes(b"of the verifier")
-    only = {**OLD, "trials": [], "measured": OLD["measured"][:1]}
+    only = OLD.model_copy(update={"trials": [], "measured": OLD.measured[:1]})
     assert tuning_plots.tuning_plots(only, tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["roc.png"]
 
@@ -104,7 +111,7 @@ def test_a_value_that_is_no_number_has_no_place_and_one_value_is_no_curve(drawn:
     assert line(axes, "vanilla_sd (num_speculative_tokens), predicted") == [
         (1.0, round(1000 / 30, 6)), (2.0, round(1000 / 28, 6)), (3.0, round(1000 / 29, 6))]
     assert not [one for one in axes.lines if "pearl" in str(one.get_label())]  # None and 4
-    assert speed_over({**LOSSLESS, "trials": [trial("svip", 20.0, 0.5, threshold=0.3)], "measured": [], "rungs": [], "confirmation": {}},
+    assert speed_over(lossless(trials=[trial("svip", 20.0, 0.5, threshold=0.3)], measured=[], rungs=[], confirmation={}),
                       THRESHOLDS, "tau", NOWHERE) is None
 
 
@@ -120,7 +127,7 @@ def test_predictions_are_compared_where_something_was_predicted(drawn: list[Any]
 
 def test_figures_that_are_no_number_are_left_out(drawn: list[Any]) -> None:
     broken = [trial("svip", value, 0.5, threshold=0.3) for value in (float("nan"), float("inf"), 0.0)]
-    assert tuning_plots.tuning_plots({**LOSSLESS, "trials": broken, "measured": [], "rungs": [], "confirmation": {}}, Path("nowhere")) == []
+    assert tuning_plots.tuning_plots(lossless(trials=broken, measured=[], rungs=[], confirmation={}), Path("nowhere")) == []
 
 
 def test_lower_left_against_brute_force() -> None:
@@ -133,5 +140,5 @@ def test_lower_left_against_brute_force() -> None:
 
 def test_the_choice_is_found_whatever_the_order_of_its_parameters(drawn: list[Any]) -> None:
     turned = {"strategy": "spide", "parameters": dict(reversed(CHOICE["parameters"].items()))}
-    assert predicted_against_measured({**LOSSLESS, "choice": turned}, NOWHERE)
+    assert predicted_against_measured(lossless(choice=turned), NOWHERE)
     assert marks(drawn[0], "chosen") == [(21.0, 20.0)]

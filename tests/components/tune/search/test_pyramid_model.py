@@ -19,13 +19,14 @@ from components.tune.search.pyramid_model import (
     stage_throughput,
     time_qualifier,
 )
-from components.tune.search.space import MEASURED, PYRAMID_LENGTHS, combinations, start
+from components.tune.search.space import MEASURED, combinations, start
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import build_strategy
+from serving.runtime.strategies import StrategyChoice, build_strategy
+from serving.runtime.strategies.lossy.pyramid import LENGTHS
 from tests.support.models.tiny import table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64, device_class="cpu-test")
@@ -102,7 +103,7 @@ def test_agreement_is_measured_on_the_targets_own_text(pair: LoadedPair):
 def test_predictions_order_lengths_as_the_formula_says():
     alike = ModelAgreement([0.0] * 100, [0.0] * 100, 1.0)
     best = shortlist_pyramid("pyramid_assisted", alike, PROFILE, QUALIFIER)
-    assert {trial.parameters["num_speculative_tokens"] for trial in best} == {max(PYRAMID_LENGTHS)}, "all is kept: longer is faster"
+    assert {trial.parameters["num_speculative_tokens"] for trial in best} == {max(LENGTHS)}, "all is kept: longer is faster"
     apart = ModelAgreement([0.6] * 100, [0.6] * 100, 0.0)
     best = shortlist_pyramid("pyramid_fuzzy", apart, PROFILE, QUALIFIER)
     assert {trial.parameters["num_speculative_tokens"] for trial in best} == {1}, "nothing is kept: shorter is faster"
@@ -114,15 +115,17 @@ def test_predictions_order_lengths_as_the_formula_says():
     assert not any(trial.exact for trial in best)
     by_hand = pyramid_throughput(beta_of(0.7, 2), beta_of(0.6, 4), 2, 4, 100.0, 50.0, 10.0)
     config = {"num_draft_tokens": 2, "num_speculative_tokens": 4, "tau_target": 0.2, "tau_qualifier": 0.2}
-    assert estimate("pyramid_fuzzy", config, mixed, PROFILE, QUALIFIER).predicted_seconds_per_token == pytest.approx(1 / by_hand)
+    assert estimate(StrategyChoice("pyramid_fuzzy", config), mixed, PROFILE, QUALIFIER).predicted_seconds_per_token == pytest.approx(
+        1 / by_hand
+    )
 
 
 def test_the_grid_has_ordered_thresholds_and_half_lengths():
-    points = combinations("pyramid_fuzzy")
+    points = [choice.parameters for choice in combinations("pyramid_fuzzy")]
     assert len(points) == 10 * 10  # ten lengths, ten pairs tau_Q <= tau_T
     assert all(p["tau_qualifier"] <= p["tau_target"] for p in points)
     assert {(p["num_speculative_tokens"], p["num_draft_tokens"]) for p in points} >= {(1, 1), (2, 1), (10, 5), (25, 12)}
-    assert start("pyramid_fuzzy", MEASURED["pyramid_fuzzy"]) == {
+    assert start("pyramid_fuzzy", MEASURED["pyramid_fuzzy"]).parameters == {
         "num_speculative_tokens": 10, "tau_target": 0.3, "tau_qualifier": 0.2, "num_draft_tokens": 5}
 
 
@@ -132,6 +135,6 @@ def test_the_tuner_begins_with_what_is_predicted(pair: LoadedPair):
     estimates = predict_pyramids(pair, names, PROMPTS, PROFILE)
     first = starting_points(estimates)
     assert {name: len(configs) for name, configs in first.items()} == {"pyramid_assisted": 4}
-    for parameters in first["pyramid_assisted"]:
-        build_strategy("pyramid_assisted", parameters)
-    assert min(time_qualifier(pair).values()) > 0
+    for choice in first["pyramid_assisted"]:
+        build_strategy(choice.name, dict(choice.parameters))
+    assert min(time_qualifier(pair, PROFILE).t_verify.values()) > 0
