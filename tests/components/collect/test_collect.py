@@ -151,7 +151,7 @@ def test_a_sampled_trace_draws_the_draft_its_correction_and_a_rejected_token(pai
         prefix.append(row["token"])
 
 
-def test_draws_follow_their_laws_and_never_share_a_uniform(tmp_path: Path) -> None:
+def test_draws_follow_their_distributions_and_never_share_a_uniform(tmp_path: Path) -> None:
     """Many texts of one prompt: after it, each drawn column has the distribution that it claims, also given the text's token."""
     pair = table_pair()
     prompts = [Prompt(f"p{i}", None, ["a"]) for i in range(800)]
