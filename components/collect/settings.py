@@ -1,4 +1,4 @@
-"""Settings of a collection, with every default in one place. Entry points build them; everything else is handed them whole."""
+"""Settings of a collection, with every default in one place. Entry points build them and pass them on as one value."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def observe(models: dict[Role, Model], texts: Sequence[WrittenText], header: Tra
     """
     with Reading(models["target"], "target") as target, Reading(models["draft"], "draft") as draft:
         for text in texts:
-            said, drafted = target.read(text), draft.read(text)
-            yield _table(text, header, Observation(text, header, said, drafted, draft).columns(hidden))
+            outputs = target.read(text), draft.read(text)
+            yield _table(text, header, Observation(text, header, *outputs, draft).columns(hidden))
 
 
 class Reading:
@@ -82,13 +82,13 @@ class Observation:
         """All columns about the text's positions."""
         drawn = self._greedy() if self.text.sampling.greedy else self._drawn()
         rejected = drawn.pop("rejected")
-        said = self._judgements(drawn)
+        columns = self._judgements(drawn)
         rolled = self._rollouts(rejected) if self.text.kind in self.header.rollout_kinds else {}
         after = rolled.pop("after", None)
         if hidden and self.states is not None:
-            said["hidden_before"] = _halves(self.states)
-            said["hidden_after"] = _halves(self._after(drawn["draft_token"]) if after is None else after)
-        return said | rolled
+            columns["hidden_before"] = _halves(self.states)
+            columns["hidden_after"] = _halves(self._after(drawn["draft_token"]) if after is None else after)
+        return columns | rolled
 
     def _greedy(self) -> dict[str, Tensor]:
         """Temperature 0: the committed token of a target's text counts as its argmax, whichever token wins a near-tie here."""
@@ -102,7 +102,7 @@ class Observation:
     def _drawn(self) -> dict[str, Tensor]:
         """Temperature > 0: draft token, target's choice, correction and a rejected token are drawn independently of each other."""
         sampling, tokens = self.text.sampling, torch.tensor(self.text.tokens)
-        p, q = (said.warped(sampling).cpu() for said in (self.target, self.draft))
+        p, q = (model.warped(sampling).cpu() for model in (self.target, self.draft))
         rows = torch.arange(len(p))
         drafted, chosen = draw(q, self._uniforms()), draw(p, self._uniforms())
         correction, rejected = draw(residuals(p, q), self._uniforms()), draw(residuals(q, p), self._uniforms())
@@ -143,9 +143,9 @@ class Observation:
         for step in range(1, depth):
             output = branch.step(tokens.tolist())
             states = output.hidden if states is None else states
-            said = Distributions.of(output)
-            chosen = said.top if sampling.greedy else said.drawn(sampling, self._uniforms(n))
-            for column, part in zip(rolled, (chosen, said.raw_prob(chosen), said.confidence, said.entropy), strict=True):
+            found = Distributions.of(output)
+            chosen = found.top if sampling.greedy else found.drawn(sampling, self._uniforms(n))
+            for column, part in zip(rolled, (chosen, found.raw_prob(chosen), found.confidence, found.entropy), strict=True):
                 column[places, step] = part.cpu().to(column.dtype)
             tokens = chosen
         for place in sorted(set(range(n)) - set(alone), reverse=True):
@@ -189,7 +189,7 @@ def _halves(states: Tensor) -> Tensor:
     return states.float().clamp(-65504, 65504).half().cpu()
 
 
-def _table(text: WrittenText, header: TraceHeader, said: dict[str, Any]) -> pa.Table:
+def _table(text: WrittenText, header: TraceHeader, known: dict[str, Any]) -> pa.Table:
     """All columns of the schema; missing ones are null."""
     import pyarrow as pa
 
@@ -198,7 +198,7 @@ def _table(text: WrittenText, header: TraceHeader, said: dict[str, Any]) -> pa.T
         "prompt_id": [text.prompt.id] * n, "task": [text.prompt.task] * n, "turn": [text.turn] * n, "kind": [text.kind] * n,
         "temperature": [text.sampling.temperature] * n, "position": np.arange(n), "token": text.tokens,
         "prompt_tokens": [text.prompt_tokens] + [None] * (n - 1), "cut_tokens": [text.cut_tokens] + [None] * (n - 1),
-        **{name: _plain(value) for name, value in said.items()}}
+        **{name: _plain(value) for name, value in known.items()}}
     schema = trace_schema(header)
     return pa.table([_column(columns.get(field.name), field.type, n) for field in schema], schema=schema)
 

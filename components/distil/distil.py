@@ -88,7 +88,7 @@ def distil_draft(source: Source, recipe: Recipe, work: Path, *, new: Callable[[A
     report: dict[str, Any] = {**progress, "corpus": {"conversations": len(corpus), "output_tokens": output_tokens(corpus)}}
     if source.untouched:
         report["agreement"] = measured(source, DistilledDraft.load(work / CANDIDATE), say)  # as it will be loaded: rounded
-        artifact.provenance = made_of.model_copy(update={"metrics": figures(report["agreement"])})
+        artifact.provenance = made_of.model_copy(update={"metrics": agreement_metrics(report["agreement"])})
     return artifact, report
 
 
@@ -116,7 +116,7 @@ def output_tokens(corpus: Sequence[Conversation]) -> int:
     return sum(len(s.ids) - s.prompt for s in corpus)
 
 
-def figures(found: dict[str, Any]) -> dict[str, float]:
+def agreement_metrics(found: dict[str, Any]) -> dict[str, float]:
     """Agreement as flat metrics."""
     flat = {"agreement": found["agreement"], "agreement_positions": found["positions"], "agreement_mean_run": found["mean_run"]}
     tasks = {f"agreement_{re.sub(r'[^A-Za-z0-9_.-]', '_', task)}": share for task, share in found["tasks"].items() if task}

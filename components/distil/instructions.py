@@ -78,9 +78,9 @@ def from_passages(texts: list[str], count: int, rng: random.Random) -> list[str]
     made = []
     for _ in range(count):
         p = rng.choice(paragraphs)
-        words = re.findall(r"\b[A-Z][a-z]+(?: [A-Z][a-z]+)*", p[20:])
+        names = re.findall(r"\b[A-Z][a-z]+(?: [A-Z][a-z]+)*", p[20:])
         sentence = rng.choice([s for s in re.split(r"(?<=[.!?]) ", p) if len(s) > 20] or [p[:150]])
-        topic = rng.choice(words) if words else "this"
+        topic = rng.choice(names) if names else "this"
         others = [rng.choice(paragraphs)[:700] for _ in range(2)]
         made.append(rng.choice(PASSAGE).format(p=p[: rng.choice([400, 700, 1000])], p2=others[0], p3=others[1], t=topic, s=sentence[:250]))
     return made

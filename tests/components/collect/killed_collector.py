@@ -1,7 +1,7 @@
 """A collector that kills itself: `python -m tests.components.collect.killed_collector FOLDER POINT NUMBER`.
 
-It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a forward of a model, after a file was written but before
-it is safe on disk (fsync), before a finished file gets its name (rename), or just behind that (renamed).
+It dies by SIGKILL at the NUMBER-th time that it comes to POINT: before a forward pass of a model, after a file was written but before
+it is safe on disk (fsync), before a finished file gets its name (rename), or just after that (renamed).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ POINTS = ("forward", "fsync", "rename", "renamed")
 
 
 def collect(folder: Path) -> TraceSet:
-    """The same collection, whole or the rest of it."""
+    """The same collection, complete or the rest of it."""
     collection.SHARD_PROMPTS = 2
     return collect_traces(
         table_pair(), PROMPTS, folder, max_tokens=6, rollout=3, prefix_kinds=("bare", "draft", "target", "mixed"), turns=0, batch=4
     )
 
 
-def deadly(real: Callable[..., Any], number: int, *, behind: bool = False) -> Callable[..., Any]:
+def deadly(real: Callable[..., Any], number: int, *, after: bool = False) -> Callable[..., Any]:
     """The same function, whose `number`-th call is the last thing that this process does."""
     calls = 0
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == number and not behind:
+        if calls == number and not after:
             os.kill(os.getpid(), signal.SIGKILL)
         value = real(*args, **kwargs)
         if calls == number:
@@ -55,7 +55,7 @@ def deadly(real: Callable[..., Any], number: int, *, behind: bool = False) -> Ca
 def main(folder: str, point: str, number: str) -> None:
     """Set the trap and walk into it."""
     place, name = {"forward": (TableModel, "forward"), "fsync": (os, "fsync"), "rename": (os, "replace"), "renamed": (os, "replace")}[point]
-    setattr(place, name, deadly(getattr(place, name), int(number), behind=point == "renamed"))
+    setattr(place, name, deadly(getattr(place, name), int(number), after=point == "renamed"))
     collect(Path(folder))
 
 

@@ -1,4 +1,4 @@
-"""How fast a collection is beside the target's own batched generation, on the default pair."""
+"""How fast a collection is compared with the target's own batched generation, on the default pair."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_collection_is_at_least_half_as_fast_as_the_target_writes(tmp_path: Pa
 
     pair = load_pair(fetch(find_pair("default")), LoadSettings(dtype="bfloat16", slots=BATCH, max_context=512))
     with two_threads():
-        written_per_second(pair)  # the first forwards are slower
+        written_per_second(pair)  # the first forward passes are slower
         before = written_per_second(pair)
         started = time.perf_counter()
         traces = collect_traces(pair, demo_prompts(PROMPTS), tmp_path, max_tokens=TOKENS, rollout=ROLLOUT, prefix_kinds=KINDS, batch=BATCH)

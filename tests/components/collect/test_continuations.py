@@ -51,7 +51,7 @@ def test_a_pair_that_is_not_for_chat_reads_plain_text(pair: LoadedPair) -> None:
 
 
 def test_a_template_that_refuses_a_conversation_is_named_in_one_line(pair: LoadedPair) -> None:
-    with pytest.raises(DraftwellError, match="refuses these messages: a system message must come first") as error:
+    with pytest.raises(DraftwellError, match="a system message must come first") as error:
         write(pair, [Prompt("p", None, ["hello"], messages=(user("a"), {"role": "system", "content": "b"}))])
     assert "\n" not in str(error.value)
 
@@ -81,16 +81,16 @@ def test_what_a_template_alone_does_not_leave_room_for_keeps_its_end(pair: Loade
 
 
 def test_a_completion_is_read_as_it_was_written(pair: LoadedPair) -> None:
-    """Beside a chat in the same batch, cut like plain text, and bare up to its last word."""
-    told, said = Prompt("t", None, ["once upon a time"], raw=True), Prompt("s", None, ["once upon a time"])
-    raw, chat = write(pair, [told, said])
-    assert raw.prompt_tokens == ids_of(pair, told) == pair.encode("once upon a time")
-    assert chat.prompt_tokens == ids_of(pair, said) == pair.encode_prompt("once upon a time")
-    assert context_of(told) != context_of(said) == ["once upon a time"]
+    """Together with a chat in the same batch, cut like plain text, and bare up to its last word."""
+    completion, chat_prompt = Prompt("t", None, ["once upon a time"], raw=True), Prompt("s", None, ["once upon a time"])
+    raw, chat = write(pair, [completion, chat_prompt])
+    assert raw.prompt_tokens == ids_of(pair, completion) == pair.encode("once upon a time")
+    assert chat.prompt_tokens == ids_of(pair, chat_prompt) == pair.encode_prompt("once upon a time")
+    assert context_of(completion) != context_of(chat_prompt) == ["once upon a time"]
     long, = write(pair, [Prompt("l", None, ["word " * 100 + "end"], raw=True)])
     assert (len(long.prompt_tokens), spelt(pair, long.prompt_tokens)[-8:]) == (ROOM, "word end")
     assert long.cut_tokens == len(pair.encode("word " * 100 + "end")) - ROOM
-    whole, framed = write(pair, [told, said], ("bare",))
+    whole, framed = write(pair, [completion, chat_prompt], ("bare",))
     assert spelt(pair, whole.prompt_tokens + whole.tokens) == "once upon a time"
     assert spelt(pair, framed.prompt_tokens + framed.tokens) == "<|start|>user\nonce upon a time"
 

@@ -38,7 +38,7 @@ def test_the_first_error_ends_all_and_gives_the_slots_back():
     with pytest.raises(ValueError, match="a bad request"):
         decode_all(engine, REQUESTS, [build_strategy("autoregressive")] * 6, 2)
     assert not engine.jobs
-    assert calls < 6, "nothing goes on behind an error"
+    assert calls < 6, "nothing continues after an error"
     slots = [target.open(), target.open()]  # both are free again
     assert len(set(slots)) == 2
 

@@ -1,4 +1,4 @@
-"""Branches: the packed forward equals feeding every prefix and its branch separately, family by family."""
+"""Branches: the packed forward pass equals feeding every prefix and its branch separately, family by family."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(model: TransformersModel, ids: list[int]) -> int:
 
 
 def lean() -> LeanLlama:
-    """As pairs are loaded: the module behind it can no longer run."""
+    """As pairs are loaded: its module can no longer run."""
     model = LeanLlama(copy.deepcopy(llama(2)), slots=2, max_context=48)
     model.release()
     return model
@@ -59,7 +59,7 @@ def test_packed_branches_equal_separate_ones(make: Any) -> None:
     ids = torch.randint(3, VOCAB, (20,), generator=generator).tolist()
     starts = [1, 7, 8, 13, 19, 20]  # a first token alone, neighbours, and the whole text
     slot = read(model, ids)
-    other = read(model, ids[::-1])  # what lies in the other slot must not matter
+    other = read(model, ids[::-1])  # the content of the other slot must not matter
     fast = branches(model, slot, ids, starts, depth=5)
     slow = SlowBranches(model, other, ids, starts)
     assert isinstance(fast, TransformersBranches)

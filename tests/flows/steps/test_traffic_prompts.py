@@ -1,4 +1,4 @@
-"""Weekly flows go by served traffic: the same prompts from collection to gate, and the pipeline's own until there are enough."""
+"""Weekly flows use served traffic: the same prompts from collection to gate, and the pipeline's own until there are enough."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from flows.steps import traffic_prompts as served
 from flows.workspace import Workspace
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from tests.support.errors import raises_code
 from tests.support.loop import traffic
 
 
@@ -67,7 +68,7 @@ def test_a_week_is_made_of_served_prompts(settings: TrafficSettings, space: Work
 
 
 def test_prompts_stay_those_of_the_collection_while_the_spool_grows(settings: TrafficSettings, space: Workspace) -> None:
-    """Drawn anew at each step, the gate would get prompts that were tuned on."""
+    """Drawn again at each step, the gate would get prompts that were tuned on."""
     serve(settings, 30)
     assert settings.spool is not None
     before = taken(settings, space)
@@ -77,14 +78,14 @@ def test_prompts_stay_those_of_the_collection_while_the_spool_grows(settings: Tr
     assert taken(settings, space) != before
 
 
-def test_a_registry_that_is_away_is_waited_for(settings: TrafficSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken for "nothing to compare with", prompts of all temperatures would be collected on."""
-    def away(*arguments: Any) -> None:
-        raise DraftwellError("the registry failed") from ConnectionError("refused")
+def test_an_unavailable_registry_is_waited_for(settings: TrafficSettings, space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would look like "nothing to compare with", and prompts of all temperatures would be collected on."""
+    def unavailable(*arguments: Any) -> None:
+        raise DraftwellError("the registry failed", code="registry_failed") from ConnectionError("refused")
 
     serve(settings, 30)
-    monkeypatch.setattr(monitor_step, "served", away)
-    with pytest.raises(DraftwellError, match="the registry failed") as caught:
+    monkeypatch.setattr(monitor_step, "served", unavailable)
+    with raises_code("registry_failed") as caught:
         served.take_prompts(settings, space)
     assert worth_retrying(None, None, SimpleNamespace(data=caught.value))
 
