@@ -1,8 +1,8 @@
-"""What a worker does of a station that was spread out: write one shard, or replay one strategy's configs.
+"""What a worker does of a step that is spread over workers: write one shard, or replay one strategy's configs.
 
-A *job* is a folder that says everything about the station but which part: `job.json`, and the artifacts that replays need. The
+A *job* is a folder that describes the step but not which part is meant: `job.json`, and the artifacts that replays need. The
 worker may be a thread of this process or a process on another machine, so it is handed names, numbers and paths only. Plain
-functions: `runners` makes Prefect tasks of them.
+functions: `task_runners` makes Prefect tasks of them.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def write_shard(job: Path, index: int) -> str:
 
     from components.collect.collect import collect_shard
 
-    said = read_job(job)
-    torch.set_num_threads(said["threads"])
-    with one_of(job, said) as pair:
-        return str(collect_shard(pair, prompts_of(said), Path(said["traces"]), index, **said["settings"]))
+    work = read_job(job)
+    torch.set_num_threads(work["threads"])
+    with one_of(job, work) as pair:
+        return str(collect_shard(pair, prompts_of(work), Path(work["traces"]), index, **work["settings"]))
 
 
 def describe_search(job: Path, search: Search, traces: Path, fingerprint: str, threads: int) -> None:
@@ -101,19 +101,19 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
     from serving.recording.trace import TraceSet
     from serving.runtime.strategies import StrategyResources
 
-    said = read_job(job)
-    torch.set_num_threads(said["threads"])
-    traces = TraceSet(Path(said["traces"]), fingerprint=said["fingerprint"])
-    if traces.digest() != said["trace_digest"]:
+    work = read_job(job)
+    torch.set_num_threads(work["threads"])
+    traces = TraceSet(Path(work["traces"]), fingerprint=work["fingerprint"])
+    if traces.digest() != work["trace_digest"]:
         raise DraftwellError(f"{traces.folder} holds another trace here than where the tuning runs: every worker "
                              f"must see the same files", code="foreign_trace")
     kit = StrategyResources(
-        {kind: KINDS[kind].load_class().load(job / "artifacts" / kind) for kind in said["artifacts"]},
-        frozenset(said["special_tokens"]),
-        said["deterministic"],
+        {kind: KINDS[kind].load_class().load(job / "artifacts" / kind) for kind in work["artifacts"]},
+        frozenset(work["special_tokens"]),
+        work["deterministic"],
     )
     texts, profile = read_texts(traces), HardwareProfile.load(job / "profile")
-    search = Search(texts, kit, profile, said["max_tokens"], said["overlap"], Studies(None, said["seed"]), said["trace_digest"])
+    search = Search(texts, kit, profile, work["max_tokens"], work["overlap"], Studies(None, work["seed"]), work["trace_digest"])
     return [vars(trial) for trial in search.search(name, share, search.predict)]
 
 
@@ -124,9 +124,9 @@ def loaded(job: Path, own: LoadedPair, count: int) -> Iterator[None]:
     They are loaded one after the other, before anybody computes: while transformers loads, torch's default dtype is another one
     for the whole process.
     """
-    said = read_job(job)
+    work = read_job(job)
     pairs: SimpleQueue[LoadedPair] = SimpleQueue()
-    for pair in (own, *(load(said) for _ in range(count - 1))):
+    for pair in (own, *(load(work) for _ in range(count - 1))):
         pairs.put(pair)
     _pairs[job] = pairs
     try:
@@ -136,12 +136,12 @@ def loaded(job: Path, own: LoadedPair, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def one_of(job: Path, said: Mapping[str, Any]) -> Iterator[LoadedPair]:
+def one_of(job: Path, work: Mapping[str, Any]) -> Iterator[LoadedPair]:
     """A loaded pair for a worker alone. A process that was started to work loads it with its first shard and keeps it for the next."""
     if job not in _pairs:
         _pairs.clear()
         pairs: SimpleQueue[LoadedPair] = SimpleQueue()
-        pairs.put(load(said))
+        pairs.put(load(work))
         _pairs[job] = pairs
     pairs = _pairs[job]
     pair = pairs.get()
@@ -151,28 +151,28 @@ def one_of(job: Path, said: Mapping[str, Any]) -> Iterator[LoadedPair]:
         pairs.put(pair)
 
 
-def load(said: Mapping[str, Any]) -> LoadedPair:
+def load(work: Mapping[str, Any]) -> LoadedPair:
     """The pair of a job, as the driver loaded it. A worker on another machine may keep models in a place of its own."""
     from flows.workspace import Workspace
 
-    for variable, place, here in (("DRAFTWELL_HOME", said["home"], draftwell_home()), ("DRAFTWELL_MODELS", said["models"], models_root())):
+    for variable, place, here in (("DRAFTWELL_HOME", work["home"], draftwell_home()), ("DRAFTWELL_MODELS", work["models"], models_root())):
         if str(here) != place:
             os.environ.setdefault(variable, place)
     # Collecting runs target and draft alone: a strategy is named that needs no qualifier and no draft in ONNX Runtime.
-    return Workspace(said["pair"], said["dtype"]).load(slots=said["slots"], device=said["device"], max_context=said["max_context"],
+    return Workspace(work["pair"], work["dtype"]).load(slots=work["slots"], device=work["device"], max_context=work["max_context"],
                                                        strategies=("vanilla_sd",))
 
 
-def prompts_of(said: Mapping[str, Any]) -> list[Prompt]:
+def prompts_of(work: Mapping[str, Any]) -> list[Prompt]:
     """The prompts of a job."""
     from components.prompts.prompt import Prompt
 
-    return [Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])}) for row in said["prompts"]]
+    return [Prompt(**{**row, "messages": tuple(row["messages"]), "answers": tuple(row["answers"])}) for row in work["prompts"]]
 
 
-def write_job(job: Path, said: Mapping[str, Any]) -> None:
+def write_job(job: Path, work: Mapping[str, Any]) -> None:
     """Write `job.json`."""
-    write_atomically(job / JOB, json.dumps(said).encode())
+    write_atomically(job / JOB, json.dumps(work).encode())
 
 
 def read_job(job: Path) -> dict[str, Any]:
@@ -182,8 +182,8 @@ def read_job(job: Path) -> dict[str, Any]:
         DraftwellError: it is not there.
     """
     try:
-        said: dict[str, Any] = json.loads((job / JOB).read_text())
+        work: dict[str, Any] = json.loads((job / JOB).read_text())
     except FileNotFoundError:
         raise DraftwellError(f"{job} is not visible here: DRAFTWELL_HOME must be on a file system that all workers share, under the "
                              "same path", code="job_not_found") from None
-    return said
+    return work
