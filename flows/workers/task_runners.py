@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.failures import is_full, reaching_prefect, worth_retrying
-from flows.workers import worker_jobs as parts
+from flows.workers import worker_jobs
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ def spread_shards(
 
     def spread(missing: Sequence[int], found: Callable[[int], None]) -> None:
         with job_folder(step) as job:
-            parts.describe_collection(job, step, prompts, traces, settings, pool.threads)
+            worker_jobs.describe_collection(job, step, prompts, traces, settings, pool.threads)
             here = pool.runner == "threads"
-            with parts.loaded(job, step.pair, min(pool.workers, len(missing))) if here else nullcontext():
+            with worker_jobs.loaded(job, step.pair, min(pool.workers, len(missing))) if here else nullcontext():
                 run(pool, "write a shard", job, [{"index": index} for index in missing], lambda call, _: found(call["index"]))
 
     return spread
@@ -118,7 +118,7 @@ def spread_replays(pool: WorkerPool, step: StepContext, traces: Path) -> ReplayS
 
         trials: list[Trial] = []
         with job_folder(step) as job:
-            parts.describe_search(job, search, traces, step.pair.fingerprint, pool.threads)
+            worker_jobs.describe_search(job, search, traces, step.pair.fingerprint, pool.threads)
             run(pool, "replay a strategy", job, [{"name": name, "share": share} for name, share in shares.items()],
                 lambda _, made: trials.extend(Trial(**trial) for trial in made))
         return trials
@@ -193,11 +193,11 @@ def failure_of(failures: Sequence[Exception], count: int) -> DraftwellError:
 
 
 def _write_shard(job: str, index: int) -> str:
-    return parts.write_shard(Path(job), index)
+    return worker_jobs.write_shard(Path(job), index)
 
 
 def _replay_strategy(job: str, name: str, share: int) -> list[dict[str, Any]]:
-    return parts.replay_strategy(Path(job), name, share)
+    return worker_jobs.replay_strategy(Path(job), name, share)
 
 
 WORK: dict[str, Callable[..., Any]] = {"write a shard": _write_shard, "replay a strategy": _replay_strategy}

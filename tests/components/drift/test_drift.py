@@ -21,9 +21,9 @@ from components.prompts.prompt import Prompt
 from components.train.verifier import train_verifier
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
-from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
 from tests.support.loop.drift_traffic import LIMITS, LOOSE, compared, rows, traffic, verifier
 from tests.support.models.tiny import llama_pair
 
@@ -158,7 +158,7 @@ def test_what_a_strategy_chose_to_draft_is_no_fair_sample() -> None:
 
 
 def test_nan_is_refused() -> None:
-    with pytest.raises(DraftwellError, match="NaN"):
+    with raises_code("nan_in_traces"):
         traffic(rows(2, 30, confidence=np.full(30 * 48, np.nan)))
 
 

@@ -18,6 +18,7 @@ from components.drift.traffic import shared_kinds
 from components.prompts.prompt import Prompt, ids_of, read_prompts
 from serving.errors import DraftwellError
 from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, rows, spool, traffic
 from tests.support.server.served_pair import tiny_pair
 
@@ -91,7 +92,7 @@ def test_a_shard_that_cannot_be_read_is_left_out_and_named(tmp_path: Path, harm:
 
 
 def test_a_spool_without_a_readable_shard_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DraftwellError, match="holds no traces"):
+    with raises_code("spool_empty", str(tmp_path)):
         read_spool(tmp_path, FINGERPRINT, window=10)
     (tmp_path / "shard-00000.parquet").write_text("{}")
     with pytest.raises(DraftwellError, match="truncated or no Parquet"):
@@ -119,7 +120,7 @@ def test_kinds_that_both_have() -> None:
     mixed, target = rows(0, 3, kind=["mixed"] * 144), rows(0, 3)
     assert shared_kinds(target, target) == ("target",)
     assert shared_kinds(mixed, mixed) == ("mixed",)
-    with pytest.raises(DraftwellError, match="kinds mixed, the reference of target"):
+    with raises_code("no_shared_kinds", "mixed", "target"):
         shared_kinds(target, mixed)
 
 
@@ -135,7 +136,7 @@ def test_prompts_come_out_of_traces(tmp_path: Path) -> None:
     assert sorted(prompt.prompt for prompt in found) == sorted(prompt.prompt for prompt in PROMPTS)
     assert len({prompt.id for prompt in found}) == 4
     assert len(spooled_prompts(tmp_path, pair, traces.read(), window=2, fewest=1)) == 2
-    with pytest.raises(DraftwellError, match="4 different prompts that can be read, 5 are needed"):
+    with raises_code("too_few_prompts", "4 different prompts", "5 are needed"):
         spooled_prompts(tmp_path, pair, traces.read(), window=10, fewest=5)
 
 

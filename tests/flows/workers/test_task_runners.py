@@ -88,7 +88,7 @@ def test_threads_write_the_trace_of_one_process(collect: Any, own_stores: Path, 
     begun = datetime.now(UTC)
     done, alone = collect("alone")
     assert done.exit_code == 0, (done.output, done.exception)
-    real, working, most = runners.parts.write_shard, [0], [0]
+    real, working, most = runners.worker_jobs.write_shard, [0], [0]
     counting = threading.Lock()
 
     def write(job: Path, index: int) -> str:
@@ -101,7 +101,7 @@ def test_threads_write_the_trace_of_one_process(collect: Any, own_stores: Path, 
             with counting:
                 working[0] -= 1
 
-    monkeypatch.setattr(runners.parts, "write_shard", write)
+    monkeypatch.setattr(runners.worker_jobs, "write_shard", write)
     done, spread = collect("spread", "--workers", 3)
     assert done.exit_code == 0, (done.output, done.exception)
     assert len(spread.shards) == 6
@@ -115,7 +115,7 @@ def test_threads_write_the_trace_of_one_process(collect: Any, own_stores: Path, 
 @pytest.mark.slow
 def test_a_shard_that_fails_is_tried_again_then_told(collect: Any, own_stores: Path, shards_of_two: None, prefect_server: None,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    real, tries = runners.parts.write_shard, []
+    real, tries = runners.worker_jobs.write_shard, []
 
     def write(job: Path, index: int) -> str:
         tries.append(index)
@@ -124,7 +124,7 @@ def test_a_shard_that_fails_is_tried_again_then_told(collect: Any, own_stores: P
         return real(job, index)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runners.parts, "write_shard", write)
+        patch.setattr(runners.worker_jobs, "write_shard", write)
         done, spread = collect("spread", "--workers", 2)
     assert done.exit_code == 2
     line = done.stderr.strip().splitlines()[-1]
@@ -146,7 +146,7 @@ def test_a_full_disk_under_a_worker_is_told_as_one(collect: Any, own_stores: Pat
         tries.append(index)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runners.parts, "write_shard", write)
+    monkeypatch.setattr(runners.worker_jobs, "write_shard", write)
     done, _ = collect("spread", "--workers", 2)
     assert done.exit_code == 2
     assert done.stderr.strip().splitlines()[-1].startswith("Error: no room left to write")
