@@ -88,10 +88,10 @@ def parameter_line(name: str, parameter: dict[str, Any]) -> str:
 
 
 def generate(
-    prompt: Annotated[str, typer.Option("--prompt", help="The user's turn.")],
+    prompt: Annotated[str, typer.Option("--prompt", help="The user's message.")],
     pair: Pair = "default",
     strategy: Annotated[str, typer.Option("--strategy", help="See `draftwell strategies`.")] = "vanilla_sd",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of the strategy; may be repeated.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the strategy as key=value; may be repeated.")] = None,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -103,7 +103,7 @@ def generate(
     artifacts: Artifacts = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
-    """Generate one answer and say how it came about.
+    """Generate one answer and report how it was decoded: speed, acceptance, target calls.
 
     Example: draftwell generate --pair default --strategy spide --set tau=0.6 --prompt "What is a prime number?"
     """

@@ -67,11 +67,11 @@ class Strategy(ABC):
         """Decode one request."""
 
     def learnt(self) -> dict[str, float]:
-        """What this object itself has learnt from requests, beside its artifacts: of one moment, from any thread; empty for most."""
+        """What this object has learnt from requests outside its artifacts (empty for most); any thread may ask."""
         return {}
 
     def resume(self, learnt: Mapping[str, float]) -> None:
-        """Go on from what `learnt` gave.
+        """Continue with what `learnt` returned.
 
         Raises:
             ValueError: it is not what a strategy of these settings can have learnt.

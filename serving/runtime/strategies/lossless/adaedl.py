@@ -18,7 +18,7 @@ from serving.runtime.types import Draft, Verdict
 
 
 class AdaEDL(Strategy):
-    """Its threshold is shared by all requests, or begins anew with each in deterministic mode (METHODS, "State")."""
+    """Its threshold is shared by all requests, or starts again with each in deterministic mode (docs/methods.md, "State")."""
 
     name = "adaedl"
     lossless = True

@@ -1,4 +1,4 @@
-"""Plain decoding: one target forward a token. The measure of every other strategy."""
+"""Plain decoding: one target forward pass a token. The measure of every other strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft & Verify's length rule: stop behind an unlikely token, with a threshold that adapts (Zhang 2023, 2309.08168).
+"""Draft & Verify's length rule: stop after an unlikely token, with a threshold that adapts (Zhang 2023, 2309.08168).
 
 The paper drafts with the target's own layers; here the pair's draft does, and only the rule is the paper's.
 """

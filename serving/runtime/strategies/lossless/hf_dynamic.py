@@ -1,4 +1,4 @@
-"""Dynamic speculation as in transformers' assisted generation: stop behind an unlikely token (Mamou 2024, 2405.04304)."""
+"""Dynamic speculation as in transformers' assisted generation: stop after an unlikely token (Mamou 2024, 2405.04304)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FIRST_LENGTH = 5
 
 
 class HFDynamic(Strategy):
-    """The heuristic length is shared by all requests, or begins anew with each in deterministic mode (METHODS, "State")."""
+    """The heuristic length is shared by all requests, or starts again with each in deterministic mode (docs/methods.md, "State")."""
 
     name = "hf_dynamic"
     lossless = True
     paper = "Mamou 2024 (2405.04304); transformers' assisted generation"
 
     class Config(StrategyConfig):
-        threshold: float = Field(0.4, ge=0, le=1, description="stop behind a token of lower draft probability")
+        threshold: float = Field(0.4, ge=0, le=1, description="stop after a token of lower draft probability")
         max_draft: int = Field(20, ge=1, le=64, description="longest draft")
         heuristic: bool = Field(False, description="the length limit starts at 5, two more when all match, else one fewer; off: constant")
 

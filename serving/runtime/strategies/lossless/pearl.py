@@ -1,4 +1,4 @@
-"""PEARL: the target pre-verifies and post-verifies while the draft goes on (PEARL 2024, 2408.11850)."""
+"""PEARL: the target pre-verifies and post-verifies while the draft continues (PEARL 2024, 2408.11850)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class SVIP(Strategy):
     paper = "Zhang 2024 (2411.18462), self-verification length policy"
 
     class Config(StrategyConfig):
-        threshold: float = Field(0.3, ge=0, le=2, description="stop behind a token whose sqrt(entropy_scale·H) exceeds this")
+        threshold: float = Field(0.3, ge=0, le=2, description="stop after a token whose sqrt(entropy_scale·H) exceeds this")
         entropy_scale: float = Field(0.15, gt=0, le=1, description="what the entropy is multiplied by in the paper's bound")
         max_draft: int = Field(40, ge=1, le=64, description="longest draft")
 
