@@ -1,4 +1,4 @@
-"""The class of machine that this process runs on: figures measured on one class say nothing about another."""
+"""The class of machine that this process runs on: numbers measured on one class say nothing about another."""
 
 from __future__ import annotations
 

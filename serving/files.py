@@ -58,12 +58,12 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def is_left_over(name: str, of: str) -> bool:
-    """Whether a file is what `write_atomically` leaves beside the file `of` while it writes, or where it is killed."""
+    """Whether a file is what `write_atomically` leaves next to the file `of` while it writes, or where it is killed."""
     return re.fullmatch(rf"\.{re.escape(of)}\.[a-z0-9_]{{8}}", name) is not None  # mkstemp's characters
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Put `new` in the place of `folder`; a kill at any moment leaves the old or the new one whole, here or just beside."""
+    """Put `new` in the place of `folder`; a kill at any moment leaves the old or the new one whole, here or just next to."""
     if not folder.exists():
         os.replace(new, folder)
         return

@@ -92,7 +92,7 @@ def generate(
     prompt: Annotated[str, typer.Option("--prompt", help="The user's message.")],
     pair: Pair = "default",
     strategy: Annotated[str, typer.Option("--strategy", help="See `draftwell strategies`.")] = "vanilla_sd",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of the strategy; may be repeated.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the strategy as key=value; may be repeated.")] = None,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,

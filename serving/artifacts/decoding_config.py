@@ -15,7 +15,7 @@ class DecodingConfig(Artifact):
     Args:
         strategy: key of `STRATEGIES`.
         parameters: values for the strategy's pydantic config.
-        evidence: trials and measured figures with intervals, as plain JSON (shown to people, not read by the runtime).
+        evidence: trials and measurements with intervals, as plain JSON (shown to people, not read by the runtime).
     """
 
     kind = "decoding_config"

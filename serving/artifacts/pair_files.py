@@ -27,7 +27,7 @@ DTYPES = ("bfloat16", "float32", "float16")
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Files that fix a vocabulary; the first complete set counts (settings and chat templates do not)."""
 SETTINGS = (".json", ".model", ".txt", ".jinja")
-"""Suffixes of what lies beside weights: configurations, tokenizer, chat template, generation config."""
+"""Suffixes of what is next to weights: configurations, tokenizer, chat template, generation config."""
 
 ModelRole = Literal["target", "draft", "qualifier"]
 """Models of a pair that have files."""
@@ -35,7 +35,7 @@ ModelRole = Literal["target", "draft", "qualifier"]
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Where a pair's models lie.
+    """Where a pair's models are.
 
     Args:
         name: name of the pair in the catalogue.
@@ -131,7 +131,7 @@ def tokenizer_digest(folder: Path) -> str:
 
 
 def settings_digest(files: PairFiles) -> str:
-    """sha256 over everything beside the weights: what a pair reads, says and stops at, and the fingerprint leaves out.
+    """sha256 over everything next to the weights: what a pair reads, says and stops at, and the fingerprint leaves out.
 
     An artifact's folder does not count: its digest, which the fingerprint holds, is over all of it.
     """

@@ -9,7 +9,7 @@ from serving.runtime.strategies.base import StrategyResources
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 
 PART = 128
-"""Prompt tokens of one forward: a row is as wide as the vocabulary, and rows of a whole long prompt would take a gigabyte."""
+"""Prompt tokens of one forward pass: a row is as wide as the vocabulary, and rows of a whole long prompt would take a gigabyte."""
 
 
 class RatedPrompt(Autoregressive):

@@ -2,7 +2,7 @@
 
 Monitoring wants *every* position (docs/drift.md): a strategy drafts where the draft is sure, and those positions alone would look like
 another traffic. The target judges or samples every token, so it has said something about each. The draft has read every token but the
-last few; where it did not draft (behind a bonus token) its row comes with the next forward, one more row of logits.
+last few; where it did not draft (after a bonus token) its row comes with the next forward pass, one more row of logits.
 
 Nothing here changes what is decoded: random streams are the recorder's own, and a recorder that fails only stops recording.
 """
@@ -32,7 +32,7 @@ server), and that text is given up."""
 
 @dataclass(frozen=True)
 class ModelRow:
-    """What a model says behind `sequence[:index]`: one row of a forward."""
+    """What a model says after `sequence[:index]`: one row of a forward pass."""
 
     sequence: Sequence[int]
     output: Output
@@ -42,7 +42,7 @@ class PositionRecorder:
     """Collects the positions of a request (a `Recorder`); attach it before the engine's next step.
 
     A record is a dict with the names of `trace.trace_schema`. As in a collected trace the draft's token and the target's correction are
-    drawn for the record: at temperature 0 they are what was drafted and chosen, above it they follow the same law.
+    drawn for the record: at temperature 0 they are what was drafted and chosen, above it they follow the same distribution.
 
     Args:
         session: of the request, which has just been submitted; it needs a draft (or a shadow), and may not bias or penalise tokens.
@@ -61,7 +61,7 @@ class PositionRecorder:
         session.record(self)
 
     def saw(self, role: Role, sequence: Sequence[int], output: Output, steps: int) -> None:
-        """Keep the rows of a forward until both models have spoken about a final token."""
+        """Keep the rows of a forward pass until both models have spoken about a final token."""
         try:
             if steps > 1:
                 sequence = [*sequence, *output.rows(self.sampling).top[:-1]]
@@ -102,13 +102,13 @@ class PositionRecorder:
         return sum(len(rows) for of_role in self._said.values() for rows in of_role.values())
 
     def _forget_contradicted(self) -> None:
-        """Let go of rows behind guesses that the text has gone past: where many are rejected they outnumber all others."""
+        """Let go of rows after guesses that the text has gone past: where many are rejected they outnumber all others."""
         for of_role in self._said.values():
             for index in list(of_role):
                 of_role[index] = [said for said in of_role[index] if self._agrees(said, index)]
 
     def _agrees(self, said: ModelRow, index: int) -> bool:
-        """Whether what a row was read behind is the text's, as far as there is text."""
+        """Whether what a row was read after is the text's, as far as there is text."""
         start = self.text.prompt_length
         behind = self.text.ids[start:index]
         return list(said.sequence[start : start + len(behind)]) == behind
@@ -123,11 +123,11 @@ class PositionRecorder:
         return self.text.prompt_length + len(self.positions)
 
     def _valid(self, role: Role, index: int) -> ModelRow | None:
-        """The newest row of a model about a token that was read behind what became the text."""
+        """The newest row of a model about a token that was read after what became the text."""
         return next((said for said in reversed(self._said[role].get(index, ())) if self._agrees(said, index)), None)
 
     def _position(self, index: int, draft: Rows, target: Rows) -> dict[str, Any]:
-        """The figures of one position (METHODS, "Two pairs of distributions")."""
+        """The numbers of one position (docs/methods.md, "Two pairs of distributions")."""
         token = self.text.ids[index]
         drafted = draft.sample(0, self._random)
         if self.sampling.greedy:

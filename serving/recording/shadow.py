@@ -1,6 +1,6 @@
 """A shadow: the draft reads along with a request whose strategy has none, so that what it is served can be watched (docs/drift.md).
 
-Its forwards are commands of the request like any others: they join the batches of requests that draft, and no two threads ever
+Its forward passes are commands of the request like any others: they join the batches of requests that draft, and no two threads ever
 enter a model at once. It drafts nothing and changes no text; of the request's statistics only the time on the wall shows it. A shadow
 that fails only stops the recording.
 """
@@ -19,7 +19,7 @@ from serving.runtime.output import Model, Output
 from serving.runtime.stats import Stats
 
 MOST_UNREAD = 8
-"""Final tokens before the draft reads on. Fewer cost more forwards; more hold more of the target's logits, and are lost where a stop
+"""Final tokens before the draft reads on. Fewer cost more forward passes; more hold more of the target's logits, and are lost where a stop
 string ends the text."""
 
 
@@ -42,7 +42,7 @@ def read_along(job: Job, draft: Model, recorder: PositionRecorder) -> None:
 
 
 def shadowed(steps: Step[None], waiting: Forward, lane: Lane, text: list[int], recorder: PositionRecorder) -> Step[None]:
-    """A request's own steps, which wait for a forward, with those of its shadow between them."""
+    """A request's own steps, which wait for a forward pass, with those of its shadow between them."""
     try:
         command: Any = waiting
         while True:
@@ -59,7 +59,7 @@ def shadowed(steps: Step[None], waiting: Forward, lane: Lane, text: list[int], r
 
 
 def read_unseen(lane: Lane, text: list[int], recorder: PositionRecorder) -> Generator[Forward, Output | Exception, None]:
-    """Read what the draft has not seen of a text, and tell the recorder what it says behind every token of the output."""
+    """Read what the draft has not seen of a text, and report to the recorder what it says after every token of the output."""
     unseen = tuple(text[lane.length :])
     if not unseen or recorder.stopped:
         return

@@ -1,7 +1,7 @@
 """Traces: what a pair did on a set of prompts, one row per committed position, in Parquet shards.
 
 A *text* is a prompt's turn with its continuation, and has one row for each position of the continuation. The row at
-position i describes what both models say behind `prompt + tokens[:i]`. The schema is versioned; its metadata binds a
+position i describes what both models say after `prompt + tokens[:i]`. The schema is versioned; its metadata binds a
 shard to the pair that made it. A trace set is a folder of shards; each appears by an atomic rename or not at all.
 
 Version 2 added `cut_tokens`, `text_q`, `text_p`, `text_raw_q`, `rollout_q` and four header fields. Version 1 is still read: what
@@ -31,12 +31,12 @@ class TraceSet:
     """A folder of trace shards.
 
     Args:
-        folder: where the shards lie; need not exist before the first is written.
+        folder: where the shards are; need not exist before the first is written.
         fingerprint: fingerprint of the pair that the trace shall be of; None skips that check.
     """
 
     SIDECAR: ClassVar[str] = "digest.json"
-    """The digest of the set beside its shards, with the state of the files it was computed from."""
+    """The digest of the set next to its shards, with the state of the files it was computed from."""
     DIGEST_RULE: ClassVar[int] = 1
     """Counted up when the digest is computed in another way, so that no sidecar of the old way is believed."""
 
@@ -49,7 +49,7 @@ class TraceSet:
         return sorted(self.folder.glob("shard-*.parquet"))
 
     def shard(self, index: int) -> Path:
-        """Where a shard lies, or will."""
+        """Where a shard is, or will."""
         return self.folder / f"shard-{index:05d}.parquet"
 
     def write_shard(self, index: int, rows: pa.Table) -> Path:

@@ -36,7 +36,7 @@ class TraceHeader(BaseModel):
     pair: str = Field(description="name of the pair in the catalogue")
     fingerprint: str = Field(description="pair fingerprint")
     dtype: str = Field(description="dtype that the models ran in")
-    rollout: int = Field(ge=1, description="K: draft tokens behind every position")
+    rollout: int = Field(ge=1, description="K: draft tokens after every position")
     max_tokens: int = Field(ge=1, description="longest continuation")
     temperature: float = Field(ge=0)
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
@@ -47,7 +47,7 @@ class TraceHeader(BaseModel):
 
 
 def trace_schema(header: TraceHeader) -> pa.Schema:
-    """The columns of a trace; *raw* probabilities are at temperature 1, the others warped by the request (METHODS)."""
+    """The columns of a trace; *raw* probabilities are at temperature 1, the others warped by the request (docs/methods.md)."""
     import pyarrow as pa
 
     ints, floats, halves = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float16())
@@ -82,9 +82,9 @@ def trace_schema(header: TraceHeader) -> pa.Schema:
         ("candidate_q", floats),  # their raw draft probabilities
         ("hidden_before", halves),  # the draft's state that produced draft_token, or null
         ("hidden_after", halves),  # the draft's state having read it, or null
-        # What the draft writes behind the prefix, K tokens; null where the text's kind is none of the header's `rollout_kinds`.
+        # What the draft writes after the prefix, K tokens; null where the text's kind is none of the header's `rollout_kinds`.
         # At temperature 0 its greedy tokens. Above, the first is one that the target rejects here, drawn from
-        # norm(max(0, q − p)), and the draft samples the others: where it drafts `token` itself, the next row goes on.
+        # norm(max(0, q − p)), and the draft samples the others: where it drafts `token` itself, the next row continues.
         ("rollout_tokens", ints),
         ("rollout_q", floats),  # raw draft probability of each
         ("rollout_confidence", floats),  # C of the distribution that each comes from

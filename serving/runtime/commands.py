@@ -24,9 +24,9 @@ class Forward:
     Args:
         model: role of the model within the pair.
         slot: the slot that the engine opened for this request.
-        tokens: tokens behind the slot's current end, at least one.
+        tokens: tokens after the slot's current end, at least one.
         keep: number of trailing positions whose logits are wanted, at most `len(tokens)`.
-        prefill: the slot was empty; such a forward is timed and counted apart.
+        prefill: the slot was empty; such a forward pass is timed and counted apart.
         steps: rows to return, the last of `tokens` and so many less one tokens that follow it greedily, each chosen by the
             largest logit where the model computes; above 1 for models with `chains` alone, and with `keep` = 1.
     """

@@ -167,7 +167,7 @@ def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
 
 
 def padded(input_ids: Tensor, outputs: Sequence[Sequence[int]], pad: int | None) -> Tensor:
-    """`[batch, longest]`: prompts as they came, outputs behind them, the shorter ones filled up with `pad`."""
+    """`[batch, longest]`: prompts as they came, outputs after them, the shorter ones filled up with `pad`."""
     longest = max(map(len, outputs))
     tail = [[*output, *[0 if pad is None else pad] * (longest - len(output))] for output in outputs]
     return torch.cat([input_ids, torch.tensor(tail, dtype=input_ids.dtype, device=input_ids.device)], dim=1)

@@ -1,6 +1,6 @@
-"""What users see of a request that cannot be served, or that a machine could not serve: one line with the mend.
+"""What users see of a request that cannot be served, or that a machine could not serve: one line with the fix.
 
-Requests are checked before any forward (`check_request`), because an id beyond the vocabulary fails inside a kernel, where
+Requests are checked before any forward pass (`check_request`), because an id beyond the vocabulary fails inside a kernel, where
 on CUDA it would take the whole process with it. Running out of memory has many names in torch; `readable` gives it one.
 """
 
@@ -19,7 +19,7 @@ from serving.runtime.requests import Sampling
 ALLOCATION_FAILED = ("can't allocate memory", "out of memory", "failed to allocate memory", "CUBLAS_STATUS_ALLOC_FAILED",
                      "Storage size calculation overflowed")
 """What torch's and ONNX Runtime's errors say when there is no room; their types say nothing."""
-FORWARD_MEND = "start with fewer slots, a shorter context or a smaller batch of requests"
+FORWARD_FIX = "start with fewer slots, a shorter context or a smaller batch of requests"
 
 
 def check_request(prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model]) -> None:
@@ -54,13 +54,13 @@ def readable(error: Exception) -> Exception:
     """An error of a running request as users see it: out of memory under its one name, everything else as it is."""
     if isinstance(error, OutOfMemory) or not ran_out_of_memory(error):
         return error
-    typed = OutOfMemory(f"a forward ran out of memory: {FORWARD_MEND}")
+    typed = OutOfMemory(f"a forward pass ran out of memory: {FORWARD_FIX}")
     typed.__cause__ = error
     return typed
 
 
 @contextmanager
-def room_for(what: str, mend: str) -> Iterator[None]:
+def room_for(what: str, fix: str) -> Iterator[None]:
     """Name what did not fit.
 
     Raises:
@@ -71,4 +71,4 @@ def room_for(what: str, mend: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OutOfMemory) or not ran_out_of_memory(error):
             raise
-        raise OutOfMemory(f"{what} do not fit into memory: {mend}") from error
+        raise OutOfMemory(f"{what} do not fit into memory: {fix}") from error

@@ -26,7 +26,7 @@ class Lane:
     @property
     def chains(self) -> bool:
         """Whether `read` takes `steps`: the model can choose tokens by itself, and they are the ones that this request would."""
-        if self.recorder is not None:  # a chain skips the row behind a bonus token
+        if self.recorder is not None:  # a chain skips the row after a bonus token
             return False
         asked = self.sampling
         altered = asked.penalises or asked.biases or asked.banned_token_ids
@@ -36,7 +36,7 @@ class Lane:
         """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens.
 
         Args:
-            steps: go on greedily until there are so many rows; the slot has then seen the token of every row but the last.
+            steps: continue greedily until there are so many rows; the slot has then seen the token of every row but the last.
         """
         self.rollback(len(sequence) - keep)  # a row that is wanted again is computed again
         unseen = tuple(sequence[self.length :])
@@ -54,7 +54,7 @@ class Lane:
             kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
         output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps)
         self.length = len(sequence) + steps - 1
-        if self.recorder is not None:  # it may have come while the forward ran
+        if self.recorder is not None:  # it may have come while the forward pass ran
             self.recorder.saw(self.role, sequence, output, steps)
         if kept > keep:
             output = output.last(keep)
@@ -62,7 +62,7 @@ class Lane:
         return output.rows(self.sampling, written)
 
     def rollback(self, length: int) -> None:
-        """Forget everything behind the first `length` tokens, if there is more."""
+        """Forget everything after the first `length` tokens, if there is more."""
         for branch in self.branches:
             branch.shared = min(branch.shared, length)
         if length < self.length:
@@ -71,7 +71,7 @@ class Lane:
 
 
     def branch(self, number: int, length: int) -> Lane:
-        """A lane beside this one that holds its first `length` tokens, for a further sequence; numbered from 0, opened when first
+        """A lane next to this one that holds its first `length` tokens, for a further sequence; numbered from 0, opened when first
         asked for, closed with the session."""
         while len(self.branches) <= number:
             self.branches.append(Lane(self.role, self.model, self.model.open_branch(), self.sampling, self.stats, self.prompt_length))
@@ -82,7 +82,7 @@ class Lane:
         return branch
 
     def adopt(self, branch: Lane) -> None:
-        """Hold what a branch holds: the text goes on with its tokens."""
+        """Hold what a branch holds: the text continues with its tokens."""
         self.rollback(min(branch.shared, self.length))
         self.model.fork(branch.slot, self.slot, branch.length, self.length)
         self.length = branch.shared = branch.length

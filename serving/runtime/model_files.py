@@ -55,7 +55,7 @@ def build_distilled(draft: DistilledDraft, target: Any, device: str | None = Non
 def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
     """Refuse a draft whose token ids mean something else: every id that both have must be the same token."""
     if not (draft / "tokenizer.json").is_file() and not (draft / "tokenizer_config.json").is_file():
-        raise DraftwellError(f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: save one beside its weights")
+        raise DraftwellError(f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: save one next to its weights")
     mine, other = ({i: token for token, i in t.get_vocab().items()} for t in (tokenizer, load_tokenizer(draft)))
     if any(other[i] != mine[i] for i in mine.keys() & other.keys()):
         raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: "

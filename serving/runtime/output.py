@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """What a forward returns: distributions and last hidden states of the kept positions.
+    """What a forward pass returns: distributions and last hidden states of the kept positions.
 
     A model whose head covers a part of the vocabulary gives the logits of that part; all others are −∞.
 
@@ -66,12 +66,12 @@ class Recorder(Protocol):
     """Sees what the models of one request say."""
 
     def saw(self, role: Role, sequence: Sequence[int], output: Output, steps: int) -> None:
-        """A forward of draft or target is over; must not raise.
+        """A forward pass of draft or target is over; must not raise.
 
         Args:
             sequence: text and draft that the model has read now; its list may grow, what is in it stays.
             output: what it says at its last positions, each about the token that comes next.
-            steps: as in `Forward`: behind `sequence` the model has read its own greedy tokens, one fewer.
+            steps: as in `Forward`: after `sequence` the model has read its own greedy tokens, one fewer.
         """
 
 
@@ -91,7 +91,7 @@ class Model(Protocol):
         """Give the slot back."""
 
     def rollback(self, slot: int, length: int) -> None:
-        """Forget everything behind the first `length` tokens of a slot."""
+        """Forget everything after the first `length` tokens of a slot."""
 
     def open_branch(self) -> int:
         """Take a slot for a further sequence of a request that has a slot already; there is always one."""

@@ -45,7 +45,7 @@ class LoadedPair:
         fingerprint: what artifacts are checked against.
         chat: prompts go through the tokenizer's chat template, where it has one.
         padded_to: parameters of a target that was padded to cost as much as a larger one; None for the target as it is.
-        settings: digest of what lay beside the weights (`pair_files.settings_digest`); "" where it was not loaded from files.
+        settings: digest of what lay next to the weights (`pair_files.settings_digest`); "" where it was not loaded from files.
     """
 
     name: str
@@ -102,7 +102,7 @@ class LoadedPair:
         return self.encode_chat(messages) if self.chat else self.encode("\n\n".join(m["content"] for m in messages))
 
     def encode_prompt(self, prompt: str, before: Sequence[dict[str, str]] = ()) -> list[int]:
-        """Ids of a user's turn behind the messages before it: under the chat template, or plain where the pair is not for chat."""
+        """Ids of a user's turn after the messages before it: under the chat template, or plain where the pair is not for chat."""
         return self.encode_messages([*before, {"role": "user", "content": prompt}])
 
     def decode(self, ids: Sequence[int]) -> str:

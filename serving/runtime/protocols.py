@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class Drafter(Protocol):
-    """Proposes tokens behind text and pending draft."""
+    """Proposes tokens after text and pending draft."""
 
     def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
-        """At most `limit` >= 0 tokens behind the session's text and the unverified `pending` tokens."""
+        """At most `limit` >= 0 tokens after the session's text and the unverified `pending` tokens."""
 
 
 class SequenceDrafter(Protocol):
     """Proposes several sequences that start at the same position."""
 
     def propose(self, session: Session, budget: int, limit: int, pending: Draft) -> Step[list[DraftSequence]]:
-        """Sequences behind text and `pending`, best first, with different first tokens.
+        """Sequences after text and `pending`, best first, with different first tokens.
 
         Args:
             budget: tokens of all sequences together, at least 1.
@@ -54,5 +54,5 @@ class AcceptanceRule(Protocol):
             draft: k proposed tokens.
             target: the target's rows for the k tokens and, if `bonus`, one more.
             rng: tests read `rng.test`, sampled tokens `rng.sample`.
-            bonus: sample a token behind a fully kept draft (False when the next draft token will be tested there).
+            bonus: sample a token after a fully kept draft (False when the next draft token will be tested there).
         """

@@ -28,7 +28,7 @@ class Streams:
     """The random streams of one request, one for each purpose.
 
     Draft, test and sample (residual and bonus) never share a uniform, and each is read by one side only, so that the
-    result does not depend on which side runs first (METHODS, condition 1).
+    result does not depend on which side runs first (docs/methods.md, condition 1).
     """
 
     def __init__(self, seed: int):

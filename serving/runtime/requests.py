@@ -28,7 +28,7 @@ class Sampling:
         frequency_penalty: subtracted as often as the output holds the token. Prompt tokens never count for either.
         logit_bias: token → number added to its logit; kept as sorted pairs.
         repeatable: the client chose the seed to get the same answer again: a busy server leaves such a request's drafts alone.
-        logprobs: rate every token by the target and name so many of the likeliest beside it; None: rate nothing, which costs nothing.
+        logprobs: rate every token by the target and name so many of the likeliest alongside it; None: rate nothing, which costs nothing.
     """
 
     max_tokens: int = 128

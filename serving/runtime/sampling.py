@@ -1,6 +1,6 @@
 """Distributions and random streams.
 
-Two pairs of distributions, never mixed (METHODS): the *warped* one (penalties, biases, temperature, top-k, top-p, bans) is for
+Two pairs of distributions, never mixed (docs/methods.md): the *warped* one (penalties, biases, temperature, top-k, top-p, bans) is for
 sampling, acceptance and residuals; the *raw* one (softmax at temperature 1, bans applied) is for confidence, entropy, thresholds,
 divergences and learned features. At temperature 0 a warped row is one-hot, so everything dynamic must read the raw row.
 """
@@ -193,7 +193,7 @@ class LogitRows:
     def token_figures(self, row: int, token: int) -> types.TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row.
 
-        C = max q̄ and H = −Σ q̄·ln q̄, over the columns that there are: few operations, since right behind a forward each costs
+        C = max q̄ and H = −Σ q̄·ln q̄, over the columns that there are: few operations, since right after a forward pass each costs
         more to begin with than to compute. The likeliest token, which greedy drafts consist of, is not looked for.
         """
         likeliest = token == self.top[row] and self._adjusted is self._logits  # also checks for NaN

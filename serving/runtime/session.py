@@ -25,7 +25,7 @@ class Session:
     Args:
         prompt: token ids, at least one.
         models: the pair's models by role; a slot is opened on each.
-        draft_limit: draft tokens a verification at most, 0 for plain decoding. A busy server changes it between forwards; schedules
+        draft_limit: draft tokens a verification at most, 0 for plain decoding. A busy server changes it between forward passes; schedules
             read it when a draft begins, so it never looks at the tokens that it cuts, and any strategy stays as exact as it is.
     Raises:
         InvalidRequest: an empty prompt, or a token outside the vocabulary.
@@ -41,7 +41,7 @@ class Session:
         self.stats = Stats()
         self.recorded = False
         self.origins: list[Origin] = []  # of the output's tokens
-        self.ratings: list[Rating] = []  # theirs too, where asked for; behind the output while a strategy trusts its draft
+        self.ratings: list[Rating] = []  # theirs too, where asked for; after the output while a strategy trusts its draft
         self.prompt_ratings: list[Rating | None] = []  # None: the first token, which nothing predicts
         self.lanes: dict[Role, Lane] = {}
         try:
@@ -73,7 +73,7 @@ class Session:
         self.append_sampled(rows)
 
     def draft_room(self, taken: int) -> int:
-        """How long a draft may be now: what the budget leaves behind `taken` tokens, at most `draft_limit`."""
+        """How long a draft may be now: what the budget leaves after `taken` tokens, at most `draft_limit`."""
         return min(self.text.remaining - taken, self.draft_limit)
 
     def append_sampled(self, rows: Rows) -> None:
@@ -95,8 +95,8 @@ class Session:
         return taken
 
     def verify(self, draft: Draft) -> Step[Rows]:
-        """Target rows for every draft token and for the bonus token behind them: `len(draft) + 1` rows."""
-        self.stats.target_calls += self.target.length == 0  # a prompt's forward that also verifies is a call
+        """Target rows for every draft token and for the bonus token after them: `len(draft) + 1` rows."""
+        self.stats.target_calls += self.target.length == 0  # a prompt's forward pass that also verifies is a call
         count, unrated = len(draft) + 1, self.unrated
         rows = yield from self.target.read(self.text.ids + draft.tokens, keep=unrated + count)
         if not unrated:
@@ -105,10 +105,10 @@ class Session:
         return RowView(rows, unrated, count)
 
     def commit(self, draft: Draft, verdict: Verdict, rows: Rows) -> None:
-        """Make a verdict's tokens final and roll every lane back behind a rejection.
+        """Make a verdict's tokens final and roll every lane back after a rejection.
 
         Args:
-            rows: the target's, for the draft's tokens and the one behind them.
+            rows: the target's, for the draft's tokens and the one after them.
         """
         kept = len(self.text.ids) + verdict.accepted
         tokens = draft.tokens[: verdict.accepted]
@@ -139,7 +139,7 @@ class Session:
         return [Emitted(*token) for token in zip(tokens, self.origins[start:known], ratings, strict=True)]
 
     def rate_rest(self) -> Step[None]:
-        """Rate what the target has not read, with one more forward if there is anything."""
+        """Rate what the target has not read, with one more forward pass if there is anything."""
         if self.unrated:
             self._rate((yield from self.target.read(self.text.ids[:-1], keep=self.unrated)))
 

@@ -1,4 +1,4 @@
-"""Counters of one generation, and the measures that METHODS defines on them."""
+"""Counters of one generation, and the measures that docs/methods.md defines on them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from serving.runtime.commands import SHADOW, Forward
 from serving.runtime.types import Draft, Verdict
 
 Interval = tuple[str, float, float]
-"""Role, start and end of a forward, in seconds from the start of the request."""
+"""Role, start and end of a forward pass, in seconds from the start of the request."""
 
 
 @dataclass
 class Stats:
     """What happened during one generation.
 
-    Seconds are wall time inside forwards (shared evenly by the requests of a batch), `wall` is the whole request and `busy`
-    the part of it in which at least one forward ran; `timeline` has every forward of this generation, `overlap_seconds`
+    Seconds are wall time inside forward passes (shared evenly by the requests of a batch), `wall` is the whole request and `busy`
+    the part of it in which at least one forward pass ran; `timeline` has every forward pass of this generation, `overlap_seconds`
     those of every `Overlap` and of its longer side alone.
 
     With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from them speak of what the
@@ -55,7 +55,7 @@ class Stats:
     overlap_seconds: list[tuple[float, float]] = field(default_factory=list)
 
     def time_forward(self, command: Forward, start: float, end: float, sharers: int) -> None:
-        """Note a forward that ran from `start` to `end` for `sharers` requests; a shadow's is none of the request's."""
+        """Note a forward pass that ran from `start` to `end` for `sharers` requests; a shadow's is none of the request's."""
         if command.model == SHADOW:
             return
         self.timeline.append((command.model, start, end))
@@ -147,7 +147,7 @@ class Stats:
 
     @property
     def overhead_seconds(self) -> float:
-        """Wall time in which no forward of this request ran."""
+        """Wall time in which no forward pass of this request ran."""
         return max(0.0, self.wall_seconds - self.busy_seconds)
 
 

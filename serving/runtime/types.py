@@ -1,7 +1,7 @@
 """Drafts, verdicts on them, and the protocols of distributions, random streams and stop policies.
 
 Terms: *accepted* = a draft token kept; *recovered* = the token sampled from the target at a rejection; *bonus* = the token
-sampled from the target behind a fully accepted draft; *rescued* = a draft token kept against the exact rule.
+sampled from the target after a fully accepted draft; *rescued* = a draft token kept against the exact rule.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Draft:
         tokens: the proposed ids, in order.
         rows: for each token the one-row distribution it was drawn from; empty for a deterministic proposal (n-gram,
             ranked candidates), whose distribution is one-hot.
-        confidence: C of each token's distribution, where the drafter computes it (METHODS, "Two pairs").
+        confidence: C of each token's distribution, where the drafter computes it (docs/methods.md, "Two pairs").
         cut: a busy server's limit ended it, so its length says nothing of the stop policy.
     """
 
@@ -136,7 +136,7 @@ class Verdict:
 
     Args:
         accepted: number of leading draft tokens kept (rescued ones included).
-        token: the token sampled from the target behind them, or None when the text ended inside the draft.
+        token: the token sampled from the target after them, or None when the text ended inside the draft.
         judged: number of draft tokens looked at: the kept ones and the first rejected.
         rescued_at: places of the draft tokens kept against the exact rule.
     """
@@ -157,7 +157,7 @@ class Verdict:
 
     @property
     def origins(self) -> list[Origin]:
-        """Of the kept tokens, and of the one behind them if there is one.
+        """Of the kept tokens, and of the one after them if there is one.
 
         >>> Verdict(accepted=2, token=9, judged=3, rescued_at=[1]).origins
         ['accepted', 'rescued', 'recovered']
@@ -187,7 +187,7 @@ class StopPolicy(Protocol):
     """Decides when a draft is long enough; one object serves one request.
 
     It may read the draft's own distributions and tokens, never the uniforms or the target of this round. The token it
-    looked at stays in the draft: dropping it would bias the output (METHODS, condition 2).
+    looked at stays in the draft: dropping it would bias the output (docs/methods.md, condition 2).
     """
 
     def start(self) -> None:
@@ -197,4 +197,4 @@ class StopPolicy(Protocol):
         """Whether to stop before a token is drawn from the one-row `row`; the draft may then be empty."""
 
     def stop_after(self, row: Rows, token: int) -> bool:
-        """Whether to stop behind `token`, drawn from the one-row `row`."""
+        """Whether to stop after `token`, drawn from the one-row `row`."""

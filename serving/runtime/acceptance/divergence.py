@@ -1,6 +1,6 @@
 """Divergences between the judge's and the proposer's raw distributions at one position.
 
-All of them read raw probabilities `[vocab]` float32 (temperature 1, bans applied; METHODS, "Two pairs of distributions"), so
+All of them read raw probabilities `[vocab]` float32 (temperature 1, bans applied; docs/methods.md, "Two pairs of distributions"), so
 that they say the same at every temperature, and use natural logarithms; 0·log 0 = 0.
 
 Exact zeros: a draft whose head covers a part of the vocabulary gives all other tokens probability 0 (logit −inf). There

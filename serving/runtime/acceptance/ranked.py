@@ -1,7 +1,7 @@
-"""Ranked candidates for one position, exactly (METHODS on DuoDecoding; the exact rule with one-hot proposals in turn).
+"""Ranked candidates for one position, exactly (docs/methods.md, DuoDecoding; the exact rule with one-hot proposals in turn).
 
 Candidate x is kept with probability p(x). Else p(x) is zeroed, p renormalised, and the next candidate tested on what is
-left; behind the last one a token is sampled from it. Whatever the candidates are, the token follows p: candidate j is kept
+left; after the last one a token is sampled from it. Whatever the candidates are, the token follows p: candidate j is kept
 with probability (1 − p(x_1) − … − p(x_{j−1})) · p(x_j) / (1 − p(x_1) − … − p(x_{j−1})) = p(x_j). DuoDecoding's Algorithm 2
 never updates p between candidates, which is not exact.
 """

@@ -2,7 +2,7 @@
 
 CSD, Algorithm 1: on a rejection draw t* once from the residual; rescue iff memory[(x, t*)] >= lambda, read before the
 update, and z(x) − z(t*) >= log tau on raw target logits (Eq. 3); every rejection updates the memory. A rescued token is
-kept and judging goes on behind it. Ours: no rescue of or against a stop or special token, a banned token, or a token
+kept and judging continues after it. Ours: no rescue of or against a stop or special token, a banned token, or a token
 that top-k or top-p removed. A request that penalises or biases tokens is judged exactly, and teaches the memory nothing: the gate and the
 memory are about what the target says by itself, and a token that the client made unlikely would be kept.
 """

@@ -1,6 +1,6 @@
-"""Limits of stop policies that move with what was accepted. They learn between verifications only (METHODS, condition 3).
+"""Limits of stop policies that move with what was accepted. They learn between verifications only (docs/methods.md, condition 3).
 
-All that one has learnt is what `learnt` returns, a value of one moment whichever thread asks; `resume` goes on from there.
+All that one has learnt is what `learnt` returns, a value of one moment whichever thread asks; `resume` continues from there.
 """
 
 from __future__ import annotations

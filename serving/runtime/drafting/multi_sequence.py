@@ -3,7 +3,7 @@
 With p̄_(i,j) the draft's raw probability of the j-th ranked token at position i of its greedy continuation: rank 1 always
 starts a sequence, and rank j does while p̄_(1,j) > theta = p̄_(1,1) · p̄_(2,1). The budget is shared evenly, so the number of
 sequences is rounded down to a divisor of it (ours; the paper takes budgets that divide). Everything is deterministic: each
-sequence goes on with its argmax.
+sequence continues with its argmax.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from serving.runtime.types import Draft
 
 
 def lookup(ids: list[int], max_ngram: int, num_tokens: int) -> list[int]:
-    """Tokens behind the earliest earlier occurrence of the context's last n-gram, n from `max_ngram` down to 1.
+    """Tokens after the earliest earlier occurrence of the context's last n-gram, n from `max_ngram` down to 1.
 
     >>> lookup([1, 2, 3, 9, 1, 2], max_ngram=3, num_tokens=2)
     [3, 9]
@@ -39,4 +39,4 @@ class NGram:
         draft = draft[: stops[0] + 1] if stops else draft
         session.stats.drafted += len(draft)
         return draft
-        yield  # a generator without a forward
+        yield  # a generator without a forward pass

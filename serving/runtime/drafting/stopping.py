@@ -1,6 +1,6 @@
 """Stop policies: how long a draft gets.
 
-Each reads the draft's raw rows (METHODS, "Two pairs of distributions"): at temperature 0 a warped row is one-hot, and its
+Each reads the draft's raw rows (docs/methods.md, "Two pairs of distributions"): at temperature 0 a warped row is one-hot, and its
 entropy and confidence would say nothing. All but `LowAcceptanceBound` look at a token that is drafted already, which stays.
 """
 
@@ -53,7 +53,7 @@ class CumulativeAcceptance(FixedLength):
 
 
 class HighEntropy(FixedLength):
-    """SVIP: stop behind a token whose distribution q̄ has sqrt(scale·H(q̄)) > threshold (2411.18462).
+    """SVIP: stop after a token whose distribution q̄ has sqrt(scale·H(q̄)) > threshold (2411.18462).
 
     1 − sqrt(scale·H) estimates a lower bound of the chance that the token is accepted.
     """
@@ -67,7 +67,7 @@ class HighEntropy(FixedLength):
 
 
 class UnlikelyToken(FixedLength):
-    """Stop behind a token x with q̄(x) < threshold (Draft & Verify, 2309.08168; dynamic speculation, 2405.04304)."""
+    """Stop after a token x with q̄(x) < threshold (Draft & Verify, 2309.08168; dynamic speculation, 2405.04304)."""
 
     def __init__(self, threshold: float, cap: int):
         super().__init__(cap)
@@ -95,7 +95,7 @@ class PredictedRejection(FixedLength):
     """SpecDec++: stop when 1 − Π acc_i > threshold, acc_i the predicted acceptance of draft token i (2405.19715).
 
     The state that has read token i is also the one that gives the distribution of token i + 1, so the first prediction comes
-    with the second token and costs no forward; token i, which triggers, and token i + 1 both stay (as in the authors' code).
+    with the second token and costs no forward pass; token i, which triggers, and token i + 1 both stay (as in the authors' code).
 
     Args:
         shortest: draft at least this many tokens, unless a stop token or the budget ends the draft.

@@ -9,10 +9,10 @@ from serving.runtime.types import Rows
 
 
 class Untrusted(FixedLength):
-    """Stop behind a token whose score falls below tau; the token stays, and the target judges the whole draft.
+    """Stop after a token whose score falls below tau; the token stays, and the target judges the whole draft.
 
     Args:
-        verifier: reads the state that produced a token (`before`) or `scalars`; `after` is known one forward too late.
+        verifier: reads the state that produced a token (`before`) or `scalars`; `after` is known one forward pass too late.
         tau: in [0, 1]; None takes the verifier's own threshold.
         cap: longest draft.
     """
@@ -20,7 +20,7 @@ class Untrusted(FixedLength):
     def __init__(self, verifier: Verifier, tau: float | None = None, cap: int = 20):
         super().__init__(cap)
         if "after" in verifier.features:
-            raise DraftwellError("this verifier reads the state behind a token, which a stop policy does not have: train one with "
+            raise DraftwellError("this verifier reads the state after a token, which a stop policy does not have: train one with "
                                  "the features before or scalars")
         self.verifier, self.tau = verifier, verifier.threshold if tau is None else tau
 

@@ -1,8 +1,8 @@
 """The engine: drives the generators of any number of requests.
 
-Each step gathers the forwards that requests wait for, runs one ragged batch per model, and hands the rows back. Strategies
+Each step gathers the forward passes that requests wait for, runs one ragged batch per model, and hands the rows back. Strategies
 never see batches, threads, devices or each other. Generators are resumed by the thread that steps the engine and by no
-other; only forwards run on worker threads, and only while a request overlaps two models (workers.py). The engine itself
+other; only forward passes run on worker threads, and only while a request overlaps two models (workers.py). The engine itself
 is not thread-safe: one thread steps it.
 """
 
@@ -51,9 +51,9 @@ class Job:
 
 @dataclass
 class BatchResult:
-    """What a batch of forwards gave: an output or an error for each, and when it ran (`time.perf_counter` seconds).
+    """What a batch of forward passes gave: an output or an error for each, and when it ran (`time.perf_counter` seconds).
 
-    Where a model does not wait for its device those times are the launch's, and `marks` will tell the true ones.
+    Where a model does not wait for its device those times are the launch's, and `marks` will give the true ones.
     """
 
     outputs: list[Output | Exception]
@@ -64,7 +64,7 @@ class BatchResult:
 
 @dataclass(eq=False)
 class BatchInFlight:
-    """A batch of forwards on its way through one model."""
+    """A batch of forward passes on its way through one model."""
 
     model: Model
     group: list[tuple[Job, Task]]
@@ -93,7 +93,7 @@ class Engine:
         self._workers: Workers | None = None
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED) -> Job:
-        """Start a request; it waits for its first forward when this returns.
+        """Start a request; it waits for its first forward pass when this returns.
 
         Args:
             draft_limit: as in `Session`; it can be changed between steps.
@@ -145,7 +145,7 @@ class Engine:
         return job
 
     def cancel(self, job: Job) -> None:
-        """End a request now, behind the forward that it is part of; its slots are free when this returns."""
+        """End a request now, after the forward pass that it is part of; its slots are free when this returns."""
         if not job.finished:
             self._end(job, None)
         if not self.jobs:
@@ -169,9 +169,9 @@ class Engine:
             self.close()
 
     def _ready(self) -> list[BatchInFlight]:
-        """For every idle model the forwards that wait for it, as one batch each.
+        """For every idle model the forward passes that wait for it, as one batch each.
 
-        Where models take turns the target comes last: its forward costs the same for one request as for many, so it waits
+        Where models take turns the target comes last: its forward pass costs the same for one request as for many, so it waits
         until all who draft have come to their verification (no draft is longer than its strategy's cap).
         """
         busy = {id(flight.model) for flight in self._flights}

@@ -10,10 +10,10 @@ from serving.runtime.commands import Forward, Overlap
 
 
 class Task:
-    """A generator that is advanced until it waits for a forward; an `Overlap` makes it wait for child tasks.
+    """A generator that is advanced until it waits for a forward pass; an `Overlap` makes it wait for child tasks.
 
-    `seconds` is the time that its forwards took; `overlaps` has, for every `Overlap` that is over, the seconds from its start
-    to its end and the seconds of its longer side's forwards: equal if the shorter side cost nothing.
+    `seconds` is the time that its forward passes took; `overlaps` has, for every `Overlap` that is over, the seconds from its start
+    to its end and the seconds of its longer side's forward passes: equal if the shorter side cost nothing.
     """
 
     def __init__(self, steps: Generator[Any, Any, Any]):
@@ -45,7 +45,7 @@ class Task:
             self.waiting = command
 
     def wrap(self, around: Callable[[Generator[Any, Any, Any], Forward], Generator[Any, Any, Any]]) -> None:
-        """Put a generator around what is left of this one, which waits for a forward: that is what it must yield first."""
+        """Put a generator around what is left of this one, which waits for a forward pass: that is what it must yield first."""
         assert self.waiting is not None
         self.steps = around(self.steps, self.waiting)
         self.waiting = next(self.steps)
@@ -63,7 +63,7 @@ class Task:
             self.resume(results)
 
     def leaves(self) -> Iterator[Task]:
-        """The tasks below that wait for a forward."""
+        """The tasks below that wait for a forward pass."""
         if self.waiting is not None:
             yield self
         for child in self.children:

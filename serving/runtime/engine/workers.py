@@ -43,7 +43,7 @@ class Workers:
 
     def __init__(self, models: Sequence[Any]):
         self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(1)  # the caller samples and judges beside busy cores: a team of its own would wait for them
+        torch.set_num_threads(1)  # the caller samples and judges next to busy cores: a team of its own would wait for them
         computing = [m for m in models if getattr(getattr(m, "device", None), "type", "cpu") == "cpu"]
         mine = dict(zip(map(id, computing), shares(core_ids(), max(1, len(computing))), strict=False))
         threads = max(1, self._threads_before // max(1, len(computing)))
@@ -70,7 +70,7 @@ def on_own_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
     A thread that has computed with several cores keeps its OpenMP team for as long as it lives. libgomp counts the members of all teams:
     once they are more than there are cores, the threads of every team sleep between two operations instead of waiting for the next, and
-    forwards take twice as long. So whoever computes only now and then does it here, and leaves the cores to the thread that serves.
+    forward passes take twice as long. So whoever computes only now and then does it here, and leaves the cores to the thread that serves.
     A process that ends does not wait for it.
     """
     done: Future[T] = Future()

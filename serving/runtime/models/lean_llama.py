@@ -1,9 +1,9 @@
 """Llama-shaped models without the layers between them and their matrices: the engine's fast path.
 
-The adapter of `transformers_model` runs the library's own module; at one token a forward, a third of its time goes into
+The adapter of `transformers_model` runs the library's own module; at one token a forward pass, a third of its time goes into
 calls rather than arithmetic, and every matrix product first brings its weights into the layout of the processor's matrix
 unit. Here queries, keys and values are one product, gate and up another; rotary tables and attention masks are made once a
-forward, not once a layer; and on CPUs bfloat16 weights are kept in oneDNN's own layout. Slots, packing of ragged rows and
+forward pass, not once a layer; and on CPUs bfloat16 weights are kept in oneDNN's own layout. Slots, packing of ragged rows and
 heads are inherited. Parity with transformers: tests/serving/runtime/models/test_lean_llama.py.
 """
 
@@ -47,7 +47,7 @@ class LeanLlama(TransformersModel):
     """A `LlamaForCausalLM` over slots; arguments as for `TransformersModel`.
 
     Args:
-        int8: forwards of a token or two read 8-bit weights (a draft's, which are stored in 8 bits anyway).
+        int8: forward passes of a token or two read 8-bit weights (a draft's, which are stored in 8 bits anyway).
     """
 
     def __init__(self, module: Any, *, int8: bool = False, **settings: Any):
@@ -101,7 +101,7 @@ class LeanLlama(TransformersModel):
         return F.rms_norm(x, x.shape[-1:], self.final_norm, self.eps)
 
     def _mask(self, start: int, count: int) -> Tensor | None:
-        """Additive mask `[groups * count, start + count]` of tokens that must not see those behind them."""
+        """Additive mask `[groups * count, start + count]` of tokens that must not see those after them."""
         if count == 1:
             return None
         mask = torch.full((count, start + count), float("-inf"), dtype=self.dtype, device=self.device).triu_(start + 1)

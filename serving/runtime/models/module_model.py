@@ -30,7 +30,7 @@ SCALED_LOGITS: dict[str, tuple[str, Callable[[Tensor, float], Tensor]]] = {
     "granite": ("logits_scaling", torch.div), "granitemoe": ("logits_scaling", torch.div),
     "granitemoeshared": ("logits_scaling", torch.div),
 }
-"""Model type → what its configuration calls the factor behind the head, and what is done with it."""
+"""Model type → what its configuration calls the factor after the head, and what is done with it."""
 
 
 class ModuleModel(ABC):
@@ -88,7 +88,7 @@ class ModuleModel(ABC):
                 placed.append((row.slot, self.slots.reserve(row.slot, len(row.tokens)), len(row.tokens)))
             return self._run(rows, placed)
         except BaseException:
-            for slot, start, _ in placed:  # a failed forward leaves every slot as it was
+            for slot, start, _ in placed:  # a failed forward pass leaves every slot as it was
                 self.slots.rollback(slot, start)
             raise
 
@@ -108,7 +108,7 @@ class ModuleModel(ABC):
         """Normalised last hidden states `[total, hidden]` of packed tokens `ids` at `positions`, both `[total]`."""
 
     def output(self, compact: Tensor, states: Tensor) -> Output:
-        """`compact_logits` and states of some positions, as what a forward returns."""
+        """`compact_logits` and states of some positions, as what a forward pass returns."""
         return Output(compact, states, self.head_tokens, self.vocab_size)
 
     def compact_logits(self, states: Tensor) -> Tensor:
@@ -130,12 +130,12 @@ def refuse_recurrent(module: Any) -> None:
     """Refuse a model whose layers carry a state from token to token: rows cannot be packed, and nothing can be rolled back."""
     config = module.config.get_text_config()
     if getattr(module, "_is_stateful", False) or RECURRENT_LAYERS & set(getattr(config, "layer_types", None) or ()):
-        raise DraftwellError(f"{config.model_type} models carry a recurrent state, which cannot be rolled back behind a rejected draft: "
+        raise DraftwellError(f"{config.model_type} models carry a recurrent state, which cannot be rolled back after a rejected draft: "
                              "choose a model with attention only")
 
 
 def logit_scaling(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """What a model does to its logits behind the head, or None.
+    """What a model does to its logits after the head, or None.
 
     Raises:
         DraftwellError: the configuration names a factor, and nobody has checked here what the model does with it.

@@ -1,8 +1,8 @@
 """Key/value slots: one static tensor a layer, allocated once, shared by all requests of a model.
 
 A slot belongs to one request. Its length says how many positions are valid; rollback lowers it, nothing is copied. A
-request that drafts several sequences takes *branch* slots beside its own. They are made when first asked for and are never
-given to requests, so that sequences and requests cannot wait for each other; what exists never moves, because a forward of
+request that drafts several sequences takes *branch* slots next to its own. They are made when first asked for and are never
+given to requests, so that sequences and requests cannot wait for each other; what exists never moves, because a forward pass of
 another request may be writing to it.
 """
 

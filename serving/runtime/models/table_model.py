@@ -1,6 +1,6 @@
 """A model with known probabilities: logits are a table indexed by the last tokens of the context.
 
-It stands beside the real models for tests: losslessness is proved on it by enumeration.
+It stands next to the real models for tests: losslessness is proved on it by enumeration.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TableModel:
         self.tokens[into] = self.tokens[into][:known] + self.tokens[source][known:length]
 
     def next_logits(self, context: Sequence[int]) -> Tensor:
-        """Logits `[vocab]` behind a context."""
+        """Logits `[vocab]` after a context."""
         last = [0] * self.order + list(context)
         return self.table[tuple(last[len(last) - self.order :])]
 
@@ -64,7 +64,7 @@ class TableModel:
         outputs = []
         for row in rows:
             if not 1 <= row.keep <= len(row.tokens):
-                raise ValueError(f"{row.keep} rows of {len(row.tokens)} tokens: a forward keeps at least one and no more than it feeds")
+                raise ValueError(f"{row.keep} rows of {len(row.tokens)} tokens: a forward pass keeps at least one, at most all it feeds")
             start = self.slots.reserve(row.slot, len(row.tokens))
             known = self.tokens[row.slot][:start] + list(row.tokens)
             self.tokens[row.slot] = known

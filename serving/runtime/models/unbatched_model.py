@@ -1,9 +1,9 @@
 """Models with attention code of their own: one row at a time, through transformers' own cache.
 
 Their attention does not go through `AttentionInterface`, so nothing can pack rows for them. A slot is a `DynamicCache`; rows of a
-batch run one after another, so eight requests cost eight forwards. Rollback crops the cache. Positions (learned, rotary or ALiBi) are
-what the module counts from the length of its cache, which is the slot's. Only architectures whose incremental forwards tests have
-compared with one forward over the whole text are taken (tests/serving/runtime/models/test_unbatched_model.py).
+batch run one after another, so eight requests cost eight forward passes. Rollback crops the cache. Positions (learned, rotary or ALiBi) are
+what the module counts from the length of its cache, which is the slot's. Only architectures whose incremental forward passes tests have
+compared with one forward pass over the whole text are taken (tests/serving/runtime/models/test_unbatched_model.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UnbatchedModel(ModuleModel):
 
 
 class CacheSlots(Slots):
-    """Slots whose keys and values lie in caches of transformers, which grow as they are fed; arguments as for `Slots`."""
+    """Slots whose keys and values are in caches of transformers, which grow as they are fed; arguments as for `Slots`."""
 
     def __init__(self, count: int, max_context: int, dtype: torch.dtype, device: torch.device):
         super().__init__([], count, max_context, dtype, device)
@@ -72,7 +72,7 @@ class CacheSlots(Slots):
 
     def rollback(self, slot: int, length: int) -> None:
         super().rollback(slot, length)
-        for layer in self.cache(slot).layers:  # one by one: a forward that failed half-way has fed only some of them
+        for layer in self.cache(slot).layers:  # one by one: a forward pass that failed half-way has fed only some of them
             extra = layer.get_seq_length() - length
             if extra > 0:
                 layer.crop(-extra)

@@ -1,8 +1,8 @@
 """DuoDecoding's schedule: draft and target run at once, on devices or cores of their own (DuoDecoding, Algorithms 1 and 2).
 
-Every round the target reads what the last round left unverified, while the draft makes this round's sequences behind it.
+Every round the target reads what the last round left unverified, while the draft makes this round's sequences after it.
 The leftover is judged first, and a rejection in it discards the sequences. All kept: the sequences' first tokens are tested,
-in rank order, on the row behind it. The winner's other tokens are the next leftover; without a winner a token is sampled
+in rank order, on the row after it. The winner's other tokens are the next leftover; without a winner a token is sampled
 and nothing is left over. There is no bonus. The prompt's round drafts one token, for the shortest time to first token.
 """
 
@@ -39,7 +39,7 @@ def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRu
 
 
 def verify_and_draft(session: Session, leftover: Draft, drafter: SequenceDrafter, budget: int) -> Step[tuple[Rows, list[DraftSequence]]]:
-    """Target rows for the leftover and the position behind it, and the sequences drafted meanwhile (none behind the end)."""
+    """Target rows for the leftover and the position after it, and the sequences drafted meanwhile (none after the end)."""
     limit = session.draft_room(len(leftover))
     if limit == 0 or (leftover.tokens and leftover.tokens[-1] in session.sampling.stop_token_ids):
         return (yield from session.verify(leftover)), []
@@ -49,7 +49,7 @@ def verify_and_draft(session: Session, leftover: Draft, drafter: SequenceDrafter
 
 
 def choose_sequence(session: Session, leftover: Draft, sequences: list[DraftSequence], rows: Rows, candidates: CandidateRule) -> Draft:
-    """Commit a kept leftover and the token behind it; return the next leftover."""
+    """Commit a kept leftover and the token after it; return the next leftover."""
     kept = len(leftover)
     branching = len(session.text.ids) + kept
     choice = candidates.choose([s.draft.tokens[0] for s in sequences], kept, rows, session.rng)

@@ -1,11 +1,11 @@
 """SPIDE's schedule: serial drafting and parallel verification, intertwined (SPIDE, Algorithm 1).
 
 Serial: draft until the stop policy says that verification pays. Parallel: while the target verifies the k unverified
-tokens, the draft goes on for s tokens; the first of them, x_{k+1}, is tested on the row that would have given the bonus.
-All kept: stay parallel with the other s − 1 as the next unverified tokens. A rejection drops everything behind it and
+tokens, the draft continues for s tokens; the first of them, x_{k+1}, is tested on the row that would have given the bonus.
+All kept: stay parallel with the other s − 1 as the next unverified tokens. A rejection drops everything after it and
 goes back to serial.
 
-Where Algorithm 1 read literally is wrong (lines 28, 32, 33, 38), METHODS' reading holds: x_{k+1} is never tested twice,
+Where Algorithm 1 read literally is wrong (lines 28, 32, 33, 38), the reading of docs/methods.md holds: x_{k+1} is never tested twice,
 and unverified tokens are a pending draft, not text.
 """
 

@@ -2,8 +2,8 @@
 
 Pre-verify: while the draft makes gamma tokens x_1..x_gamma, the target gives the row for x_1 alone. Rejected: residual, and
 pre-verify again. Accepted: post-verify. The target reads x_2..x_gamma while the draft makes the next gamma tokens, and the
-first of those is tested on the row behind x_gamma. All kept: the other gamma − 1 are the next unverified tokens. A rejection
-at i drops everything behind it and goes back to pre-verify.
+first of those is tested on the row after x_gamma. All kept: the other gamma − 1 are the next unverified tokens. A rejection
+at i drops everything after it and goes back to pre-verify.
 
 Pre-verify is post-verify with nothing unverified, so one loop serves both. Every token is tested once; there is no bonus,
 because the row that would give it tests the next draft's first token.
@@ -19,7 +19,7 @@ from serving.runtime.types import Draft
 
 
 def parallel(session: Session, drafter: Drafter, rule: AcceptanceRule, gamma: int) -> Step[None]:
-    """Run a request to its end. The prompt's forward already pre-verifies.
+    """Run a request to its end. The prompt's forward pass already pre-verifies.
 
     Args:
         drafter: drafts `gamma` >= 1 tokens where nothing else ends the draft.

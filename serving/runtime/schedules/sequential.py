@@ -23,11 +23,11 @@ def sequential(session: Session, trusts: Callable[[Rows, Rows | None, int], bool
         trusts: (row that produced x, row having read x or None, x) → keep x without asking the target.
         rule: judges the one token that the target is asked about.
         cap: longest run; its last token is always judged.
-        reads_after: `trusts` wants the row having read x (its forward is the next draft step, so nothing is wasted).
+        reads_after: `trusts` wants the row having read x (its forward pass is the next draft step, so nothing is wasted).
     """
     yield from session.prefill()
     text, draft = session.text, session.draft
-    row: Rows | None = None  # the draft's row behind the text, where a forward already gave it
+    row: Rows | None = None  # the draft's row after the text, where a forward pass already gave it
     while not text.finished:
         if session.draft_limit == 0:
             yield from session.decode_plainly()

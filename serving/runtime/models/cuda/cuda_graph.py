@@ -1,4 +1,4 @@
-"""What only a CUDA device can do: capture and replay of a forward, and times that cost no synchronisation."""
+"""What only a CUDA device can do: capture and replay of a forward pass, and times that cost no synchronisation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CapturedForward:
 
 
 class Marks:
-    """Events around a forward on the current stream: recorded now, read when the request is over."""
+    """Events around a forward pass on the current stream: recorded now, read when the request is over."""
 
     def __init__(self, make: Callable[[], Any] | None = None):
         self._make = make or (lambda: torch.cuda.Event(enable_timing=True))
@@ -64,7 +64,7 @@ class Marks:
 
 
 def read_marks(marks: Sequence[Marks]) -> list[tuple[float, float]]:
-    """(start, end) of every forward in seconds of `time.perf_counter`; waits for the device, once.
+    """(start, end) of every forward pass in seconds of `time.perf_counter`; waits for the device, once.
 
     An event of now, whose moment the host knows, ties the device's clock to the host's.
     """

@@ -1,7 +1,7 @@
 """Llama-shaped models with fixed shapes: the CUDA path.
 
-A forward is padded to a *bucket*, (rows, tokens a row, positions to attend over), all powers of two, so that one CUDA graph
-a bucket can be captured and replayed. What differs from forward to forward (slots, lengths, tokens) is one int64 tensor,
+A forward pass is padded to a *bucket*, (rows, tokens a row, positions to attend over), all powers of two, so that one CUDA graph
+a bucket can be captured and replayed. What differs from forward pass to forward pass (slots, lengths, tokens) is one int64 tensor,
 copied once; which positions a token sees is a boolean mask made from it on the device. Padding writes to a scratch slot.
 Nothing here reads from the device: who reads a distribution waits for it, and times are events (`Marks`).
 
@@ -37,7 +37,7 @@ SLOT, START, COUNT, TOKENS = 0, 1, 2, 3
 
 
 class Bucket(NamedTuple):
-    """Shape of a forward: rows, tokens a row, and leading positions of the slots that they may see."""
+    """Shape of a forward pass: rows, tokens a row, and leading positions of the slots that they may see."""
 
     rows: int
     tokens: int
@@ -105,7 +105,7 @@ class StaticLlama(LeanLlama):
     def open_branch(self) -> int:
         if not self.slots.full:
             return self.slots.open_branch()
-        with self._busy, torch.inference_mode():  # the slots' tensors move: no forward may be on its way
+        with self._busy, torch.inference_mode():  # the slots' tensors move: no forward pass may be on its way
             self.synchronize()
             self._graphs.clear()
             self._pool = None  # its memory went with the graphs

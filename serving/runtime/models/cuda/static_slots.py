@@ -16,7 +16,7 @@ class StaticSlots(Slots):
     """Slots in one tensor `[slots + 1 + branches, kv_heads, max_context, head_dim]` a layer; arguments as for `Slots`.
 
     A slot is zeroed when it is opened. Masked positions count with weight 0, and 0 · NaN is NaN: what a request that went
-    wrong left behind must not reach the next one.
+    wrong left after must not reach the next one.
     """
 
     def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device):

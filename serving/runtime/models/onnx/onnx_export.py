@@ -50,7 +50,7 @@ def cached(module: Any, head_weight: Tensor, digests: dict[str, str], home: Path
     Args:
         head_weight: `[head, hidden]` rows of the output embedding that the draft's head covers.
         digests: what identifies the weights (of the draft, and of the target that lends embeddings).
-        home: folder of all state; the graph lies in `onnx/<key>/` below.
+        home: folder of all state; the graph is in `onnx/<key>/` below.
     """
     body = json.dumps([VERSION, str(module.dtype), list(head_weight.shape), sorted(digests.items())])
     folder = home / "onnx" / hashlib.sha256(body.encode()).hexdigest()[:32]
@@ -68,7 +68,7 @@ def cached(module: Any, head_weight: Tensor, digests: dict[str, str], home: Path
 
 
 def save(graph: ModelProto, folder: Path) -> None:
-    """Write a graph with its weights beside it: one protobuf message cannot hold more than 2 GB."""
+    """Write a graph with its weights next to it: one protobuf message cannot hold more than 2 GB."""
     import onnx
 
     onnx.save_model(graph, str(folder / GRAPH), save_as_external_data=True, location=WEIGHTS, size_threshold=1024)

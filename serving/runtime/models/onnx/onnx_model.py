@@ -1,7 +1,7 @@
 """A Llama-shaped draft in ONNX Runtime, over slots: DuoDecoding's draft, which computes on cores of its own.
 
 float32 throughout, whatever the pair's dtype: ONNX Runtime has no fast bfloat16 on CPUs. A draft's output is still exact,
-because q is the distribution that its tokens were really drawn from. Keys and values lie in buffers made once, which the
+because q is the distribution that its tokens were really drawn from. Keys and values are in buffers made once, which the
 graph appends to in place; rollback lowers a length. Rows of one token in neighbouring slots run as one batch, others one by
 one. Threads of ONNX Runtime never spin: a waiting draft takes nothing from the target.
 """
@@ -97,7 +97,7 @@ class OnnxModel:
                 for row, output in zip(group, self._run(group, starts), strict=True):
                     outputs[row.slot] = output
         except BaseException:
-            for slot, start in placed:  # a failed forward leaves every slot as it was
+            for slot, start in placed:  # a failed forward pass leaves every slot as it was
                 self.slots.rollback(slot, start)
             raise
         return [outputs[row.slot] for row in rows]
@@ -128,7 +128,7 @@ class OnnxModel:
 
 
 def neighbours(rows: Sequence[Forward]) -> list[list[Forward]]:
-    """Rows in groups that can run as one batch: one token each, in slots that lie side by side; any other row alone."""
+    """Rows in groups that can run as one batch: one token each, in slots that are side by side; any other row alone."""
     groups: list[list[Forward]] = []
     for row in sorted(rows, key=lambda row: row.slot):
         last = groups[-1][-1] if groups else None
