@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.bench.runner import Measurement, StrategyContender, measure
+from components.bench.settings import BenchSettings
 from components.bench.target_agreement import difference
 from components.prompts.prompt import Prompt, ids_of
 from serving.runtime.pair import LoadedPair
@@ -22,7 +23,8 @@ def check_against(cpu: LoadedPair, measured: Mapping[str, Measurement], prompts:
         `passed`, and for each label `identical`, `near_ties` and `differences` (first ones, with the CPU's logit gap there).
         It is passed if every prompt of every lossless strategy is identical or first differs at a near-tie.
     """
-    reference = measure(cpu, StrategyResources(), [("autoregressive", {})], prompts, max_tokens=max_tokens, warmup=False)["autoregressive"]
+    settings = BenchSettings(max_tokens=max_tokens, warmup=False)
+    reference = measure(cpu, StrategyResources(), [("autoregressive", {})], prompts, settings)["autoregressive"]
     encoded = [ids_of(cpu, prompt) for prompt in prompts]
     found: dict[str, Any] = {}
     for label, m in measured.items():

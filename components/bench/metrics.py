@@ -51,7 +51,7 @@ class BenchMetrics:
                  "split_cores": splits_cores(m), "lossless": ours.lossless if ours else True, "greedy": self.greedy,
                  "dtype": self.pair.dtype, **self.speed(m), **(self.counts(m) if ours else {}), **latencies(m)}
         if ours:
-            entry |= origins(ours.strategy, ours.parameters, ours.kit)
+            entry |= origins(ours.strategy, ours.parameters, ours.resources)
         wrong = {d.prompt_id for d in differences}
         entry["identical_outputs"] = len(m.prompt_ids) - len(wrong) if self.greedy else None
         entry["near_ties"] = sum(d.near_tie for d in differences) if self.greedy else None

@@ -8,19 +8,19 @@ from typing import Any
 from serving.runtime.strategies import StrategyResources, find_strategy
 
 
-def origins(strategy: str, parameters: Mapping[str, Any], kit: StrategyResources) -> dict[str, Any]:
+def origins(strategy: str, parameters: Mapping[str, Any], resources: StrategyResources) -> dict[str, Any]:
     """Digests by which `draftwell lineage` walks from a row back to the traces.
 
     Args:
-        kit: what the strategy worked with; a tuned config among its artifacts counts where it is of just this strategy and
+        resources: what the strategy worked with; a tuned config among its artifacts counts where it is of just this strategy and
             these parameters.
     Returns:
         `artifacts`: kind → digest of the artifacts that the strategy used, None for one that was made on the spot and never
         kept; `config_digest`: of the tuned config; `trace_digest`: of the traces that the config, else the artifacts, were
         made from, None where these name none or several.
     """
-    used = {kind: kit.artifacts[kind] for kind in find_strategy(strategy).artifacts if kind in kit.artifacts}
-    config: Any = kit.artifacts.get("decoding_config")
+    used = {kind: resources.artifacts[kind] for kind in find_strategy(strategy).artifacts if kind in resources.artifacts}
+    config: Any = resources.artifacts.get("decoding_config")
     if config is not None and (config.strategy, config.parameters) != (strategy, dict(parameters)):
         config = None
     makers = [config] if config is not None else list(used.values())

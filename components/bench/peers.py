@@ -44,9 +44,10 @@ def load_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5) -> dic
     """
     unknown = next((name for name in names if name not in PEERS), None)
     if unknown:
-        raise DraftwellError(f"unknown peer {unknown!r}: choose from {', '.join(PEERS)}")
+        raise DraftwellError(f"unknown peer {unknown!r}: choose from {', '.join(PEERS)}", code="unknown_peer")
     if names and any(parameter.numel() == 0 for module in pair.modules.values() for parameter in module.parameters()):
-        raise DraftwellError("the pair's transformers modules gave up their weights: load it with keep_modules=True to measure peers")
+        raise DraftwellError("the pair's transformers modules gave up their weights: load it with keep_modules=True to measure peers",
+                             code="modules_without_weights")
     return {name: transformers_peers(pair, gamma) for name in names}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,13 +27,13 @@ from serving.runtime.strategies import StrategyResources, build_strategy
 
 
 def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
-                         kit: StrategyResources | None = None, progress: Progress | None = None,
+                         resources: StrategyResources | None = None, progress: Progress | None = None,
                          texts: dict[str, list[list[int]]] | None = None) -> dict[str, Any]:
     """Greedy counts of strategies over prompts.
 
     Args:
         pair: loaded in float32.
-        kit: artifacts to work with; None takes `fixed_kit`, whose artifacts are the same everywhere.
+        resources: artifacts to work with; None takes `fixed_resources`, whose artifacts are the same everywhere.
         texts: filled with what every strategy wrote: label → an output for each prompt.
     Returns:
         `pair`, `fingerprint`, `prompts_digest`, `prompts`, `max_tokens` and `strategies: {label: {target_calls, judged,
@@ -42,10 +43,10 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
     """
     if pair.dtype != "float32":
         raise DraftwellError(f"deterministic counts need the pair in float32, not {pair.dtype}: load it with --dtype float32")
-    kit = kit or fixed_kit(pair)
+    resources = resources or fixed_resources(pair)
     counts: dict[str, dict[str, Any]] = {}
     for number, (label, (name, parameters)) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
-        strategy = build_strategy(name, dict(parameters), StrategyResources(kit.artifacts, kit.special_tokens, deterministic=True))
+        strategy = build_strategy(name, dict(parameters), replace(resources, deterministic=True))
         outputs: list[list[int]] = []
         parts: list[Stats] = []
         for prompt in prompts:
@@ -63,7 +64,7 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
             "prompts": len(prompts), "max_tokens": max_tokens, "strategies": counts}
 
 
-def fixed_kit(pair: LoadedPair) -> StrategyResources:
+def fixed_resources(pair: LoadedPair) -> StrategyResources:
     """Artifacts that need no calibration and are the same on every machine.
 
     An empty table and memory; a profile with the draft at a fifth of the target's time (a measured one would make

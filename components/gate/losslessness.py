@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.bench.runner import Config, measure
+from components.bench.settings import BenchSettings
 from components.bench.target_agreement import near_tie_gap, target_logits
 from components.gate.gate import Check, GateVerdict, judge_release
 from components.prompts.prompt import Prompt, ids_of
@@ -15,7 +16,7 @@ from serving.runtime.strategies import StrategyResources, find_strategy
 
 
 def identity_entry(
-    pair: LoadedPair, kit: StrategyResources, config: Config, prompts: Sequence[Prompt], *, max_tokens: int
+    pair: LoadedPair, resources: StrategyResources, config: Config, prompts: Sequence[Prompt], *, max_tokens: int
 ) -> dict[str, Any]:
     """A strategy's greedy outputs, each read once by the target: as autoregressive decoding would write them, or not.
 
@@ -23,7 +24,7 @@ def identity_entry(
         what `gate.judge` asks of an entry to check identity (see `entry_of`), and `rescued`, tokens that were kept without or against the
         target's word: none of a lossless strategy.
     """
-    measured = next(iter(measure(pair, kit, [config], prompts, max_tokens=max_tokens, warmup=False).values()))
+    measured = next(iter(measure(pair, resources, [config], prompts, BenchSettings(max_tokens=max_tokens, warmup=False)).values()))
     runs = measured.typical
     entry = entry_of(pair, config[0], prompts, [run.tokens for run in runs], max_tokens)
     return {**entry, "rescued": sum(run.stats.rescued for run in runs)}

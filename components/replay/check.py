@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from components.bench.runner import Config, Progress, labels_of, measure
+from components.bench.settings import BenchSettings
 from components.prompts.prompt import Prompt
 from components.replay.replay import replay_strategy
 from components.replay.texts import Texts
@@ -75,7 +76,7 @@ def check_prediction(pair: LoadedPair, texts: Texts, kit: StrategyResources, pro
     budget = max_tokens or texts.max_tokens
     plans = [REFERENCE, *(config for config in configs if config != REFERENCE)]
     replays = [replay_strategy(texts, name, parameters, kit, profile, max_tokens=budget, extend=True) for name, parameters in plans]
-    measured = measure(pair, kit, plans, prompts, max_tokens=budget, runs=runs, progress=progress)
+    measured = measure(pair, kit, plans, prompts, BenchSettings(max_tokens=budget, runs=runs), progress=progress)
     paces = [sum(one.seconds) / sum(one.tokens) for one in measured.values()]
     factor = paces[0] / replays[0].predicted_seconds_per_token
     return [Prediction(label, name, dict(parameters), told.predicted_seconds_per_token, told.predicted_seconds_per_token * factor, pace,

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from components.gate.settings import GateSettings
 from flows import context
 from flows.context import StepContext, now
 from flows.loading import open_from_settings, prompts_of, worker_pool_of
@@ -219,7 +220,8 @@ def gate_candidate(settings: DriftSettings, folder: str, release: int) -> dict[s
 def gate_verdict(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
     """The gate's verdict of today."""
     step, prompts = open_job(settings, folder)
-    result = gate_step.gate_release(step, prompts["bench"], alias=release, device=settings.device, max_tokens=settings.bench_tokens)
+    gate = GateSettings(device=settings.device, max_tokens=settings.bench_tokens)
+    result = gate_step.gate_release(step, prompts["bench"], gate, alias=release)
     return {"passed": result["passed"], "checks": result["checks"], "over_champion": speedup_over_champion(step, result["report"])}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.gate.settings import DEFAULTS, GateSettings
 from flows.context import StepContext, now
 from flows.steps.champion import champion_number, champion_of
 from flows.workspace import Workspace
@@ -52,28 +53,14 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
     return found
 
 
-def gate_release(
-    step: StepContext,
-    prompts: Sequence[Prompt],
-    *,
-    alias: str | int = "candidate",
-    device: str = "cpu",
-    max_tokens: int = 64,
-    all_strategies: bool = False,
-    dry_run: bool = False,
-    unmeasured: str | None = None,
-    beside: Sequence[GateVerdict] = (),
-) -> dict[str, Any]:
+def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSettings = DEFAULTS, *, alias: str | int = "candidate",
+                 beside: Sequence[GateVerdict] = ()) -> dict[str, Any]:
     """Measure a release, judge it and keep the verdict with it.
 
-    Candidate and champion are measured in one run, prompt by prompt in turn, beside autoregressive decoding; where that is no clear
-    pass, once more in several runs, and only these count. The champion itself can be judged again; its record stays.
+    Candidate and champion are measured in one run, prompt by prompt in turn, together with autoregressive decoding; where that is no
+    clear pass, once more in several runs, and only these count. The champion itself can be judged again; its record stays.
 
     Args:
-        all_strategies: measure the strategies in `SHOWN` beside it, for a table.
-        dry_run: keep nothing in the registry, and move no alias.
-        unmeasured: why a person lets pass what cannot be held against the champion or the traces here; kept with the verdict.
-            Without, that fails the gate.
         beside: verdicts of other parts of the gate, such as the checkout's counts: kept in the release's record with this one, so
             that what failed there is not promoted.
     Returns:
@@ -86,56 +73,49 @@ def gate_release(
     from serving.runtime.strategies import StrategyResources
 
     store, thresholds = Store(), load_gates().model_dump()
-    release = find_release(store, step.workspace.spec.name, device, alias)
+    release = find_release(store, step.workspace.spec.name, settings.device, alias)
     if release.fingerprint != step.pair.fingerprint:
         raise DraftwellError(f"{release.name} was made for models with fingerprint {release.fingerprint[:12]}, the loaded ones have "
                              f"{step.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again")
     mine = artifacts_of(store, release, release.fingerprint)
     config: Any = mine["decoding_config"]
-    kit = StrategyResources(mine, step.pair.special_tokens)
+    resources = StrategyResources(mine, step.pair.special_tokens)
     rival = find_rival(step, store, release)
     judging = BenchJudge(config.strategy, config.parameters, thresholds)
-    report, verdict = measured(step, prompts, judging, kit, rival, max_tokens=max_tokens, all_strategies=all_strategies)
+    report, verdict = measured(step, prompts, judging, resources, rival, settings)
     if thresholds["lossless_identical"]:
-        verdict += GateVerdict(identity_check(step, config.strategy, config.parameters, kit, prompts[:IDENTITY_PROMPTS]))
+        verdict += GateVerdict(identity_check(step, config.strategy, config.parameters, resources, prompts[:IDENTITY_PROMPTS]))
     if rival.unmeasured:
-        verdict += missing("champion measured", rival.unmeasured, unmeasured)
-    verdict += prediction_check(step, mine, rival.comparable, thresholds, unmeasured)
+        verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
+    verdict += prediction_check(step, mine, rival.comparable, thresholds, settings.unmeasured)
     verdict += footprint_check(step, store, release, thresholds)
     written = step.report("bench", report)
-    if not dry_run and serves(step, release):
+    if not settings.dry_run and serves(step, release):
         step.workspace.say(f"{release.name} is the champion: its record, with which it became so, stays as it is")
-    elif not dry_run:
+    elif not settings.dry_run:
         keep_verdict(store, release, sum(beside, start=verdict), rival.release, report, judging.entry(report["strategies"]), written)
     return {"report": report, "verdict": verdict, "passed": verdict.passed, "release": release.version,
             "checks": [vars(c) for c in verdict.checks]}
 
 
-def measured(
-    step: StepContext,
-    prompts: Sequence[Prompt],
-    judging: BenchJudge,
-    kit: StrategyResources,
-    rival: ChampionComparison,
-    *,
-    max_tokens: int,
-    all_strategies: bool,
-) -> tuple[dict[str, Any], GateVerdict]:
+def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, resources: StrategyResources, rival: ChampionComparison,
+             settings: GateSettings) -> tuple[dict[str, Any], GateVerdict]:
     """The bench of a candidate, and the verdict on it; what left doubt is measured again, and lies in the report as `in_doubt`."""
     from components.bench.bench import run_bench
+    from components.bench.settings import BenchSettings
 
     plain: Config = ("autoregressive", {})
     candidate: Config = (judging.strategy, judging.parameters)
     contest = [plain] if candidate == plain else [plain, candidate]
-    beside: list[Config] = [(name, {}) for name in SHOWN if (name, {}) not in contest] if all_strategies else []
-    report = run_bench(step.pair, [plain, *beside, *contest[1:]], prompts, kit, max_tokens=max_tokens, extra=rival.contenders,
-                   progress=step.bar)
+    beside: list[Config] = [(name, {}) for name in SHOWN if (name, {}) not in contest] if settings.all_strategies else []
+    once = BenchSettings(max_tokens=settings.max_tokens)
+    report = run_bench(step.pair, [plain, *beside, *contest[1:]], prompts, resources, once, extra=rival.contenders, progress=step.bar)
     verdict = judging.of(report)
     if not judging.doubts(report, verdict):
         return report, verdict
     step.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
-    longer = run_bench(step.pair, contest, prompts, kit, max_tokens=max_tokens, runs=RUNS_IN_DOUBT, extra=rival.contenders,
-                   cost_ratios=False, progress=step.bar)
+    again = BenchSettings(max_tokens=settings.max_tokens, runs=RUNS_IN_DOUBT, cost_ratios=False)
+    longer = run_bench(step.pair, contest, prompts, resources, again, extra=rival.contenders, progress=step.bar)
     return {**report, "in_doubt": longer["strategies"]}, judging.of(longer)
 
 
@@ -306,7 +286,7 @@ def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVe
 
 
 def identity_check(
-    step: StepContext, strategy: str, parameters: dict[str, Any], kit: Any, prompts: Sequence[Prompt]
+    step: StepContext, strategy: str, parameters: dict[str, Any], resources: Any, prompts: Sequence[Prompt]
 ) -> tuple[Check, ...]:
     """Whether a choice that claims to be lossless gives autoregressive's tokens in float32; nothing for a lossy one."""
     from components.gate.gate import judge_release
@@ -316,7 +296,7 @@ def identity_check(
     if not find_strategy(strategy).lossless or strategy == "autoregressive":
         return ()
     exact = float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair
-    entry = identity_entry(exact, kit, (strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(exact, resources, (strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     return judge_release(entry, None, None, {"lossless_identical": True}).checks
 
 

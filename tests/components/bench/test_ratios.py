@@ -10,6 +10,7 @@ from components.bench.metrics import FLOOR_SHARE, BenchMetrics, time_share
 from components.bench.ratios import curves, varied
 from components.bench.report import bench_markdown
 from components.bench.runner import core_plan, labels_of, measure
+from components.bench.settings import BenchSettings
 from components.prompts.prompt import Prompt
 from serving.errors import DraftwellError
 from serving.runtime.models.padding import pad_to, parameter_count
@@ -28,7 +29,8 @@ def report() -> dict:
                ("vanilla_sd@1+1", {"num_speculative_tokens": "2"}), ("spide", {"tau": "0.5"}),
                ("csd", {"tau": "1e-6", "use_memory": "false"}), ("csd", {"tau": "0.5", "use_memory": "false"})]
     kit = StrategyResources(table_kit(vocab=24).artifacts)
-    return run_bench(llama_pair(slots=1), configs, PROMPTS, kit, max_tokens=24, peers=["transformers"], threads=1, memory=True)
+    return run_bench(llama_pair(slots=1), configs, PROMPTS, kit,
+                     BenchSettings(max_tokens=24, peers=("transformers",), threads=1, memory=True))
 
 
 def test_every_ratio_of_the_bench_is_there(report):
@@ -118,7 +120,7 @@ def test_the_floor_is_argmax_share_and_rouge_together(report):
 
 def test_without_references_nobody_knows_whether_the_floor_holds():
     bare = [Prompt("p", None, ["abc"])]
-    measured = measure(table_pair(), table_kit(vocab=24), [("autoregressive", {}), ("csd", {})], bare, max_tokens=8)
+    measured = measure(table_pair(), table_kit(vocab=24), [("autoregressive", {}), ("csd", {})], bare, BenchSettings(max_tokens=8))
     entry = BenchMetrics(table_pair(), bare, measured).figures("csd")
     assert (entry["rouge_l"], entry["rouge_l_difference"], entry["holds_floor"]) == (None, None, None)
     assert entry["target_argmax_share"] is not None
@@ -167,7 +169,8 @@ def test_a_padded_pair_says_so_and_gives_the_same_outputs_to_peers_too():
     plain = pair_of(TransformersModel(target, slots=1), TransformersModel(draft, slots=1), {"target": target, "draft": draft})
     padded = pair_of(TransformersModel(wide, slots=1), TransformersModel(draft, slots=1), {"target": wide, "draft": draft})
     padded.padded_to = count
-    reports = [run_bench(pair, [("vanilla_sd", {})], PROMPTS, StrategyResources(), max_tokens=16, peers=["transformers"], cost_ratios=False)
+    reports = [run_bench(pair, [("vanilla_sd", {})], PROMPTS, StrategyResources(),
+                         BenchSettings(max_tokens=16, peers=("transformers",), cost_ratios=False))
                for pair in (plain, padded)]
     assert [r["padded_to"] for r in reports] == [None, parameter_count(wide)]
     assert reports[0]["fingerprint"] == reports[1]["fingerprint"]
@@ -177,6 +180,6 @@ def test_a_padded_pair_says_so_and_gives_the_same_outputs_to_peers_too():
     for entry in reports[1]["peers"]["transformers"].values():
         if isinstance(entry, dict):
             assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
-    again = measure(padded, StrategyResources(), [("vanilla_sd", {})], PROMPTS, max_tokens=16)["vanilla_sd"]
-    base = measure(plain, StrategyResources(), [("vanilla_sd", {})], PROMPTS, max_tokens=16)["vanilla_sd"]
+    again = measure(padded, StrategyResources(), [("vanilla_sd", {})], PROMPTS, BenchSettings(max_tokens=16))["vanilla_sd"]
+    base = measure(plain, StrategyResources(), [("vanilla_sd", {})], PROMPTS, BenchSettings(max_tokens=16))["vanilla_sd"]
     assert [r.tokens for r in again.typical] == [r.tokens for r in base.typical], "peers left the modules attending over slots"

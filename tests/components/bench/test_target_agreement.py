@@ -16,6 +16,7 @@ from components.bench.answers.sandbox import SandboxUnavailable
 from components.bench.bench import run_bench
 from components.bench.metrics import BenchMetrics
 from components.bench.runner import measure
+from components.bench.settings import BenchSettings
 from components.bench.target_agreement import TargetAgreement, agreement, agreement_of, argmax_matches
 from components.gate.verdict_report import bench_markdown
 from components.prompts.prompt import Prompt
@@ -93,7 +94,8 @@ PLAIN = Prompt("q", "chat", ["abc"], "d e")
 
 def judged(pair: LoadedPair, prompts: list[Prompt], outputs: list[list[int]], reference: list[list[int]]) -> dict[str, Any]:
     """What a bench says of a lossy strategy that wrote these outputs, where plain decoding wrote the reference."""
-    measured = measure(pair, table_kit(vocab=VOCAB), [("autoregressive", {}), ("csd", {})], prompts, max_tokens=1, warmup=False)
+    measured = measure(pair, table_kit(vocab=VOCAB), [("autoregressive", {}), ("csd", {})], prompts,
+                       BenchSettings(max_tokens=1, warmup=False))
     for name, texts in (("autoregressive", reference), ("csd", outputs)):
         measured[name].runs = [[replace(run, tokens=tokens) for run in runs]
                                for runs, tokens in zip(measured[name].runs, texts, strict=True)]
@@ -164,7 +166,7 @@ def test_the_bench_says_how_far_lossy_strategies_leave_the_target() -> None:
     prompts = [Prompt(f"p{i}", "letters", [text], fields={"answer_key": "A", "choices": ["d", "e"]})
                for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
     configs = [("vanilla_sd", {}), ("csd", {"use_memory": False, "tau": 1e-6})]
-    report = run_bench(table_pair(), configs, prompts, table_kit(vocab=VOCAB), max_tokens=24)
+    report = run_bench(table_pair(), configs, prompts, table_kit(vocab=VOCAB), BenchSettings(max_tokens=24))
     csd, exact = report["strategies"]["csd"], report["strategies"]["vanilla_sd"]
     assert csd["target_argmax_share"] < 1
     assert csd["kl"] > 0

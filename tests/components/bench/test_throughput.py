@@ -7,12 +7,13 @@ import time
 
 import pytest
 
+from components.bench.settings import BenchSettings
 from components.bench.throughput import batch_throughput, drive
 from components.prompts.prompt import Prompt
-from serving.errors import DraftwellError
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
+from tests.support.errors import raises_code
 from tests.support.models.kits import table_kit
 from tests.support.models.tiny import VOCAB, table_pair
 
@@ -35,8 +36,9 @@ def slow_pair(seconds: float = 0.004):
 
 
 def test_eight_at_once_are_faster_where_a_batch_costs_what_one_costs():
-    report = batch_throughput(slow_pair(), table_kit(VOCAB), [("autoregressive", {}), ("vanilla_sd", {"num_speculative_tokens": 2})],
-                              PROMPTS, max_tokens=12, runs=1)
+    report = batch_throughput(slow_pair(), table_kit(VOCAB),
+                              [("autoregressive", {}), ("vanilla_sd", {"num_speculative_tokens": 2})], PROMPTS,
+                              BenchSettings(max_tokens=12, runs=1))
     json.dumps(report)
     assert set(report["configs"]) == {"autoregressive", "vanilla_sd"}
     for figures in report["configs"].values():
@@ -61,7 +63,6 @@ def test_never_more_than_asked_for_are_in_flight():
     assert [len(output) for output in outputs] == [4 + i for i in range(9)], "outputs come in the order of the requests"
 
 
-@pytest.mark.parametrize("concurrency", [1, 10])
-def test_what_cannot_be_shown_is_refused(concurrency):
-    with pytest.raises(DraftwellError, match=f"{concurrency} requests at once"):
-        batch_throughput(table_pair(), table_kit(VOCAB), [("autoregressive", {})], PROMPTS, concurrency=concurrency)
+def test_fewer_prompts_than_requests_at_once_are_refused():
+    with raises_code("too_few_prompts", "9 prompts", "10 requests at once"):
+        batch_throughput(table_pair(), table_kit(VOCAB), [("autoregressive", {})], PROMPTS, BenchSettings(concurrency=10))

@@ -8,7 +8,7 @@ import pytest
 
 import components.gate.footprint
 import components.gate.losslessness
-from components.gate.baseline_counts import deterministic_report, fixed_kit
+from components.gate.baseline_counts import deterministic_report, fixed_resources
 from components.gate.footprint import footprint, startup_seconds
 from components.gate.gate import judge_release
 from components.gate.losslessness import departure, identity_entry, judge_texts
@@ -36,7 +36,7 @@ def test_a_lossy_config_called_lossless_is_caught_every_time(seed: int, monkeypa
     pair = noisy_pair(seed)
     name, parameters = LOSSY[seed % len(LOSSY)]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(pair, fixed_kit(pair), (name, parameters), PROMPTS, max_tokens=48)
+    entry = identity_entry(pair, fixed_resources(pair), (name, parameters), PROMPTS, max_tokens=48)
     verdict = judge_release(entry, None, None, IDENTITY)
     assert [check.name for check in verdict.checks if not check.passed] == ["identical outputs"], entry
 
@@ -46,7 +46,7 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(m
     target = llama(2)
     pair = pair_of(TransformersModel(target, slots=2), TransformersModel(llama(2), slots=2), {"target": target})
     monkeypatch.setattr(STRATEGIES["sprinter"], "lossless", True)
-    entry = identity_entry(pair, fixed_kit(pair), ("sprinter", {"tau": 0.0}), PROMPTS, max_tokens=48)
+    entry = identity_entry(pair, fixed_resources(pair), ("sprinter", {"tau": 0.0}), PROMPTS, max_tokens=48)
     assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
     (check,) = judge_release(entry, None, None, IDENTITY).checks
     assert not check.passed
@@ -57,7 +57,7 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(m
 def test_a_lossless_config_never_fails(seed: int) -> None:
     pair = noisy_pair(seed)
     name = ("vanilla_sd", "svip", "prompt_lookup", "spide")[seed % 4]
-    entry = identity_entry(pair, fixed_kit(pair), (name, {}), PROMPTS, max_tokens=48)
+    entry = identity_entry(pair, fixed_resources(pair), (name, {}), PROMPTS, max_tokens=48)
     assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
     assert judge_release(entry, None, None, IDENTITY).passed
 
@@ -68,7 +68,7 @@ def test_outputs_are_read_behind_all_that_was_asked() -> None:
     system = ({"role": "system", "content": "be short and say what a quick fox says"},)
     asked = [Prompt("told", None, ["abcab cabinet"], messages=system), Prompt("bare", None, ["hello hello"], raw=True)]
     assert ids_of(pair, asked[0]) != pair.encode_prompt("abcab cabinet")
-    entry = identity_entry(pair, fixed_kit(pair), ("vanilla_sd", {}), asked, max_tokens=48)
+    entry = identity_entry(pair, fixed_resources(pair), ("vanilla_sd", {}), asked, max_tokens=48)
     assert judge_release(entry, None, None, IDENTITY).passed, entry
     assert [row["departure"] for row in entry["per_prompt"]] == ["none", "none"]
 

@@ -19,6 +19,7 @@ from components.gate.baseline_counts import deterministic_report
 from components.gate.gate import COUNTS, GateVerdict, compare_with_baseline, judge_predictions, judge_release
 from components.gate.losslessness import identity_entry
 from components.gate.predictive_loss import predictions
+from components.gate.settings import GateSettings
 from components.prompts.prompt import Prompt, demo_prompts, ids_of
 from flows.context import StepContext
 from flows.steps.gate import IDENTITY_PROMPTS, IDENTITY_TOKENS, BenchJudge, ChampionComparison, measured
@@ -95,8 +96,8 @@ def gated(space: Any, pair: LoadedPair) -> GateVerdict:
     """The measured part of the gate: candidate and champion decode with the same config, interleaved with plain decoding."""
     space, kit = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
     rival = ChampionComparison(contenders=(StrategyContender(pair, kit, CHOICE, "champion"),))
-    return measured(StepContext(space, pair), demo_prompts(PROMPTS), BenchJudge(*CHOICE, THRESHOLDS), kit, rival, max_tokens=TOKENS,
-                    all_strategies=False)[1]
+    return measured(StepContext(space, pair), demo_prompts(PROMPTS), BenchJudge(*CHOICE, THRESHOLDS), kit, rival,
+                    GateSettings(max_tokens=TOKENS))[1]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from components.gate.baseline_counts import fixed_kit
+from components.gate.baseline_counts import fixed_resources
 from components.prompts.prompt import demo_prompts
 from serving.device import usable_cores
 from serving.runtime.pair import LoadedPair
@@ -47,7 +47,7 @@ def default_pair() -> LoadedPair:
 def kit_of(pair: LoadedPair) -> StrategyResources:
     """The artifacts that are the same on every machine, and a random acceptance head: losslessness asks nothing of it."""
     width = pair.modules["draft"].config.get_text_config().hidden_size
-    kit = fixed_kit(pair)
+    kit = fixed_resources(pair)
     return replace(kit, artifacts={"acceptance_head": random_head(width), **kit.artifacts})
 
 
