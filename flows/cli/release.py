@@ -232,20 +232,24 @@ def deploy(pair: Pair = "default", device: Device = "cpu",
            ungated: Annotated[str | None, typer.Option(
                "--ungated", help="Deploy without a passed gate, for this reason; it is recorded.")] = None,
            with_weights: Annotated[bool, typer.Option("--with-weights", help="Copy the models into the bundle.")] = False) -> None:
-    """Build the bundle of a release and let `current` lead to it.
+    """Put the bundle that the gate judged into the folder of bundles, or build it, and let `current` lead to it.
 
     Example: draftwell deploy --pair default --alias champion
     """
     check_device(device)
     from registry.bundles.build import build_bundle
+    from registry.bundles.judged import deviation
     from registry.pairs import fetch, find_pair
+    from registry.releases import find_release
     from registry.store import Store
 
     spec = find_pair(pair)
     store = Store()
-    store.resolve("release", f"{spec.name}.{device}", alias)  # before any model is fetched
+    release = find_release(store, spec.name, device, alias)  # before any model is fetched
     bundle = build_bundle(store, spec, fetch(spec, progress=say), alias=alias, device=device, out=out, ungated_reason=ungated,
                           with_weights=with_weights)
+    if line := None if with_weights or ungated else deviation(bundle, release):
+        say(line)
     typer.echo(f"{bundle}  (and {bundle.parent / 'current'})")
 
 

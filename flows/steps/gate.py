@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from components.bench.runner import Config, StrategyContender
     from components.gate.gate import Check, GateVerdict
     from components.prompts.prompt import Prompt
+    from registry.gates import GateRecord
     from registry.releases import ReleaseVersion
     from registry.store import Store
     from serving.artifacts.base import Artifact
@@ -67,9 +68,12 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
         of this part alone: `report` (of the bench), `passed`, `checks`, `release` (its number), `verdict`.
     """
     from components.gate.gate import GateVerdict
+    from registry.bundles.build import build_to_judge
+    from registry.bundles.judged import keep_judged
     from registry.gates import load_gates
     from registry.releases import find_release
     from registry.store import Store
+    from serving.bundle.bundle import open_bundle
     from serving.runtime.strategies import StrategyResources
 
     store, thresholds = Store(), load_gates().model_dump()
@@ -88,12 +92,18 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
     if rival.unmeasured:
         verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
     verdict += prediction_check(step, mine, rival.comparable, thresholds, settings.unmeasured)
-    verdict += footprint_check(step, store, release, thresholds)
     written = step.report("bench", report)
-    if not settings.dry_run and serves(step, release):
-        step.workspace.say(f"{release.name} is the champion: its record, with which it became so, stays as it is")
-    elif not settings.dry_run:
-        keep_verdict(store, release, sum(beside, start=verdict), rival.release, report, judging.entry(report["strategies"]), written)
+    with tempfile.TemporaryDirectory() as place:
+        bundle = build_to_judge(store, release, step.workspace.spec, step.workspace.files(), Path(place))
+        verdict += footprint_check(step, bundle, release, thresholds)
+        if not settings.dry_run and serves(step, release):
+            step.workspace.say(f"{release.name} is the champion: the gate record with which it became champion is kept")
+        elif not settings.dry_run:
+            total = sum(beside, start=verdict)
+            if total.passed:
+                keep_judged(bundle, release)
+            record = record_of(release, total, rival.release, open_bundle(bundle).manifest.digest)
+            keep_verdict(store, record, total, report, judging.entry(report["strategies"]), written)
     return {"report": report, "verdict": verdict, "passed": verdict.passed, "release": release.version,
             "checks": [vars(c) for c in verdict.checks]}
 
@@ -249,40 +259,37 @@ def prediction_check(step: StepContext, mine: dict[str, Artifact], theirs: dict[
     return judge_predictions(found, thresholds) + GateVerdict((), tuple(notes))
 
 
-def footprint_check(step: StepContext, store: Store, release: ReleaseVersion, thresholds: dict[str, Any]) -> GateVerdict:
-    """Build the release's bundle in a temporary folder; its size, and how fast a new process starts from it."""
+def footprint_check(step: StepContext, bundle: Path, release: ReleaseVersion, thresholds: dict[str, Any]) -> GateVerdict:
+    """The size of the release's bundle, and how fast a new process starts from it."""
     from components.gate.footprint import footprint
     from components.gate.gate import judge_footprint
-    from registry.bundles.build import build_bundle, bundle_bytes
+    from registry.bundles.build import bundle_bytes
 
-    space = step.workspace
-    with tempfile.TemporaryDirectory() as place:
-        bundle = build_bundle(store, space.spec, space.files(), alias=str(release.version), device=release.device, out=Path(place),
-                              ungated_reason="built to be judged")
-        found = footprint(bundle, bundle_bytes(bundle), space.files(), release.device, limit=2 * thresholds["max_startup_seconds"])
+    limit = 2 * thresholds["max_startup_seconds"]
+    found = footprint(bundle, bundle_bytes(bundle), step.workspace.files(), release.device, limit=limit)
     return judge_footprint(found, thresholds)
 
 
-def keep_verdict(store: Store, release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None, report: dict[str, Any],
-                 entry: dict[str, Any], written: Path) -> None:
-    """Keep the verdict with its release: the record, words, figures to compare, the bench (`written`: its file) and its plots."""
+def keep_verdict(store: Store, record: GateRecord, verdict: GateVerdict, report: dict[str, Any], entry: dict[str, Any],
+                 written: Path) -> None:
+    """Keep the verdict with its release: record, text, metrics to compare, the bench (`written`: its file) and its plots."""
     from components.gate.verdict_report import bench_plots, verdict_markdown
     from registry.releases import record_gate
 
     figures = {name: float(entry[name]) for name in COMPARED if isinstance(entry.get(name), int | float)}
     with tempfile.TemporaryDirectory() as place:
         files = [written, *bench_plots(report, Path(place))]
-        record_gate(store, record_of(release, verdict, champion), words=verdict_markdown(verdict), figures=figures, files=files)
+        record_gate(store, record, words=verdict_markdown(verdict), figures=figures, files=files)
 
 
-def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None) -> Any:
-    """The verdict in the registry's words."""
+def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None, bundle_digest: str) -> GateRecord:
+    """The verdict as the registry keeps it."""
     from registry.gates import GateCheck, GateRecord
 
     checks = tuple(GateCheck(name=c.name, value=c.value, threshold=c.threshold, passed=c.passed, transient=c.transient)
                    for c in verdict.checks)
     return GateRecord(pair=release.pair, device=release.device, release_version=release.version, pins=release.pins, passed=verdict.passed,
-                      checks=checks, baseline_version=champion.version if champion else None, created=now())
+                      checks=checks, baseline_version=champion.version if champion else None, bundle_digest=bundle_digest, created=now())
 
 
 def identity_check(

@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from registry.bundles.judged import copy_bundle, find_judged
 from registry.bundles.requirements import locked
 from registry.bundles.text import dockerfile, readme, requirements_name, serve_script
 from registry.bundles.wheel import runtime_wheel
@@ -67,10 +68,12 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
     with _alone(home):
         place = Path(tempfile.mkdtemp(dir=home, prefix=UNFINISHED))
         try:
-            pinned = _download_pins(store, release, place)
-            manifest = _fill(place, release, pinned, pair_spec, files, ungated_reason if why else None, with_weights)
-            (place / MANIFEST).write_text(manifest.to_json())
-            _set_rights(place)
+            if not why and not with_weights and (judged := find_judged(release)):
+                copy_bundle(judged, place)
+                _set_rights(place)
+                _link_models(pair_spec, files, place)
+            else:
+                _make(store, release, pair_spec, files, place, ungated_reason if why else None, with_weights)
             open_bundle(place).files(models_root())
             final = _settle(place, home, release)
         finally:
@@ -80,6 +83,34 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
         with contextlib.suppress(DraftwellError):  # the bundle stands; a registry that only lets us read keeps its aliases
             adopt(store, release)
     return final
+
+
+def build_to_judge(store: Store, release: ReleaseVersion, pair_spec: PairSpec, files: PairFiles, place: Path) -> Path:
+    """Build the bundle of a release that has no verdict yet, exactly as it is deployed once it passed; returns its folder in `place`."""
+    bundle = place / "bundle"
+    bundle.mkdir()
+    _make(store, release, pair_spec, files, bundle, None, with_weights=False)
+    open_bundle(bundle).files(models_root())
+    return bundle
+
+
+def _make(store: Store, release: ReleaseVersion, pair_spec: PairSpec, files: PairFiles, place: Path, ungated_reason: str | None,
+          with_weights: bool) -> None:
+    """Write a complete bundle into an empty folder."""
+    pinned = _download_pins(store, release, place)
+    manifest = _fill(place, release, pinned, pair_spec, files, ungated_reason, with_weights)
+    (place / MANIFEST).write_text(manifest.to_json())
+    _set_rights(place)
+
+
+def _link_models(pair_spec: PairSpec, files: PairFiles, bundle: Path) -> None:
+    """Let the models folder lead to the models that a finished bundle leaves out, as `_fill` does."""
+    if (bundle / "artifacts" / "distilled_draft").is_dir():
+        files = replace(files, draft=bundle / "artifacts" / "distilled_draft")
+    records = model_records(pair_spec, files)
+    for role, folder in files.roles().items():
+        if not is_artifact(folder) and not (kept := models_root() / records[role].folder).exists():
+            link(kept, folder)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.pair_files import draftwell_home
+from serving.bundle.bundle import open_bundle
 from serving.runtime.strategies import STRATEGIES
 
 ANY_SPEED = {"max_regression": 0.99, "min_speedup_lower_bound": 0.0, "max_p95_tpot_ratio": 1000.0}
@@ -99,6 +100,12 @@ def champion(tuned: Path, call: Callable[..., Any], few: tuple[Any, ...], place:
         done = call(*words)
         assert done.exit_code == 0, (done.output, done.exception)
     return tuned
+
+
+def test_the_bundle_that_was_judged_is_deployed(champion: Path, place: Path) -> None:
+    record = gate_record(find_release(Store(), "tiny", "cpu", 1))
+    assert record is not None
+    assert open_bundle(place / "dist" / "tiny" / "1-cpu").manifest.digest == record.bundle_digest
 
 
 def test_a_verdict_is_a_table_markdown_and_junit(champion: Path, place: Path) -> None:
