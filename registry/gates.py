@@ -71,7 +71,7 @@ class GateCheck(Strict):
 
 
 class GateRecord(Strict):
-    """A verdict about exact versions. It stands as long as the release pins just these."""
+    """A verdict about exact versions. It is valid as long as the release pins exactly these."""
 
     pair: str
     device: str

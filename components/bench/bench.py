@@ -11,10 +11,10 @@ from components.bench.peak_memory import peaks_over_models
 from components.bench.peers import load_peers
 from components.bench.ratios import curves, headlines, largest_overheads
 from components.bench.runner import Config, Progress, StrategyContender, contenders_of, measure, naming
+from components.bench.schema import SCHEMA, BenchReport, Machine, PeerReport, ReportSettings
 from components.bench.settings import DEFAULTS, BenchSettings
 from components.prompts.prompt import Prompt, ids_of, prompts_digest, several_turns
-from components.report.machine import describe_machine
-from components.report.threads import using_threads
+from components.report.machine import describe_machine, using_threads
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyResources
 
@@ -24,7 +24,7 @@ PILOT_GAMMAS, PILOT_PROMPTS, PILOT_TOKENS = (1, 2, 3, 5), 3, 24
 
 def run_bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], resources: StrategyResources,
               settings: BenchSettings = DEFAULTS, *, extra: Sequence[StrategyContender] = (), check: LoadedPair | None = None,
-              progress: Progress | None = None) -> dict[str, Any]:
+              progress: Progress | None = None) -> BenchReport:
     """Measure strategies against autoregressive decoding.
 
     Args:
@@ -33,13 +33,8 @@ def run_bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[
         extra: further contenders under labels of their own, such as a champion with its own artifacts.
         check: the same pair on the CPU, whose greedy outputs those of lossless strategies are compared with.
     Returns:
-        plain JSON: `pair`, `fingerprint`, `padded_to` (None: the target as it is), `machine`, `settings`, `prompts` (how many),
-        `prompt_ids`, `prompts_digest`, `several_turns` (prompts of which only the first of several turns was decoded), `references`
-        (prompts with a reference, which ROUGE-L is computed on), `strategies: {label: entry}`, `cost_reference` (vanilla SD at its
-        fastest gamma, which cost ratios refer to), `peers: {name: {label: entry}}`, `headlines` (ratios with intervals), `worst`,
-        `curves` and `cpu_check`. A label is the strategy's name, with its parameters where it was measured with several. Besides
-        the metrics each entry has `per_prompt` rows, digests of what it was made from (`origins`) and, for lossy strategies,
-        quality. What could not be measured is None.
+        the report. Labels are names of strategies, with parameters where one was measured with several; each entry also has
+        digests of what it was made from (`origins`) and, for lossy strategies, quality.
     """
     configs = list(strategies)
     if REFERENCE not in [name for name, _ in configs]:
@@ -51,27 +46,26 @@ def run_bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[
         groups = load_peers(pair, settings.peers, gamma=gamma_of(configs))
         peers = [contender for group in groups.values() for contender in group.contenders]
         measured = measure(pair, resources, configs, prompts, settings, progress=progress, extra=[*extra, *peers])
-        metrics = BenchMetrics(pair, prompts, measured, temperature=settings.temperature)
-        entries = {label: metrics.figures(label) | {"peak_memory_mb": peaks.get(label)} for label in measured}
+        metrics = BenchMetrics(pair, prompts, measured, temperature=settings.temperature, floor=settings.quality_floor)
+        entries = {label: metrics.entry(label, peaks.get(label)) for label in measured}
         machine = describe_machine(pair)
         checked = check_against(check, measured, prompts, max_tokens=settings.max_tokens) if check else None
     own = {label: entry for label, entry in entries.items() if label != FASTEST and label not in {peer.label for peer in peers}}
-    return {
+    return BenchReport(
         **subject(pair, prompts),
-        "machine": machine,
-        "settings": settings.model_dump(include={"max_tokens", "temperature", "runs", "warmup", "seed"}),
-        "longest_prompt": max(len(ids) for ids in metrics.encoded),
-        "strategies": own,
-        "cost_reference": metrics.cost_reference(),
-        "peers": {
-            name: {c.label.partition("/")[2]: entries[c.label] for c in group.contenders} | {"notes": group.notes}
-            for name, group in groups.items()
-        },
-        "headlines": headlines(metrics, entries, gamma_of(configs)),
-        "worst": largest_overheads(own),
-        "curves": curves(own),
-        "cpu_check": checked,
-    }
+        schema_version=SCHEMA,
+        machine=Machine(**machine),
+        settings=ReportSettings(**settings.model_dump(include={"max_tokens", "temperature", "runs", "warmup", "seed"})),
+        longest_prompt=max(len(ids) for ids in metrics.encoded),
+        strategies=own,
+        cost_reference=metrics.cost_reference(),
+        peers={name: PeerReport(entries={c.label.partition("/")[2]: entries[c.label] for c in group.contenders}, notes=tuple(group.notes))
+               for name, group in groups.items()},
+        headlines=tuple(headlines(metrics, entries, gamma_of(configs))),
+        worst=largest_overheads(own),
+        curves=curves(own),
+        cpu_check=checked,
+    )
 
 
 def subject(pair: LoadedPair, prompts: Sequence[Prompt]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Measuring: contenders decode the same prompts in turn, and every generation keeps its tokens and counters.
 
 The protocol is Spec-Bench's: a warm-up, then every contender on every prompt before the next prompt comes, so that a
-slow minute of the machine hits all alike; the order rotates from prompt to prompt, so that nobody always runs behind
+slow minute of the machine hits all alike; the order rotates from prompt to prompt, so that no contender always runs after
 the same neighbour; the median run counts.
 """
 
@@ -22,7 +22,7 @@ from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy, find_strategy
 
 Config = tuple[str, Mapping[str, Any]]
-"""A strategy's name, with `@1+1` behind it for equal cores, and parameters."""
+"""A strategy's name, with the suffix `@1+1` for equal cores, and parameters."""
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, label)."""
 
@@ -33,7 +33,7 @@ EQUAL_CORES = "1+1"
 
 @dataclass(frozen=True)
 class Generation:
-    """One request, decoded once. `stats.wall_seconds` is the whole request, the prompt's forward included."""
+    """One request, decoded once. `stats.wall_seconds` is the whole request, the prompt's forward pass included."""
 
     tokens: list[int]
     stats: Stats
@@ -93,7 +93,8 @@ def core_plan(name: str) -> tuple[str, bool | None]:
     """
     strategy, at, plan = name.partition("@")
     if at and plan != EQUAL_CORES:
-        raise DraftwellError(f"{name}: the only plan of cores is @{EQUAL_CORES}, each model on its own share of them")
+        raise DraftwellError(f"{name}: the only plan of cores is @{EQUAL_CORES}, each model on its own share of them",
+                             code="unknown_core_plan")
     return strategy, True if at else None
 
 
@@ -124,7 +125,7 @@ class Measurement:
 
 
 def labels_of(configs: Sequence[Config]) -> list[str]:
-    """A label for each config: the strategy's name, with parameters where that alone would not tell two apart.
+    """A label for each config: the strategy's name, with parameters where that alone would not distinguish two.
 
     >>> labels_of([("spide", {}), ("vanilla_sd", {"num_speculative_tokens": 3}), ("vanilla_sd", {})])
     ['spide', 'vanilla_sd(num_speculative_tokens=3)', 'vanilla_sd']
@@ -142,7 +143,8 @@ def check_labels(labels: Sequence[str]) -> None:
     """Refuse two contenders of one name."""
     doubled = next((label for label in labels if labels.count(label) > 1), None)
     if doubled:
-        raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters")
+        raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters",
+                             code="named_twice")
 
 
 def contenders_of(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config]) -> list[StrategyContender]:

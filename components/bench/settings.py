@@ -5,6 +5,22 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 
+class QualityFloor(BaseModel):
+    """What a lossy strategy must keep. Flows set the share from registry/gates.yaml (`min_quality_ratio`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    min_argmax_share: float = Field(0.9, ge=0, le=1, description="share of emitted tokens that are the target's argmax")
+    max_rouge_l_loss: float = Field(2.0, ge=0, description="ROUGE-L points that may be lost to plain decoding")
+
+    def held(self, argmax_share: float, rouge_l_gained: float) -> bool:
+        """Whether a strategy keeps both."""
+        return argmax_share >= self.min_argmax_share and rouge_l_gained >= -self.max_rouge_l_loss
+
+
+QUALITY_FLOOR = QualityFloor()
+
+
 class BenchSettings(BaseModel):
     """What a bench decodes, how often, and what else it measures."""
 
@@ -22,6 +38,7 @@ class BenchSettings(BaseModel):
     peers: tuple[str, ...] = Field((), description="names of `peers.PEERS`, measured in the same run")
     cost_ratios: bool = Field(True, description="also measure vanilla SD at its fastest gamma, which cost ratios refer to")
     memory: bool = Field(False, description="first decode the longest prompt with each strategy, to see its peak memory")
+    quality_floor: QualityFloor = Field(QUALITY_FLOOR, description="what a lossy strategy must keep")
     concurrency: int = Field(8, ge=2, description="requests at once, of a bench of throughput")
 
 

@@ -1,6 +1,6 @@
 """A picture says which artifact it was drawn of: a text chunk of the PNG holds that one's digest.
 
-A picture that is drawn anew loses its stamp, so an old stamp is never on a new picture.
+A picture that is drawn again loses its stamp, so an old stamp is never on a new picture.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def stamped(path: Path) -> str | None:
 
     try:
         with Image.open(path) as picture:
-            picture.load()  # chunks may stand behind the picture
+            picture.load()  # chunks may follow the picture
             digest = picture.info.get(KEY)
     except (OSError, ValueError, SyntaxError):
         return None

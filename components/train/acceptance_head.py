@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from components.collect.trace_columns import column
-from components.report.threads import using_threads
+from components.report.machine import using_threads
 from components.train.examples import Examples, prompts_in_both, split_by_prompt
 from components.train.metrics import auc_of, calibration_error, intervals, reliability_bins, require_sklearn
 from serving.artifacts.acceptance_head import AcceptanceHead

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from components.bench.settings import QUALITY_FLOOR
 from components.prompts.prompt import Prompt
 from components.report.intervals import lower_bound
 from components.tune.evaluator import Config, Evaluate, Measured, Quality, QualityOf, label_of, measure_all
 from serving.errors import DraftwellError
 from serving.runtime.strategies import find_strategy
 
-ROUGE_POINTS = 2.0
+ROUGE_POINTS = QUALITY_FLOOR.max_rouge_l_loss
 """ROUGE-L points that a lossy choice may lose to plain decoding, where prompts have references (docs/benchmarks.md)."""
 
 
@@ -33,7 +34,7 @@ class Constraints:
     """
 
     lossless_only: bool = True
-    max_quality_loss: float = 0.1
+    max_quality_loss: float = round(1 - QUALITY_FLOOR.min_argmax_share, 9)
     max_cost_ratio: float | None = None
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from components.bench.settings import DEFAULTS, BenchSettings
+from components.bench.settings import DEFAULTS, BenchSettings, QualityFloor
 from flows.cli.options import (
     Artifacts,
     DeviceOption,
@@ -36,6 +36,7 @@ from flows.cli.options import (
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
+    from components.bench.schema import BenchReport
     from components.prompts.prompt import Prompt
     from serving.runtime.pair import LoadedPair
     from serving.runtime.strategies import StrategyResources
@@ -87,7 +88,8 @@ def bench(
     wanted = parse_wanted(strategies, settings or [])
     chosen = BenchSettings(
         max_tokens=max_tokens, temperature=temperature, seed=seed, runs=runs, limit=limit, mix=mix, max_prompt_tokens=max_prompt_tokens,
-        threads=threads, peers=tuple(peer or ()), memory=concurrency is None, concurrency=concurrency or DEFAULTS.concurrency)
+        threads=threads, peers=tuple(peer or ()), memory=concurrency is None, concurrency=concurrency or DEFAULTS.concurrency,
+        quality_floor=quality_floor())
     check_wanted(wanted, chosen.peers)
     check_outputs(out, markdown, plots)
     check_artifacts(artifacts)
@@ -112,8 +114,16 @@ def bench(
 
     with progress("bench") as bar:
         report = run_bench(loaded, wanted, rows, resources, chosen, check=other, progress=bar)
-    report["settings"] |= {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
+    choice = {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
+    report = report.model_copy(update={"settings": report.settings.model_copy(update=choice)})
     show(report, out, markdown, plots)
+
+
+def quality_floor() -> QualityFloor:
+    """The floor of lossy strategies, with the share that the gate asks for."""
+    from registry.gates import load_gates
+
+    return QualityFloor(min_argmax_share=load_gates().min_quality_ratio)
 
 
 def check_outputs(out: Path | None, markdown: Path | None, plots: Path | None) -> None:
@@ -138,19 +148,19 @@ def check_together(settings: BenchSettings, device: str, *, check_cpu: bool, thr
                              code="throughput_only")
 
 
-def show(report: dict[str, Any], out: Path | None, markdown: Path | None, plots: Path | None) -> None:
+def show(report: BenchReport, out: Path | None, markdown: Path | None, plots: Path | None) -> None:
     """Write the files that were asked for, and print the tables; exit code 1 where the outputs differ from the CPU's."""
     from components.gate.verdict_report import bench_markdown, bench_plots, bench_table, headline_table, write_text
 
     if out is not None:
-        write_json(out, report)
+        write_json(out, report.to_json())
     if markdown is not None:
         write_text(markdown, bench_markdown(report))
     if plots is not None:
         bench_plots(report, plots)
     wide_console().print(bench_table(report))
     wide_console().print(headline_table(report))
-    if report["cpu_check"] is not None and not report["cpu_check"]["passed"]:
+    if report.cpu_check is not None and not report.cpu_check.passed:
         say("outputs differ from the CPU's in places that are no near-ties: see cpu_check in the JSON report")
         raise typer.Exit(1)
 
@@ -186,7 +196,8 @@ def parse_wanted(strategies: str, settings: Sequence[str]) -> Wanted:
         name, dot, field = key.partition(".")
         meant = [parameters for config, parameters in wanted if config.partition("@")[0] == name]
         if not dot or not meant:
-            raise DraftwellError(f"--set {key}={value} names no benched strategy: write it as strategy.key=value")
+            raise DraftwellError(f"--set {key}={value} names no benched strategy: write it as strategy.key=value",
+                                 code="set_names_no_strategy")
         for parameters in meant:
             parameters.setdefault(field, value)
     return wanted
@@ -203,7 +214,7 @@ def check_wanted(wanted: Wanted, peers: Sequence[str]) -> None:
     labels_of(wanted)
     unknown = next((name for name in peers if name not in PEERS), None)
     if unknown:
-        raise DraftwellError(f"unknown peer {unknown!r}: the only peer is {', '.join(PEERS)}")
+        raise DraftwellError(f"unknown peer {unknown!r}: the only peer is {', '.join(PEERS)}", code="unknown_peer")
 
 
 def read_rows(path: Path | None) -> list[Prompt]:

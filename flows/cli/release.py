@@ -28,7 +28,7 @@ from flows.failures import disk_full_as_error
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.gate.gate import GateVerdict
+    from components.gate.verdict import GateVerdict
 
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 
@@ -160,7 +160,7 @@ def record_baseline(pair: str, name: str) -> None:
     with progress("deterministic counts") as bar:
         report = baseline_report(pair, say, bar)
     path = gates.HERE / "baselines" / f"{name}.json"
-    write_atomically(path, (json.dumps(report, indent=2) + "\n").encode())
+    write_atomically(path, (json.dumps(report.model_dump(), indent=2) + "\n").encode())
     typer.echo(f"recorded {path.name}")
 
 
@@ -183,7 +183,7 @@ def release_to_judge(pair: str, device: str, release: str | None) -> int | None:
 def check_device(device: str) -> None:
     """Refuse what no bundle is built for: a mistyped device has no release, and a gate without one would pass on the counts alone."""
     if device not in ("cpu", "cuda"):
-        raise DraftwellError(f"there is no --device {device}: name cpu or cuda")
+        raise DraftwellError(f"there is no --device {device}: choose cpu or cuda", code="unknown_device")
 
 
 def promote(pair: Pair = "default", device: Device = "cpu",

@@ -227,17 +227,19 @@ def gate_verdict(settings: DriftSettings, folder: str, release: int) -> dict[str
 
 def speedup_over_champion(step: StepContext, report: dict[str, Any]) -> dict[str, float] | None:
     """Speed of the workspace's choice over the champion's, both measured on the new traffic in one run."""
-    from components.gate.gate import columns
+    from components.bench.schema import BenchReport
+    from components.gate.bench_checks import columns
     from components.report.intervals import paired_bootstrap_ratio
     from serving.artifacts.decoding_config import DecodingConfig
 
-    entries = report.get("in_doubt") or report["strategies"]  # what was measured again is what counts
+    bench = BenchReport.from_json(report)
+    entries = bench.in_doubt or bench.strategies  # entries that were measured again are those that count
     if "champion" not in entries:
         return None
     chosen = DecodingConfig.load(step.workspace.artifacts / "decoding_config")
     mine = next(entry for label, entry in entries.items()
-                if label != "champion" and (entry["strategy"], entry["parameters"]) == (chosen.strategy, chosen.parameters))
-    ratio, low, high = paired_bootstrap_ratio(*columns(entries["champion"]["per_prompt"]), *columns(mine["per_prompt"]))
+                if label != "champion" and (entry.strategy, entry.parameters) == (chosen.strategy, chosen.parameters))
+    ratio, low, high = paired_bootstrap_ratio(*columns(entries["champion"].per_prompt), *columns(mine.per_prompt))
     return {"ratio": ratio, "low": low, "high": high}
 
 

@@ -143,7 +143,7 @@ def run(fan: WorkerPool, what: str, job: Path, calls: Sequence[Call], done: Call
     """
     from prefect import Flow
 
-    from components.report.threads import using_threads
+    from components.report.machine import using_threads
 
     flow = Flow(spread_out, name=f"{what} on {fan.runner}", task_runner=runner_of(fan), result_serializer="json", validate_parameters=False)
     token = _now.set((fan, done))

@@ -18,6 +18,7 @@ from serving.runtime.pair import over_slots
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.serving.runtime.models.test_unbatched_model import module_of
+from tests.support.errors import raises_code
 from tests.support.models.kits import ORIGIN, table_kit
 from tests.support.models.tiny import llama_pair, pair_of, table_pair
 
@@ -32,7 +33,7 @@ FIGURES = {"tokens_per_second", "speedup", "target_calls", "cost_ratio", "accept
 def report() -> dict:
     configs = [("vanilla_sd", {"num_speculative_tokens": 2}), ("vanilla_sd", {"num_speculative_tokens": 6}), ("prompt_lookup", {})]
     return run_bench(llama_pair(slots=1), configs, PROMPTS, StrategyResources(),
-                     BenchSettings(max_tokens=24, runs=2, peers=("transformers",), threads=1))
+                     BenchSettings(max_tokens=24, runs=2, peers=("transformers",), threads=1)).to_json()
 
 
 def test_a_report_has_every_figure_and_is_json(report):
@@ -76,7 +77,7 @@ def test_cost_ratio_is_against_the_fastest_vanilla_sd(report):
 
 
 def test_a_run_without_vanilla_sd_measures_it_for_the_cost_ratio():
-    report = run_bench(table_pair(), [("prompt_lookup", {})], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=4))
+    report = run_bench(table_pair(), [("prompt_lookup", {})], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=4)).to_json()
     assert list(report["strategies"]) == ["autoregressive", "prompt_lookup"]
     assert report["cost_reference"]["cost_ratio"] == 1
     assert all(entry["cost_ratio"] is not None for entry in report["strategies"].values())
@@ -84,7 +85,7 @@ def test_a_run_without_vanilla_sd_measures_it_for_the_cost_ratio():
 
 def test_without_the_reference_there_is_no_cost_ratio():
     report = run_bench(table_pair(), [("prompt_lookup", {})], PROMPTS[:1], StrategyResources(),
-                       BenchSettings(max_tokens=4, cost_ratios=False))
+                       BenchSettings(max_tokens=4, cost_ratios=False)).to_json()
     assert all(entry["cost_ratio"] is None for entry in report["strategies"].values())
 
 
@@ -103,7 +104,7 @@ def test_lossless_strategies_and_transformers_give_the_same_tokens(report):
 def test_peers_leave_the_modules_attending_over_slots(report):
     pair = llama_pair(slots=1)
     before = pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output
-    run_bench(pair, [], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=4, peers=("transformers",), warmup=False))
+    run_bench(pair, [], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=4, peers=("transformers",), warmup=False)).to_json()
     assert pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output == before
 
 
@@ -111,13 +112,14 @@ def test_peers_of_a_model_with_attention_of_its_own_say_so():
     target = module_of("gpt_neo")
     pair = pair_of(over_slots(target), over_slots(target), {"target": target, "draft": target})
     report = run_bench(pair, [("vanilla_sd", {})], PROMPTS[:2], StrategyResources(),
-                       BenchSettings(max_tokens=6, peers=("transformers",), warmup=False))
+                       BenchSettings(max_tokens=6, peers=("transformers",), warmup=False)).to_json()
     assert "attention: eager, the model's own; cache: transformers' default" in report["peers"]["transformers"]["notes"]
     assert report["strategies"]["vanilla_sd"]["identical_outputs"] == 2
 
 
 def test_sampled_outputs_are_not_compared():
-    report = run_bench(table_pair(), [("vanilla_sd", {})], PROMPTS[:2], StrategyResources(), BenchSettings(max_tokens=8, temperature=1.0))
+    report = run_bench(table_pair(), [("vanilla_sd", {})], PROMPTS[:2], StrategyResources(),
+                       BenchSettings(max_tokens=8, temperature=1.0)).to_json()
     assert all(entry["identical_outputs"] is None and entry["near_ties"] is None for entry in report["strategies"].values())
 
 
@@ -156,7 +158,8 @@ def test_contenders_do_not_share_online_state_nor_write_to_the_artifacts():
 
 def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
     pair, kit = table_pair(), table_kit(vocab=24)
-    entry = run_bench(pair, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, kit, BenchSettings(max_tokens=24))["strategies"]["csd"]
+    entry = run_bench(pair, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, kit,
+                      BenchSettings(max_tokens=24)).to_json()["strategies"]["csd"]
     outputs = measure(pair, kit, [("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, BenchSettings(max_tokens=24))["csd"]
     matches = total = 0
     for prompt, run in zip(PROMPTS, outputs.typical, strict=True):
@@ -215,7 +218,7 @@ def test_argmax_matches_of_greedy_output_are_all():
 def test_labels_tell_configs_apart():
     assert labels_of([("spide", {"tau": 0.5}), ("vanilla_sd", {})]) == ["spide", "vanilla_sd"]
     assert labels_of([("spide", {"tau": 0.5}), ("spide", {"tau": 0.7})]) == ["spide(tau=0.5)", "spide(tau=0.7)"]
-    with pytest.raises(DraftwellError, match="twice"):
+    with raises_code("named_twice", "spide"):
         labels_of([("spide", {}), ("spide", {})])
 
 
@@ -231,7 +234,8 @@ def test_a_champion_is_measured_with_artifacts_of_its_own():
         {"acceptance_table": sure, "hardware_profile": HardwareProfile(1.0, {1: 2.0}, 0.0, ORIGIN)}, deterministic=True
     )
     champion = StrategyContender(pair, theirs, ("spide", {"parallel": False}), "champion")
-    entries = run_bench(pair, [("spide", {"parallel": False})], PROMPTS, kit, BenchSettings(max_tokens=24), extra=[champion])["strategies"]
+    entries = run_bench(pair, [("spide", {"parallel": False})], PROMPTS, kit,
+                        BenchSettings(max_tokens=24), extra=[champion]).to_json()["strategies"]
     assert entries["champion"]["strategy"] == "spide"
     assert entries["champion"]["draft_calls"] > entries["spide"]["draft_calls"]  # it trusts its draft
 
@@ -244,7 +248,7 @@ def test_a_champion_is_measured_with_artifacts_of_its_own():
 def test_mistakes_are_named_in_a_line(arguments, code, name):
     defaults = {"strategies": [], "prompts": PROMPTS, "resources": StrategyResources(), "settings": QUICK}
     with pytest.raises(DraftwellError) as error:
-        run_bench(table_pair(), **(defaults | arguments))
+        run_bench(table_pair(), **(defaults | arguments)).to_json()
     assert code in (None, error.value.code)
     assert name in str(error.value)
     assert "\n" not in str(error.value)
@@ -258,6 +262,6 @@ def test_settings_out_of_bounds_are_refused(wrong):
 
 def test_threads_are_set_for_the_run_only():
     before = torch.get_num_threads()
-    report = run_bench(table_pair(), [], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=2, threads=before + 1))
+    report = run_bench(table_pair(), [], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=2, threads=before + 1)).to_json()
     assert report["machine"]["threads"] == before + 1
     assert torch.get_num_threads() == before

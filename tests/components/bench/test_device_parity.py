@@ -15,7 +15,7 @@ PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab", "hel
 
 def test_equal_models_pass():
     report = run_bench(table_pair(), [("vanilla_sd", {}), ("csd", {})], PROMPTS, table_kit(vocab=24),
-                       BenchSettings(max_tokens=12), check=table_pair())
+                       BenchSettings(max_tokens=12), check=table_pair()).to_json()
     checked = report["cpu_check"]
     assert checked["passed"]
     assert "csd" not in checked["strategies"]
@@ -26,5 +26,5 @@ def test_equal_models_pass():
 def test_another_model_does_not():
     measured = measure(table_pair(), StrategyResources(), [("autoregressive", {})], PROMPTS, BenchSettings(max_tokens=12))
     found = check_against(pair_of(TableModel.random(24, 9, order=1), None), measured, PROMPTS, max_tokens=12)
-    assert not found["passed"]
-    assert found["strategies"]["autoregressive"]["differences"][0]["prompt_id"] == "p0"
+    assert not found.passed
+    assert found.strategies["autoregressive"].differences[0].prompt_id == "p0"

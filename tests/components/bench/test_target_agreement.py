@@ -16,12 +16,13 @@ from components.bench.answers.sandbox import SandboxUnavailable
 from components.bench.bench import run_bench
 from components.bench.metrics import BenchMetrics
 from components.bench.runner import measure
+from components.bench.schema import BenchReport
 from components.bench.settings import BenchSettings
 from components.bench.target_agreement import TargetAgreement, agreement, agreement_of, argmax_matches
 from components.gate.verdict_report import bench_markdown
 from components.prompts.prompt import Prompt
 from serving.runtime.pair import LoadedPair
-from tests.components.gate.test_verdict_report import ENTRY, REPORT
+from tests.support.bench_reports import ENTRY, REPORT
 from tests.support.models.kits import table_kit
 from tests.support.models.tiny import VOCAB, table_pair
 
@@ -166,25 +167,26 @@ def test_the_bench_says_how_far_lossy_strategies_leave_the_target() -> None:
     prompts = [Prompt(f"p{i}", "letters", [text], fields={"answer_key": "A", "choices": ["d", "e"]})
                for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
     configs = [("vanilla_sd", {}), ("csd", {"use_memory": False, "tau": 1e-6})]
-    report = run_bench(table_pair(), configs, prompts, table_kit(vocab=VOCAB), BenchSettings(max_tokens=24))
+    report = run_bench(table_pair(), configs, prompts, table_kit(vocab=VOCAB), BenchSettings(max_tokens=24)).to_json()
     csd, exact = report["strategies"]["csd"], report["strategies"]["vanilla_sd"]
     assert csd["target_argmax_share"] < 1
     assert csd["kl"] > 0
     assert csd["tasks"]["letters"]["count"] == 3
     assert csd["tasks"]["letters"]["difference"] is not None
     assert (exact["kl"], exact["tasks"]) == (None, {})
-    text = bench_markdown(report)
+    text = bench_markdown(BenchReport.from_json(report))
     assert f"| {csd['kl']:.3f} |" in text
     assert "### Right answers" in text
 
 
 def test_tables_of_older_reports_still_stand() -> None:
     report = {**REPORT, "machine": {**REPORT["machine"], "commit": None}, "headlines": []}
-    text = bench_markdown(report)
+    text = bench_markdown(BenchReport.from_json(report))
     assert "### Right answers" not in text
     task = {"accuracy": None, "count": 2, "difference": None, "low": None, "high": None, "note": "no sandbox"}
     csd = {**ENTRY, "lossless": False, "near_ties": 0, "tasks": {"code": task}}
-    rows = bench_markdown({**report, "strategies": {"csd": csd}, "peers": {}}).partition("### Right answers")[2].splitlines()
+    text = bench_markdown(BenchReport.from_json({**report, "strategies": {"csd": csd}, "peers": {}}))
+    rows = text.partition("### Right answers")[2].splitlines()
     rows = [row for row in rows if row.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
     assert rows[-1] == "| csd | code | 2 | – | – | no sandbox |"

@@ -15,7 +15,7 @@ from components.prompts.prompt import Prompt
 from components.replay.replay import replay_strategy
 from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import RolloutExhausted, TracedText
-from components.report.threads import using_threads
+from components.report.machine import using_threads
 from components.tune import tune_strategy as tune_step
 from components.tune.constraints import Constraints
 from components.tune.evaluator import Config, Measured, Quality

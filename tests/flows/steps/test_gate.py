@@ -195,7 +195,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate is red for its deterministic part: the registry must not say that the release passed."""
     import flows.steps.gate
-    from components.gate.gate import Check, GateVerdict
+    from components.gate.verdict import Check, GateVerdict
 
     failed = GateVerdict((Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),))
     monkeypatch.setattr(gates, "load_baseline", lambda pair: object())  # the shipped prompts do not fit into the tiny pair

@@ -12,6 +12,7 @@ import torch
 from components.distil.artifact import to_artifact
 from components.distil.family import keep_layers
 from components.gate.settings import GateSettings
+from components.gate.verdict import Thresholds
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
 from flows.context import StepContext
@@ -32,7 +33,7 @@ from tests.support.loop.tiny_files import PROMPTS
 from tests.support.server.served_pair import tiny_pair
 
 ROWS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(PROMPTS[:4])]
-LIMIT = {"max_prediction_loss_ratio": 1.05}
+LIMIT = Thresholds(max_prediction_loss_ratio=1.05)
 
 
 @pytest.fixture
