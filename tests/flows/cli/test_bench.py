@@ -166,7 +166,7 @@ def test_generate_says_that_the_target_is_padded(run: Any, pair_file: Path) -> N
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (("--strategies", "spide,spide"), "twice"), (("--pad-target", "5"), "larger number"), (("--pad-target", "1e15"), "fewer parameters"),
-    (("--concurrency", "4", "--markdown", "r.md"), "throughput alone"),
+    (("--concurrency", "4", "--markdown", "r.md"), "throughput only"),
     (("--max-prompt-tokens", "1"), "at most 1 tokens"), (("--check-cpu", "--device", "cpu"), "--device cuda"),
     (("--draft-device", "tpu"), "choose cpu or cuda"), (("--device", "cpu", "--draft-device", "cuda"), "--device cuda too"),
     (("--plots", "nowhere/plots"), "nowhere"), (("--markdown", "nowhere/r.md"), "nowhere"), (("--strategies", "vanilla_sd:tau=1"), "tau")])
