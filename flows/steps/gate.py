@@ -102,7 +102,7 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
         bundle = build_to_judge(store, release, step.workspace.spec, step.workspace.files(), Path(place))
         verdict += footprint_check(step, bundle, release, thresholds)
         if not settings.dry_run and serves(step, release):
-            step.workspace.say(f"{release.name} is the champion: the gate record with which it became champion is kept")
+            step.workspace.say(f"{release.name} is the champion: its record, from before, is kept")
         elif not settings.dry_run:
             total = sum(beside, start=verdict)
             if total.passed:
