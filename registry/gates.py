@@ -71,7 +71,7 @@ class GateCheck(Strict):
 
 
 class GateRecord(Strict):
-    """A verdict about exact versions. It stands as long as the release pins just these."""
+    """A verdict about exact versions. It is valid as long as the release pins exactly these."""
 
     pair: str
     device: str
@@ -80,6 +80,7 @@ class GateRecord(Strict):
     passed: bool
     checks: tuple[GateCheck, ...] = Field(min_length=1)
     baseline_version: int | None = Field(None, description="the champion when it was judged; None where there was none")
+    bundle_digest: str | None = Field(None, description="digest of the bundle that was judged; None in records of earlier versions")
     created: str = Field(description="when it was judged, ISO 8601")
 
     @property

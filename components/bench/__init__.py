@@ -1,1 +1,13 @@
-"""The bench: strategies and peers on the same prompts in one interleaved run."""
+"""The bench: strategies and peers decode the same prompts, interleaved, in one run.
+
+settings: what is decoded and how often. schema: the report. bench: `run_bench`. runner: the measuring loop. metrics, ratios: what is
+computed from measurements. target_agreement, answers: quality. throughput: several requests at once. device_parity: outputs against the
+CPU's. peak_memory, peers, origins: memory, other libraries, digests of what an entry was made from. report, plots: tables and pictures.
+
+Only what needs no torch is imported here, so that the command line starts fast; import `run_bench` from components.bench.bench.
+"""
+
+from components.bench.schema import BenchEntry, BenchReport
+from components.bench.settings import BenchSettings, QualityFloor
+
+__all__ = ["BenchEntry", "BenchReport", "BenchSettings", "QualityFloor"]

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from components.bench.runner import Measurement, StrategyContender, measure
+from components.bench.schema import CpuCheck, ParityEntry
+from components.bench.settings import BenchSettings
 from components.bench.target_agreement import difference
 from components.prompts.prompt import Prompt, ids_of
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import PLAIN, StrategyResources
 
 
-def check_against(cpu: LoadedPair, measured: Mapping[str, Measurement], prompts: Sequence[Prompt], *, max_tokens: int) -> dict[str, Any]:
+def check_against(cpu: LoadedPair, measured: Mapping[str, Measurement], prompts: Sequence[Prompt], *,
+                  max_tokens: int) -> CpuCheck:
     """Compare what every lossless strategy gave with autoregressive decoding on the CPU.
 
     Args:
         cpu: the same pair in the same dtype, loaded on the CPU (unpadded will do: padding changes no output).
         measured: greedy measurements of this run.
     Returns:
-        `passed`, and for each label `identical`, `near_ties` and `differences` (first ones, with the CPU's logit gap there).
-        It is passed if every prompt of every lossless strategy is identical or first differs at a near-tie.
+        for each label the first differences, with the CPU's logit gap there. It passed if every prompt of every lossless strategy
+        is identical or first differs at a near-tie.
     """
-    reference = measure(cpu, StrategyResources(), [PLAIN], prompts, max_tokens=max_tokens, warmup=False)[PLAIN.name]
+    settings = BenchSettings(max_tokens=max_tokens, warmup=False)
+    reference = measure(cpu, StrategyResources(), [PLAIN], prompts, settings)[PLAIN.name]
     encoded = [ids_of(cpu, prompt) for prompt in prompts]
-    found: dict[str, Any] = {}
+    found: dict[str, ParityEntry] = {}
     for label, m in measured.items():
         if not isinstance(m.contender, StrategyContender) or not m.contender.lossless:
             continue
         pairs = zip(prompts, encoded, m.typical, reference.typical, strict=True)
         several = [difference(cpu, prompt.id, ids, run.tokens, theirs.tokens) for prompt, ids, run, theirs in pairs]
         differences = [d for d in several if d is not None]
-        found[label] = {"identical": len(prompts) - len(differences), "near_ties": sum(d.near_tie for d in differences),
-                        "differences": [vars(d) for d in differences]}
-    return {"passed": all(f["identical"] + f["near_ties"] == len(prompts) for f in found.values()), "strategies": found}
+        found[label] = ParityEntry(identical=len(prompts) - len(differences), near_ties=sum(d.near_tie for d in differences),
+                                   differences=tuple(differences))
+    return CpuCheck(passed=all(f.identical + f.near_ties == len(prompts) for f in found.values()), strategies=found)

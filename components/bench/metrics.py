@@ -1,4 +1,4 @@
-"""Figures of measurements that were taken together, as METHODS defines them: speed, counts, time, identity, quality."""
+"""Metrics of measurements that were taken together: speed, counts, time, identity, quality (defined in docs/methods.md)."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from components.bench.answers.accuracy import Checked, checked, task_accuracy
 from components.bench.answers.rouge import mean_rouge_l
 from components.bench.origins import origins
 from components.bench.runner import Measurement, StrategyContender
-from components.bench.target_agreement import Difference, TargetAgreement, agreement_of, difference
+from components.bench.schema import BenchEntry, CostReference, Difference, PromptRow
+from components.bench.settings import QUALITY_FLOOR, QualityFloor
+from components.bench.target_agreement import TargetAgreement, agreement_of, difference
 from components.prompts.prompt import Prompt, ids_of
 from components.report.intervals import paired_bootstrap_ratio
 from serving.runtime.pair import LoadedPair
 from serving.runtime.stats import Stats
 
 REFERENCE = "autoregressive"
-FLOOR_SHARE, FLOOR_POINTS = 0.90, 2.0
-"""Quality floor of lossy strategies: share of tokens that are the target's argmax, and ROUGE-L points lost to vanilla SD."""
 
 
 class BenchMetrics:
-    """Figures of contenders, each against the autoregressive one.
+    """Metrics of contenders, each compared with the autoregressive one.
 
     Args:
         temperature: at which all of them decoded; at 0 outputs can be compared token by token.
+        floor: of the quality of lossy strategies.
     """
 
-    def __init__(self, pair: LoadedPair, prompts: Sequence[Prompt], measured: dict[str, Measurement], *, temperature: float = 0.0):
+    def __init__(self, pair: LoadedPair, prompts: Sequence[Prompt], measured: dict[str, Measurement], *, temperature: float = 0.0,
+                 floor: QualityFloor = QUALITY_FLOOR):
         self.pair, self.prompts, self.measured = pair, prompts, measured
-        self.temperature, self.greedy = temperature, temperature == 0
+        self.temperature, self.greedy, self.floor = temperature, temperature == 0, floor
         self.encoded = [ids_of(pair, prompt) for prompt in prompts]
         self.answers = [prompt.reference for prompt in prompts]
         self.reference = measured[REFERENCE]
@@ -42,51 +44,51 @@ class BenchMetrics:
         self.reference_share = self.agreement(self.reference).share if lossy else None
         self.reference_p95 = latencies(self.reference)["tpot_p95_ms"]
 
-    def figures(self, label: str) -> dict[str, Any]:
-        """All figures of one contender, as plain JSON."""
+    def entry(self, label: str, peak_memory_mb: float | None = None) -> BenchEntry:
+        """All metrics of one contender."""
         m = self.measured[label]
         ours = m.contender if isinstance(m.contender, StrategyContender) else None
         differences = self.differences(m) if self.greedy else []
-        entry = {"strategy": ours.strategy if ours else None, "parameters": ours.parameters if ours else {},
+        known: dict[str, Any] = {"strategy": ours.strategy if ours else None, "parameters": ours.parameters if ours else {},
                  "split_cores": splits_cores(m), "lossless": ours.lossless if ours else True, "greedy": self.greedy,
                  "dtype": self.pair.dtype, **self.speed(m), **(self.counts(m) if ours else {}), **latencies(m)}
         if ours:
-            entry |= origins(ours.strategy, ours.parameters, ours.resources)
+            known |= origins(ours.strategy, ours.parameters, ours.resources)
         wrong = {d.prompt_id for d in differences}
-        entry["identical_outputs"] = len(m.prompt_ids) - len(wrong) if self.greedy else None
-        entry["near_ties"] = sum(d.near_tie for d in differences) if self.greedy else None
-        entry["differences"] = [vars(d) for d in differences]
-        entry["tpot_p95_ratio"] = share(entry["tpot_p95_ms"] or 0.0, self.reference_p95 or 0.0)
-        entry |= self.quality(m)
-        entry["per_prompt"] = self.per_prompt(m, wrong)
-        return entry
+        return BenchEntry(
+            **known, **self.quality(m), differences=tuple(differences), per_prompt=self.per_prompt(m, wrong), peak_memory_mb=peak_memory_mb,
+            identical_outputs=len(m.prompt_ids) - len(wrong) if self.greedy else None,
+            near_ties=sum(d.near_tie for d in differences) if self.greedy else None,
+            tpot_p95_ratio=share(known["tpot_p95_ms"] or 0.0, self.reference_p95 or 0.0))
 
-    def per_prompt(self, m: Measurement, wrong: set[str]) -> list[dict[str, Any]]:
+    def per_prompt(self, m: Measurement, wrong: set[str]) -> tuple[PromptRow, ...]:
         """The run that counts of every prompt, and the seconds of all of them."""
-        return [
-            {"prompt_id": name, "seconds": run.seconds, "tokens": len(run.tokens), "target_calls": run.stats.target_calls,
-             "accepted": run.stats.accepted, "judged": run.stats.judged, "ttft_ms": run.stats.first_token_seconds * 1e3,
-             "identical": name not in wrong if self.greedy else None, "run_seconds": [one.seconds for one in runs]}
-            for name, run, runs in zip(m.prompt_ids, m.typical, m.runs, strict=True)]
+        return tuple(
+            PromptRow(prompt_id=name, seconds=run.seconds, tokens=len(run.tokens), target_calls=run.stats.target_calls,
+                      accepted=run.stats.accepted, judged=run.stats.judged, ttft_ms=run.stats.first_token_seconds * 1e3,
+                      identical=name not in wrong if self.greedy else None, run_seconds=tuple(one.seconds for one in runs))
+            for name, run, runs in zip(m.prompt_ids, m.typical, m.runs, strict=True))
 
-    def cost_reference(self) -> dict[str, Any] | None:
-        """The vanilla SD that cost ratios are against: its figures, and whether it was measured for this only."""
+    def cost_reference(self) -> CostReference | None:
+        """The vanilla SD that cost ratios refer to."""
         if self.vanilla is None:
             return None
-        label, figures = self.vanilla.contender.label, self.figures(self.vanilla.contender.label)
-        return {"label": label, "num_speculative_tokens": gamma_of_parameters(figures["parameters"]), **figures}
+        label = self.vanilla.contender.label
+        entry = self.entry(label)
+        known = {name: getattr(entry, name) for name in entry.model_fields_set - {"peak_memory_mb"}}
+        return CostReference(label=label, num_speculative_tokens=gamma_of_parameters(entry.parameters), **known)
 
     def ratio(self, m: Measurement, base: Measurement) -> tuple[float, float, float]:
         """How many times as fast m is as base, with its interval (5 % at each end)."""
         return paired_bootstrap_ratio(base.seconds, base.tokens, m.seconds, m.tokens)
 
     def speed(self, m: Measurement) -> dict[str, Any]:
-        """Tokens per second, prefill included and apart, and the speed over autoregressive and over vanilla SD."""
+        """Tokens per second, with and without prefill, and the speed over autoregressive and over vanilla SD."""
         ratio, low, high = self.ratio(m, self.reference)
-        behind = [(len(run.tokens) - 1, run.seconds - run.stats.first_token_seconds) for run in m.typical if len(run.tokens) > 1]
+        decoding = [(len(run.tokens) - 1, run.seconds - run.stats.first_token_seconds) for run in m.typical if len(run.tokens) > 1]
         prefill = [run.stats.prefill_seconds for run in m.typical]
         return {"tokens_per_second": sum(m.tokens) / sum(m.seconds),
-                "decode_tokens_per_second": share(sum(n for n, _ in behind), sum(s for _, s in behind)),
+                "decode_tokens_per_second": share(sum(n for n, _ in decoding), sum(s for _, s in decoding)),
                 "prefill_ms": median(prefill) * 1e3 if any(prefill) else None,
                 "speedup": ratio, "speedup_low": low, "speedup_high": high, "over_vanilla": self.over_vanilla(m)}
 
@@ -100,7 +102,7 @@ class BenchMetrics:
                 "cost_ratio": share(m.stats.calls_per_token, rival.stats.calls_per_token)}
 
     def counts(self, m: Measurement) -> dict[str, Any]:
-        """What a strategy of ours counted; shares of nothing are None. `timeline`: forwards of the first prompt, where cores are split."""
+        """Counters of a strategy; shares of nothing are None. `timeline`: forward passes of the first prompt, where cores are split."""
         s = m.stats
         base = self.vanilla.stats.calls_per_token if self.vanilla else 0.0
         return {
@@ -118,20 +120,20 @@ class BenchMetrics:
             if splits_cores(m) else None}
 
     def quality(self, m: Measurement) -> dict[str, Any]:
-        """ROUGE-L against the prompts' references (points, 0 to 100); of a lossy strategy also how far it leaves the target, its
+        """ROUGE-L against the prompts' references (points, 0 to 100); of a lossy strategy also how far it differs from the target, its
         accuracy where answers can be checked, and whether it holds the floor."""
         ours = m.contender if isinstance(m.contender, StrategyContender) else None
         lossy = ours is not None and not ours.lossless
         kept = self.agreement(m) if lossy else TargetAgreement(0, 0, 0.0)
         points, base = self.rouge_l(m), self.base_rouge_l
         gained = None if points is None or base is None else points - base
-        held = None if kept.share is None or gained is None else kept.share >= FLOOR_SHARE and gained >= -FLOOR_POINTS
+        held = None if kept.share is None or gained is None else self.floor.held(kept.share, gained)
         return {"target_argmax_share": kept.share, "quality_ratio": share(kept.share or 0.0, self.reference_share or 0.0),
                 "kl": kept.kl, "rouge_l": points, "rouge_l_difference": gained, "holds_floor": held,
                 "tasks": task_accuracy(self.prompts, self.checked(m), self.reference_checked) if lossy else {}}
 
     def checked(self, m: Measurement) -> list[Checked]:
-        """For each answer whether it is right (`quality_report.checked`)."""
+        """For each answer whether it is right (`accuracy.checked`)."""
         return checked(self.prompts, [self.pair.decode(run.tokens) for run in m.typical])
 
     @cached_property
@@ -160,7 +162,7 @@ class BenchMetrics:
         return [d for d in found if d is not None]
 
     def agreement(self, m: Measurement) -> TargetAgreement:
-        """How the emitted tokens stand to the target behind the same prefixes."""
+        """How the emitted tokens compare with the target after the same prefixes."""
         return agreement_of(self.pair, self.encoded, [run.tokens for run in m.typical], self.temperature)
 
 
@@ -175,7 +177,7 @@ def time_share(s: Stats) -> dict[str, float | None]:
 
 
 def latencies(m: Measurement) -> dict[str, float | None]:
-    """Medians over prompts of the time to the first token and per token behind it, in milliseconds."""
+    """Medians over prompts of the time to the first token and per further token, in milliseconds."""
     runs = m.typical
     per_token = sorted((run.seconds - run.stats.first_token_seconds) / (len(run.tokens) - 1) * 1e3
                        for run in runs if len(run.tokens) > 1)

@@ -2,8 +2,8 @@
 
 On a CPU it is the process's peak of resident memory during one generation (`VmHWM`, reset through
 `/proc/self/clear_refs`) over what was resident with the models loaded and every page of their caches written, before any
-forward ran. So it is an upper bound: libraries that start with the first forward, and what earlier contenders left, are
-in it. On CUDA it is the allocator's peak over what was allocated then. Where neither can be had it is None.
+forward pass ran. So it is an upper bound: it includes libraries that start with the first forward pass, and what earlier contenders
+left. On CUDA it is the allocator's peak over what was allocated then. Where neither is available it is None.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def peaks_over_models(pair: LoadedPair, contenders: Sequence[Contender], ids: Se
 
 
 def peak_during(work: Callable[[], object], device: str = "cpu") -> float | None:
-    """Highest memory in bytes while `work` runs; None where this system does not tell (the work is done all the same)."""
+    """Highest memory in bytes while `work` runs; None where this system does not report it (the work is done anyway)."""
     give_back()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return float(torch.cuda.max_memory_allocated(device))
-    told = reset_peak()
+    known = reset_peak()
     work()
-    return status_bytes("VmHWM") if told else None
+    return status_bytes("VmHWM") if known else None
 
 
 def resident(device: str = "cpu") -> float | None:

@@ -1,7 +1,7 @@
 """Peers: what users run today, measured on the same modules, prompts, dtype and threads.
 
 `transformers`: `generate` plainly, with the pair's draft as assistant (constant draft length, no early exit), and with
-prompt lookup. The modules are the pair's own: for each call they attend with SDPA again, behind it over our slots.
+prompt lookup. The modules are the pair's own: for each call they attend with SDPA again, and afterwards over our slots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOKUP_TOKENS, LOOKUP_NGRAM = 10, 3
 
 @dataclass
 class PeerGroup:
-    """The contenders of one peer and what a reader of their figures must know."""
+    """The contenders of one peer and notes for readers of their metrics."""
 
     contenders: list[Contender] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -44,9 +44,10 @@ def load_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5) -> dic
     """
     unknown = next((name for name in names if name not in PEERS), None)
     if unknown:
-        raise DraftwellError(f"unknown peer {unknown!r}: choose from {', '.join(PEERS)}")
+        raise DraftwellError(f"unknown peer {unknown!r}: choose from {', '.join(PEERS)}", code="unknown_peer")
     if names and any(parameter.numel() == 0 for module in pair.modules.values() for parameter in module.parameters()):
-        raise DraftwellError("the pair's transformers modules gave up their weights: load it with keep_modules=True to measure peers")
+        raise DraftwellError("the pair's transformers modules gave up their weights: load it with keep_modules=True to measure peers",
+                             code="modules_without_weights")
     return {name: transformers_peers(pair, gamma) for name in names}
 
 

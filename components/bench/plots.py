@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from components.bench.report import entries_of
+from components.bench.schema import BenchReport
 from components.report.drawing import FAINT, INK, SECOND, drawing
 
 PARTS = {"target": INK, "draft": SECOND, "qualifier": "#548235", "overlap": "#7b4fa3", "prefill": "#7f9db9", "rest": FAINT}
@@ -14,19 +13,19 @@ TIMELINE_SECONDS = 2.0
 """How much of a timeline is drawn, from the first token on."""
 
 
-def heading(what: str, report: Mapping[str, Any]) -> str:
-    """Title of a plot; a padded target is never left unsaid."""
-    padded = report.get("padded_to")
-    return f"{what}, {report['pair']}" + (f", target padded to {padded / 1e9:.2f} B" if padded else "")
+def heading(what: str, report: BenchReport) -> str:
+    """Title of a plot; it always names a padded target."""
+    padded = report.padded_to
+    return f"{what}, {report.pair}" + (f", target padded to {padded / 1e9:.2f} B" if padded else "")
 
 
-def speedup_bars(report: Mapping[str, Any], path: Path) -> Path:
+def speedup_bars(report: BenchReport, path: Path) -> Path:
     """Speedup over autoregressive of every strategy and peer of a bench, with intervals."""
-    entries = [(label, e) for label, e in entries_of(report) if e["speedup"] is not None]
+    entries = [(label, e) for label, e in entries_of(report) if e.speedup is not None]
     with drawing(path, heading("Speedup over autoregressive", report), "", "times as fast") as axes:
-        heights = [e["speedup"] for _, e in entries]
-        ends = [[max(0.0, e["speedup"] - e["speedup_low"]) for _, e in entries],
-                [max(0.0, e["speedup_high"] - e["speedup"]) for _, e in entries]]
+        heights = [e.speedup or 0.0 for _, e in entries]
+        ends = [[max(0.0, (e.speedup or 0.0) - (e.speedup_low or 0.0)) for _, e in entries],
+                [max(0.0, (e.speedup_high or 0.0) - (e.speedup or 0.0)) for _, e in entries]]
         colours = [FAINT if ": " in label else INK for label, _ in entries]
         axes.bar(range(len(entries)), heights, color=colours, yerr=ends, capsize=4, ecolor=SECOND)
         axes.axhline(1.0, color=FAINT, linestyle="--")
@@ -34,11 +33,11 @@ def speedup_bars(report: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def acceptance_by_position(report: Mapping[str, Any], path: Path) -> Path:
+def acceptance_by_position(report: BenchReport, path: Path) -> Path:
     """Share of rounds in which draft token i was accepted, for every strategy that drafted."""
     with drawing(path, heading("Acceptance by position", report), "position in the draft", "accepted / drafted") as axes:
-        for label, entry in report["strategies"].items():
-            shares = entry.get("acceptance_by_position")
+        for label, entry in report.strategies.items():
+            shares = entry.acceptance_by_position
             if shares:
                 axes.plot(range(1, len(shares) + 1), shares, marker="o", label=label)
         axes.set_ylim(0, 1)
@@ -47,9 +46,9 @@ def acceptance_by_position(report: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def time_split(report: Mapping[str, Any], path: Path) -> Path:
+def time_split(report: BenchReport, path: Path) -> Path:
     """Where the time of every strategy goes: target, draft, both at once, prefill, rest."""
-    entries = [(label, e["time_share"]) for label, e in report["strategies"].items() if e.get("time_share")]
+    entries = [(label, e.time_share) for label, e in report.strategies.items() if e.time_share]
     with drawing(path, heading("Where the time goes", report), "", "share of wall time") as axes:
         bottom = [0.0] * len(entries)
         for part, colour in PARTS.items():
@@ -64,14 +63,14 @@ def time_split(report: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def curve(report: Mapping[str, Any], name: str, path: Path) -> Path:
+def curve(report: BenchReport, name: str, path: Path) -> Path:
     """Speedup and share of the target's argmax of one strategy over one of its parameters."""
-    found = report["curves"][name]
-    points = found["points"]
-    with drawing(path, heading(name, report), found["parameter"], "speedup over autoregressive") as axes:
-        values = [p["value"] for p in points]
-        axes.plot(values, [p["speedup"] for p in points], marker="o", color=INK, label="speedup")
-        shares = [p["target_argmax_share"] for p in points]
+    found = report.curves[name]
+    points = found.points
+    with drawing(path, heading(name, report), found.parameter, "speedup over autoregressive") as axes:
+        values = [p.value for p in points]
+        axes.plot(values, [p.speedup for p in points], marker="o", color=INK, label="speedup")
+        shares = [p.target_argmax_share for p in points]
         if None not in shares:
             right = axes.twinx()
             right.set(ylabel="share of tokens that are the target's argmax", ylim=(0, 1.02))
@@ -83,12 +82,12 @@ def curve(report: Mapping[str, Any], name: str, path: Path) -> Path:
     return path
 
 
-def timeline(report: Mapping[str, Any], label: str, path: Path) -> Path:
-    """When the forwards of the first prompt ran, model by model, in the first seconds behind the prompt's own forward."""
-    forwards = report["strategies"][label]["timeline"]
+def timeline(report: BenchReport, label: str, path: Path) -> Path:
+    """When the forward passes of the first prompt ran, model by model, in the first seconds after the prompt's own."""
+    forwards = report.strategies[label].timeline or ()
     roles = list(dict.fromkeys(role for role, _, _ in forwards))
     begin = min((end for role, _, end in forwards if role == "target"), default=0.0)
-    with drawing(path, heading(f"Forwards of {label}", report), "seconds of the request", "") as axes:
+    with drawing(path, heading(f"Forward passes of {label}", report), "seconds of the request", "") as axes:
         for i, role in enumerate(roles):
             bars = [(start, end - start) for name, start, end in forwards
                     if name == role and start < begin + TIMELINE_SECONDS and end > begin]
@@ -98,13 +97,13 @@ def timeline(report: Mapping[str, Any], label: str, path: Path) -> Path:
     return path
 
 
-def bench_plots(report: Mapping[str, Any], folder: Path) -> list[Path]:
+def bench_plots(report: BenchReport, folder: Path) -> list[Path]:
     """The plots of a bench, as files in a folder."""
     made = [speedup_bars(report, folder / "speedup.png"), acceptance_by_position(report, folder / "acceptance_by_position.png"),
             time_split(report, folder / "time_split.png")]
-    made += [curve(report, name, folder / f"curve_{file_name(name)}.png") for name in report.get("curves", {})]
+    made += [curve(report, name, folder / f"curve_{file_name(name)}.png") for name in report.curves]
     return made + [timeline(report, label, folder / f"timeline_{file_name(label)}.png")
-                   for label, entry in report["strategies"].items() if entry.get("timeline")]
+                   for label, entry in report.strategies.items() if entry.timeline]
 
 
 def file_name(label: str) -> str:

@@ -11,32 +11,33 @@ from typing import Any
 
 from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters, splits_cores, strategy_of
 from components.bench.runner import Measurement, StrategyContender
+from components.bench.schema import BenchEntry, Curve, CurvePoint, Headline, Largest
 
 GENERATE, ASSISTED = "transformers/autoregressive", "transformers/assisted"
 
 
-def headlines(judge: BenchMetrics, entries: Mapping[str, Mapping[str, Any]], assisted_gamma: int | None = None) -> list[dict[str, Any]]:
-    """Rows of `name`, `contender`, `against`, `ratio`, `low`, `high`, `cost_ratio` (None where it says nothing).
+def headlines(metrics: BenchMetrics, entries: Mapping[str, BenchEntry], assisted_gamma: int | None = None) -> list[Headline]:
+    """The ratios; one that was not measured is left out.
 
     Args:
-        entries: label → figures, for the quality floor.
+        entries: by label, for the quality floor.
         assisted_gamma: draft length of transformers' assisted generation, where it was measured.
     """
     rows = []
-    for name, m, base in comparisons(judge, entries, assisted_gamma):
+    for name, m, base in comparisons(metrics, entries, assisted_gamma):
         if m is None or base is None or m is base:
             continue
-        ratio, low, high = judge.ratio(m, base)
-        counted = isinstance(base.contender, StrategyContender) and base is not judge.reference and base.stats.calls_per_token > 0
-        rows.append({"name": name, "contender": m.contender.label, "against": base.contender.label, "ratio": ratio, "low": low,
-                     "high": high, "cost_ratio": m.stats.calls_per_token / base.stats.calls_per_token if counted else None})
+        ratio, low, high = metrics.ratio(m, base)
+        counted = isinstance(base.contender, StrategyContender) and base is not metrics.reference and base.stats.calls_per_token > 0
+        rows.append(Headline(name=name, contender=m.contender.label, against=base.contender.label, ratio=ratio, low=low, high=high,
+                             cost_ratio=m.stats.calls_per_token / base.stats.calls_per_token if counted else None))
     return rows
 
 
-def comparisons(judge: BenchMetrics, entries: Mapping[str, Mapping[str, Any]],
+def comparisons(metrics: BenchMetrics, entries: Mapping[str, BenchEntry],
                 assisted_gamma: int | None) -> Iterator[tuple[str, Measurement | None, Measurement | None]]:
     """(name, contender, base); either is None where it was not measured."""
-    measured, plain = judge.measured, judge.reference
+    measured, plain = metrics.measured, metrics.reference
     ours = [m for m in measured.values() if isinstance(m.contender, StrategyContender) and strategy_of(m) != REFERENCE]
     lossless = [m for m in ours if isinstance(m.contender, StrategyContender) and m.contender.lossless]
     yield "autoregressive / transformers generate", plain, measured.get(GENERATE)
@@ -46,12 +47,12 @@ def comparisons(judge: BenchMetrics, entries: Mapping[str, Mapping[str, Any]],
     overlapping = [m for m in lossless if splits_cores(m) and strategy_of(m) != "vanilla_sd"]
     for name in dict.fromkeys(strategy_of(m) for m in overlapping):
         best = fastest(overlapping, lambda m, name=name: strategy_of(m) == name)  # type: ignore[misc]
-        yield f"{name} / fastest vanilla_sd, equal cores", best, judge.vanilla_split
-        yield f"{name} / fastest vanilla_sd, unrestricted", best, unrestricted(judge)
+        yield f"{name} / fastest vanilla_sd, equal cores", best, metrics.vanilla_split
+        yield f"{name} / fastest vanilla_sd, unrestricted", best, unrestricted(metrics)
     lossy = [m for m in ours if isinstance(m.contender, StrategyContender) and not m.contender.lossless]
     for name in dict.fromkeys(strategy_of(m) for m in lossy):
-        holding = fastest(lossy, lambda m, name=name: strategy_of(m) == name and bool(entries[m.contender.label]["holds_floor"]))  # type: ignore[misc]
-        yield f"{name} at the quality floor / fastest vanilla_sd", holding, unrestricted(judge)
+        holding = fastest(lossy, lambda m, name=name: strategy_of(m) == name and bool(entries[m.contender.label].holds_floor))  # type: ignore[misc]
+        yield f"{name} at the quality floor / fastest vanilla_sd", holding, unrestricted(metrics)
 
 
 def same_gamma(measured: Sequence[Measurement], gamma: int | None) -> Measurement | None:
@@ -60,39 +61,38 @@ def same_gamma(measured: Sequence[Measurement], gamma: int | None) -> Measuremen
                  and isinstance(m.contender, StrategyContender) and gamma_of_parameters(m.contender.parameters) == gamma), None)
 
 
-def unrestricted(judge: BenchMetrics) -> Measurement | None:
+def unrestricted(metrics: BenchMetrics) -> Measurement | None:
     """The fastest vanilla SD on all cores."""
-    return None if judge.vanilla is judge.vanilla_split else judge.vanilla
+    return None if metrics.vanilla is metrics.vanilla_split else metrics.vanilla
 
 
-def largest_overheads(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any] | None]:
-    """`overhead_fraction` and `peak_memory_mb` → the `label` of the strategy with the largest, and its `value`; None of none."""
-    found: dict[str, dict[str, Any] | None] = {}
+def largest_overheads(entries: Mapping[str, BenchEntry]) -> dict[str, Largest | None]:
+    """`overhead_fraction` and `peak_memory_mb` → the strategy with the largest; None where none was measured."""
+    found: dict[str, Largest | None] = {}
     for key in ("overhead_fraction", "peak_memory_mb"):
-        known = {label: float(entry[key]) for label, entry in entries.items() if entry.get(key) is not None}
+        known = {label: float(value) for label, entry in entries.items() if (value := getattr(entry, key)) is not None}
         label = max(known, key=known.__getitem__, default=None)
-        found[key] = None if label is None else {"label": label, "value": known[label]}
+        found[key] = None if label is None else Largest(label=label, value=known[label])
     return found
 
 
-def curves(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Strategy → `parameter` and `points`, where one numeric parameter took several values on one plan of cores.
+def curves(entries: Mapping[str, BenchEntry]) -> dict[str, Curve]:
+    """Strategy → its curve, where one numeric parameter took several values on one plan of cores.
 
-    Points are ordered by value and hold `value`, `label`, `speedup`, `over_vanilla`, `target_argmax_share`, `rouge_l`,
-    `rescued_share` and `holds_floor`. A config that leaves the parameter out stands at no point.
+    Points are ordered by value. A config that leaves the parameter out is no point.
     """
-    found: dict[str, dict[str, Any]] = {}
-    groups: dict[tuple[str, bool], list[tuple[str, Mapping[str, Any]]]] = {}
+    found: dict[str, Curve] = {}
+    groups: dict[tuple[str, bool], list[tuple[str, BenchEntry]]] = {}
     for label, entry in entries.items():
-        if entry["strategy"] and entry["strategy"] != REFERENCE:
-            groups.setdefault((entry["strategy"], "@" in label), []).append((label, entry))
+        if entry.strategy and entry.strategy != REFERENCE:
+            groups.setdefault((entry.strategy, "@" in label), []).append((label, entry))
     for (name, split), group in groups.items():
-        parameter = varied([entry["parameters"] for _, entry in group])
+        parameter = varied([entry.parameters for _, entry in group])
         if parameter:
-            points = [point(float(entry["parameters"][parameter]), label, entry) for label, entry in group
-                      if parameter in entry["parameters"] and math.isfinite(float(entry["parameters"][parameter]))]
-            points.sort(key=lambda p: float(p["value"]))
-            found[name + ("@1+1" if split else "")] = {"parameter": parameter, "points": points}
+            points = [point(float(entry.parameters[parameter]), label, entry) for label, entry in group
+                      if parameter in entry.parameters and math.isfinite(float(entry.parameters[parameter]))]
+            points.sort(key=lambda p: p.value)
+            found[name + ("@1+1" if split else "")] = Curve(parameter=parameter, points=tuple(points))
     return found
 
 
@@ -111,8 +111,8 @@ def varied(settings: Sequence[Mapping[str, Any]]) -> str | None:
     return several[0] if len(several) == 1 else None
 
 
-def point(value: float, label: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def point(value: float, label: str, entry: BenchEntry) -> CurvePoint:
     """One config of a curve."""
-    over = entry["over_vanilla"]
-    return {"value": value, "label": label, "speedup": entry["speedup"], "over_vanilla": over["ratio"] if over else None,
-            **{key: entry[key] for key in ("target_argmax_share", "rouge_l", "rescued_share", "holds_floor")}}
+    return CurvePoint(value=value, label=label, speedup=entry.speedup, over_vanilla=entry.over_vanilla and entry.over_vanilla.ratio,
+                      target_argmax_share=entry.target_argmax_share, rouge_l=entry.rouge_l, rescued_share=entry.rescued_share,
+                      holds_floor=entry.holds_floor)

@@ -1,10 +1,11 @@
-"""A bench in words: its tables for the terminal and for Markdown, and the line that says what the figures depend on."""
+"""Tables of a bench for the terminal and for Markdown, and the line that names what the metrics depend on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from components.bench.schema import BenchEntry, BenchReport, Curve, Machine
 from components.report.tables import first_turns, markdown, number, rich_table
 
 if TYPE_CHECKING:
@@ -12,190 +13,183 @@ if TYPE_CHECKING:
 
 BENCH_COLUMNS = ("strategy", "tokens/s", "speedup", "acceptance rate", "MAT", "cost ratio", "outputs identical?")
 HEADLINE_COLUMNS = ("ratio", "times as fast", "cost ratio", "contender", "against")
-Entry = Mapping[str, Any]
 
 
-def entries_of(report: Mapping[str, Any]) -> list[tuple[str, Entry]]:
-    """Label and figures of all that were measured: strategies, the cost reference where it is none of them, peers."""
-    entries = [(label_with_parameters(label, entry), entry) for label, entry in report["strategies"].items()]
-    reference = report.get("cost_reference")
-    if reference and all(reference["per_prompt"] != entry["per_prompt"] for _, entry in entries):
-        entries.append((f"vanilla_sd(num_speculative_tokens={reference['num_speculative_tokens']})", reference))
-    for peer, group in report.get("peers", {}).items():
-        entries += [(f"{peer}: {name}", entry) for name, entry in group.items() if name != "notes"]
+def entries_of(report: BenchReport) -> list[tuple[str, BenchEntry]]:
+    """Label and entry of all that were measured: strategies, the cost reference where it is none of them, peers."""
+    entries = [(label_with_parameters(label, entry.parameters), entry) for label, entry in report.strategies.items()]
+    reference = report.cost_reference
+    if reference and all(reference.per_prompt != entry.per_prompt for _, entry in entries):
+        entries.append((f"vanilla_sd(num_speculative_tokens={reference.num_speculative_tokens})", reference))
+    for peer, group in report.peers.items():
+        entries += [(f"{peer}: {name}", entry) for name, entry in group.entries.items()]
     return entries
 
 
-def label_with_parameters(label: str, entry: Entry) -> str:
+def label_with_parameters(label: str, parameters: Mapping[str, Any]) -> str:
     """A label with the parameters that were set, which it leaves out where a strategy was measured once.
 
-    >>> label_with_parameters("sprinter", {"parameters": {"tau": "0.9"}})
-    'sprinter(tau=0.9)'
-    >>> label_with_parameters("spide(tau=0.5)", {"parameters": {"tau": "0.5"}}), label_with_parameters("x", {})
-    ('spide(tau=0.5)', 'x')
+    >>> [label_with_parameters(*row) for row in (("sprinter", {"tau": 0.9}), ("spide(tau=0.5)", {"tau": 0.5}), ("x", {}))]
+    ['sprinter(tau=0.9)', 'spide(tau=0.5)', 'x']
     """
-    settings = ", ".join(f"{key}={value}" for key, value in sorted(entry.get("parameters", {}).items()))
+    settings = ", ".join(f"{key}={value}" for key, value in sorted(parameters.items()))
     return f"{label}({settings})" if settings and "(" not in label else label
 
 
-def bench_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """One row of words for each strategy and peer, in `BENCH_COLUMNS`; what was not measured is a dash."""
-    total = report["prompts"]
-    return [[label, number(entry["tokens_per_second"], ".1f"), interval(entry), number(entry.get("acceptance_rate"), ".2f"),
-             number(entry.get("mat"), ".2f"), number(entry.get("cost_ratio"), ".2f"), identity(entry, total)]
+def bench_rows(report: BenchReport) -> list[list[str]]:
+    """One row of text for each strategy and peer, in `BENCH_COLUMNS`; what was not measured is a dash."""
+    total = report.prompts
+    return [[label, number(entry.tokens_per_second, ".1f"), interval(entry), number(entry.acceptance_rate, ".2f"),
+             number(entry.mat, ".2f"), number(entry.cost_ratio, ".2f"), identity(entry, total)]
             for label, entry in entries_of(report)]
 
 
-def time_columns(report: Mapping[str, Any]) -> dict[str, str]:
+def time_columns(report: BenchReport) -> dict[str, str]:
     """Part of the wall time → its column; the qualifier's only where one worked."""
-    qualified = any((entry.get("time_share") or {}).get("qualifier") for _, entry in entries_of(report))
+    qualified = any(entry.time_share and entry.time_share.get("qualifier") for _, entry in entries_of(report))
     parts = ["target", "draft", *(["qualifier"] if qualified else []), "overlap", "prefill"]
     return {part: part for part in parts} | {"rest": "overhead"}
 
 
-def time_table(report: Mapping[str, Any]) -> str:
+def time_table(report: BenchReport) -> str:
     """Where the time and the memory went, as Markdown; parts are shares of the wall time."""
     columns = time_columns(report)
     rows = []
     for label, entry in entries_of(report):
-        split = entry.get("time_share") or {}
-        rows.append([label, number(entry.get("ttft_ms"), ".0f"), number(entry.get("prefill_ms"), ".0f"),
-                     number(entry.get("decode_tokens_per_second"), ".1f"), *(number(split.get(part), ".1%") for part in columns),
-                     number(entry.get("peak_memory_mb"), ".0f")])
+        split = entry.time_share or {}
+        rows.append([label, number(entry.ttft_ms, ".0f"), number(entry.prefill_ms, ".0f"),
+                     number(entry.decode_tokens_per_second, ".1f"), *(number(split.get(part), ".1%") for part in columns),
+                     number(entry.peak_memory_mb, ".0f")])
     return markdown(("strategy", "TTFT ms", "prefill ms", "decode tokens/s", *columns.values(), "peak MB"), rows)
 
 
-def rouge_l_column(report: Mapping[str, Any]) -> str:
-    """The column of ROUGE-L, with the number of references behind every figure in it.
-
-    >>> rouge_l_column({"references": 12}), rouge_l_column({"references": 1}), rouge_l_column({})
-    ('ROUGE-L (12 references)', 'ROUGE-L (1 reference)', 'ROUGE-L')
-    """
-    references = report.get("references")
+def rouge_l_column(report: BenchReport) -> str:
+    """The column of ROUGE-L, with the number of references that it is computed on."""
+    references = report.references
     return "ROUGE-L" + (f" ({references} reference{'s' if references != 1 else ''})" if references else "")
 
 
-def quality_table(report: Mapping[str, Any]) -> str:
+def quality_table(report: BenchReport) -> str:
     """What lossy strategies gave up, as Markdown; empty where none was measured."""
     floors = {True: "held", False: "not held", None: "–"}
     rows = []
-    for label, entry in report["strategies"].items():
-        if not entry["lossless"]:
-            over = entry.get("over_vanilla")
+    for label, entry in report.strategies.items():
+        if not entry.lossless:
+            over = entry.over_vanilla
             rows.append(
                 [
-                    label_with_parameters(label, entry),
-                    ratio_with_interval(over["ratio"], over["low"], over["high"]) if over else "–",
-                    number(entry.get("target_argmax_share"), ".1%"),
-                    number(entry.get("kl"), ".3f"),
-                    number(entry.get("rouge_l"), ".1f"),
-                    number(entry.get("rouge_l_difference"), "+.1f"),
-                    number(entry.get("rescued_share"), ".1%"),
-                    floors[entry.get("holds_floor")],
+                    label_with_parameters(label, entry.parameters),
+                    ratio_with_interval(over.ratio, over.low, over.high) if over else "–",
+                    number(entry.target_argmax_share, ".1%"),
+                    number(entry.kl, ".3f"),
+                    number(entry.rouge_l, ".1f"),
+                    number(entry.rouge_l_difference, "+.1f"),
+                    number(entry.rescued_share, ".1%"),
+                    floors[entry.holds_floor],
                 ]
             )
-    # Of samples it is KL(π ‖ p) + H(π) − H(p), no divergence (`quality.agreement`): it may be negative.
-    divergence = "KL, nats" if report["settings"]["temperature"] == 0 else "excess surprisal, nats"
+    # Of samples it is KL(π ‖ p) + H(π) − H(p), which is no divergence (`target_agreement.agreement`): it may be negative.
+    divergence = "KL, nats" if report.settings.temperature == 0 else "excess surprisal, nats"
     columns = ("lossy strategy", "over vanilla_sd", "argmax share", divergence, rouge_l_column(report), "± vanilla", "rescued",
                "floor")
     return markdown(columns, rows) if rows else ""
 
 
-def task_table(report: Mapping[str, Any]) -> str:
-    """Right answers of lossy strategies, as Markdown; empty where no prompt says what is right."""
+def task_table(report: BenchReport) -> str:
+    """Right answers of lossy strategies, as Markdown; empty where no prompt has an answer to compare with."""
     rows = []
-    for label, entry in report["strategies"].items():
-        for task, figures in (entry.get("tasks") or {}).items():
-            change = "–" if figures["difference"] is None else ratio_with_interval(figures["difference"], figures["low"], figures["high"])
-            rows.append([label_with_parameters(label, entry), task, str(figures["count"]), number(figures["accuracy"], ".1%"), change,
-                         figures["note"] or ""])
+    for label, entry in report.strategies.items():
+        for task, found in entry.tasks.items():
+            change = "–" if found.difference is None else ratio_with_interval(found.difference, found.low, found.high)
+            rows.append([label_with_parameters(label, entry.parameters), task, str(found.count), number(found.accuracy, ".1%"), change,
+                         found.note or ""])
     return markdown(("lossy strategy", "task", "prompts", "right", "± autoregressive", "note"), rows) if rows else ""
 
 
-def headline_rows(report: Mapping[str, Any]) -> list[list[str]]:
+def headline_rows(report: BenchReport) -> list[list[str]]:
     """The ratios of the bench, in `HEADLINE_COLUMNS`."""
-    names = {label: label_with_parameters(label, entry) for label, entry in report["strategies"].items()}
-    return [[row["name"], ratio_with_interval(row["ratio"], row["low"], row["high"]), number(row["cost_ratio"], ".2f"),
-             names.get(row["contender"], row["contender"]), names.get(row["against"], row["against"])]
-            for row in report.get("headlines", [])]
+    names = {label: label_with_parameters(label, entry.parameters) for label, entry in report.strategies.items()}
+    return [[row.name, ratio_with_interval(row.ratio, row.low, row.high), number(row.cost_ratio, ".2f"),
+             names.get(row.contender, row.contender), names.get(row.against, row.against)]
+            for row in report.headlines]
 
 
-def overhead_lines(report: Mapping[str, Any]) -> str:
+def overhead_lines(report: BenchReport) -> str:
     """The largest overhead and the largest peak of memory among the strategies, as a Markdown list."""
-    names = {label: label_with_parameters(label, entry) for label, entry in report["strategies"].items()}
+    names = {label: label_with_parameters(label, entry.parameters) for label, entry in report.strategies.items()}
     forms = {"overhead_fraction": ("largest overhead", ".1%", ""), "peak_memory_mb": ("largest peak over weights and caches", ".0f", " MB")}
-    return "".join(f"- {forms[key][0]}: {number(found['value'], forms[key][1])}{forms[key][2]} ({names[found['label']]})\n"
-                   for key, found in report.get("worst", {}).items() if found)
+    return "".join(f"- {forms[key][0]}: {number(found.value, forms[key][1])}{forms[key][2]} ({names[found.label]})\n"
+                   for key, found in report.worst.items() if found)
 
 
-def curve_rows(curve: Mapping[str, Any]) -> list[list[str]]:
+def curve_rows(curve: Curve) -> list[list[str]]:
     """The points of one curve, in the order of the parameter."""
-    return [[f"{p['value']:g}", number(p["speedup"], ".2f"), number(p["over_vanilla"], ".2f"), number(p["target_argmax_share"], ".1%"),
-             number(p["rouge_l"], ".1f"), number(p["rescued_share"], ".1%")] for p in curve["points"]]
+    return [[f"{p.value:g}", number(p.speedup, ".2f"), number(p.over_vanilla, ".2f"), number(p.target_argmax_share, ".1%"),
+             number(p.rouge_l, ".1f"), number(p.rescued_share, ".1%")] for p in curve.points]
 
 
-def interval(entry: Entry) -> str:
+def interval(entry: BenchEntry) -> str:
     """`1.31 [1.25, 1.38]`."""
-    if entry.get("speedup") is None:
+    if entry.speedup is None:
         return "–"
-    return ratio_with_interval(entry["speedup"], entry["speedup_low"], entry["speedup_high"])
+    return ratio_with_interval(entry.speedup, entry.speedup_low, entry.speedup_high)
 
 
-def ratio_with_interval(ratio: float, low: float, high: float) -> str:
+def ratio_with_interval(ratio: float | None, low: float | None, high: float | None) -> str:
     """A ratio with its interval."""
-    return f"{ratio:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{number(ratio, '.2f')} [{number(low, '.2f')}, {number(high, '.2f')}]"
 
 
-def identity(entry: Entry, total: int) -> str:
-    """`15 of 16 (1 near-tie)`; sampled outputs cannot be compared, lossy ones say that they are."""
-    same, ties = entry.get("identical_outputs"), entry.get("near_ties") or 0
+def identity(entry: BenchEntry, total: int) -> str:
+    """`15 of 16 (1 near-tie)`; sampled outputs cannot be compared, lossy ones are marked."""
+    same, ties = entry.identical_outputs, entry.near_ties or 0
     if same is None:
         return "– (sampled)"
-    words = [f"{ties} near-tie{'s' if ties != 1 else ''}"] if ties else []
-    words += ["lossy"] if not entry["lossless"] else []
-    return f"{same} of {total}" + (f" ({', '.join(words)})" if words else "")
+    notes = [f"{ties} near-tie{'s' if ties != 1 else ''}"] if ties else []
+    notes += ["lossy"] if not entry.lossless else []
+    return f"{same} of {total}" + (f" ({', '.join(notes)})" if notes else "")
 
 
-def caption(report: Mapping[str, Any]) -> str:
-    """What the figures depend on, in one line."""
-    machine, settings = report["machine"], report["settings"]
-    how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']}"
-    padded = report.get("padded_to")
+def caption(report: BenchReport) -> str:
+    """What the metrics depend on, in one line."""
+    machine, settings = report.machine, report.settings
+    how = "greedy" if settings.temperature == 0 else f"temperature {settings.temperature}"
+    padded = report.padded_to
     target = f", target padded with zeros to {padded / 1e9:.2f} B parameters" if padded else ""
-    longest = f" (prompts of at most {settings['max_prompt_tokens']} tokens)" if settings.get("max_prompt_tokens") else ""
-    name = machine.get("device_name", machine["cpu"])
-    device = machine["cpu"] if name == machine["cpu"] else f"{name} and {machine['cpu']}"
-    device += f", draft on {machine['draft_device']}" if machine.get("draft_device") else ""
-    prompts = f"{report['prompts']} prompts{first_turns(report.get('several_turns', 0))} of up to {settings['max_tokens']} tokens{longest}"
-    runs = f"{settings['runs']} run{'s' if settings['runs'] != 1 else ''}"
-    return (f"{report['pair']}, {machine['dtype']}{target}, {prompts}, {how}, {runs}, {device}, {class_of(machine)}{machine['threads']} of "
-            f"{machine['cores']} cores")
+    longest = f" (prompts of at most {settings.max_prompt_tokens} tokens)" if settings.max_prompt_tokens else ""
+    name = machine.device_name or machine.cpu
+    device = machine.cpu if name == machine.cpu else f"{name} and {machine.cpu}"
+    device += f", draft on {machine.draft_device}" if machine.draft_device else ""
+    prompts = f"{report.prompts} prompts{first_turns(report.several_turns)} of up to {settings.max_tokens} tokens{longest}"
+    runs = f"{settings.runs} run{'s' if settings.runs != 1 else ''}"
+    return (f"{report.pair}, {machine.dtype}{target}, {prompts}, {how}, {runs}, {device}, {class_of(machine)}{machine.threads} of "
+            f"{machine.cores} cores")
 
 
-def class_of(machine: Mapping[str, Any]) -> str:
+def class_of(machine: Machine) -> str:
     """The machine class, where the report names it."""
-    return f"{machine['device_class']}, " if machine.get("device_class") else ""
+    return f"{machine.device_class}, " if machine.device_class else ""
 
 
-def bench_table(report: Mapping[str, Any]) -> Table:
+def bench_table(report: BenchReport) -> Table:
     """A bench as a table for the terminal."""
     return rich_table(BENCH_COLUMNS, bench_rows(report), caption(report))
 
 
-def headline_table(report: Mapping[str, Any]) -> Table:
+def headline_table(report: BenchReport) -> Table:
     """The ratios as a table for the terminal."""
     note = "the fastest of this run where a row says best; brackets: bootstrap over prompts, 5 % and 95 %"
     return rich_table(HEADLINE_COLUMNS, headline_rows(report), note)
 
 
-def markdown_table(report: Mapping[str, Any]) -> str:
+def markdown_table(report: BenchReport) -> str:
     """A bench as a Markdown table with a line about the machine below."""
     return f"{markdown(BENCH_COLUMNS, bench_rows(report))}\n{caption(report)}\n"
 
 
-def bench_markdown(report: Mapping[str, Any]) -> str:
+def bench_markdown(report: BenchReport) -> str:
     """All tables of a bench as Markdown: speed, ratios, time and memory, quality of lossy strategies, curves."""
-    parts = [f"## Bench of {report['pair']}\n\n{markdown_table(report)}",
+    parts = [f"## Bench of {report.pair}\n\n{markdown_table(report)}",
              f"### Ratios\n\n{markdown(HEADLINE_COLUMNS, headline_rows(report))}\n{overhead_lines(report)}",
              "### Time and memory\n\nShares of the wall time; TTFT and prefill are medians over prompts; memory is over weights and caches."
              f"\n\n{time_table(report)}"]
@@ -203,10 +197,10 @@ def bench_markdown(report: Mapping[str, Any]) -> str:
         parts.append(f"### Quality\n\n{quality}")
     if tasks := task_table(report):
         parts.append(f"### Right answers\n\nShares of prompts; brackets: 5 % and 95 %.\n\n{tasks}")
-    for name, curve in report.get("curves", {}).items():
-        columns = (curve["parameter"], "speedup", "over vanilla_sd", "argmax share", rouge_l_column(report), "rescued")
-        parts.append(f"### {name} over {curve['parameter']}\n\n{markdown(columns, curve_rows(curve))}")
-    notes = [note for group in report.get("peers", {}).values() for note in group.get("notes", [])]
-    commit = report["machine"].get("commit")
+    for name, curve in report.curves.items():
+        columns = (curve.parameter, "speedup", "over vanilla_sd", "argmax share", rouge_l_column(report), "rescued")
+        parts.append(f"### {name} over {curve.parameter}\n\n{markdown(columns, curve_rows(curve))}")
+    notes = [note for group in report.peers.values() for note in group.notes]
+    commit = report.machine.commit
     notes += [f"commit {commit}"] if commit else []
     return "\n".join([*parts, "".join(f"- {note}\n" for note in notes)])

@@ -1,7 +1,7 @@
 """Measuring: contenders decode the same prompts in turn, and every generation keeps its tokens and counters.
 
 The protocol is Spec-Bench's: a warm-up, then every contender on every prompt before the next prompt comes, so that a
-slow minute of the machine hits all alike; the order rotates from prompt to prompt, so that nobody always runs behind
+slow minute of the machine hits all alike; the order rotates from prompt to prompt, so that no contender always runs after
 the same neighbour; the median run counts.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from components.bench.settings import DEFAULTS, BenchSettings
 from components.calibrate.hardware_profile import synchronise
 from components.prompts.prompt import Prompt, ids_of
 from serving.errors import DraftwellError
@@ -23,8 +24,7 @@ from serving.runtime.strategies import StrategyChoice, StrategyResources, build_
 Config = StrategyChoice
 """What is measured: a strategy with its parameters; its name may end in `@1+1`, for equal cores."""
 Progress = Callable[[int, int, str], None]
-"""Called with (done, total, a few words)."""
-Log = Callable[[str, float, int], None]
+"""Called with (done, total, label)."""
 
 WARMUP_TOKENS = 8
 EQUAL_CORES = "1+1"
@@ -33,7 +33,7 @@ EQUAL_CORES = "1+1"
 
 @dataclass(frozen=True)
 class Generation:
-    """One request, decoded once. `stats.wall_seconds` is the whole request, the prompt's forward included."""
+    """One request, decoded once. `stats.wall_seconds` is the whole request, the prompt's forward pass included."""
 
     tokens: list[int]
     stats: Stats
@@ -58,6 +58,9 @@ class Contender(Protocol):
 
     def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
         """Decode one prompt."""
+
+
+C = TypeVar("C", bound=Contender)
 
 
 class StrategyContender:
@@ -90,7 +93,8 @@ def core_plan(name: str) -> tuple[str, bool | None]:
     """
     strategy, at, plan = name.partition("@")
     if at and plan != EQUAL_CORES:
-        raise DraftwellError(f"{name}: the only plan of cores is @{EQUAL_CORES}, each model on its own share of them")
+        raise DraftwellError(f"{name}: the only plan of cores is @{EQUAL_CORES}, each model on its own share of them",
+                             code="unknown_core_plan")
     return strategy, True if at else None
 
 
@@ -136,7 +140,8 @@ def check_labels(labels: Sequence[str]) -> None:
     """Refuse two contenders of one name."""
     doubled = next((label for label in labels if labels.count(label) > 1), None)
     if doubled:
-        raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters")
+        raise DraftwellError(f"{doubled} is named twice: measure a strategy once, or with different parameters",
+                             code="named_twice")
 
 
 def contenders_of(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config]) -> list[StrategyContender]:
@@ -144,47 +149,67 @@ def contenders_of(pair: LoadedPair, resources: StrategyResources, configs: Seque
     return [StrategyContender(pair, resources, config, label) for config, label in zip(configs, labels_of(configs), strict=True)]
 
 
-def measure(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt], *, max_tokens: int = 128,
-            temperature: float = 0.0, runs: int = 1, warmup: bool = True, seed: int = 0,
-            extra: Sequence[Contender] = (), progress: Progress | None = None) -> dict[str, Measurement]:
+def measure(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt],
+            settings: BenchSettings = DEFAULTS, *, extra: Sequence[Contender] = (),
+            progress: Progress | None = None) -> dict[str, Measurement]:
     """Label → measurement of every config, and of the `extra` contenders, all interleaved.
 
     Args:
         prompts: their first turns are decoded.
-        runs: passes over the prompts; a sampled request has the same seed in each.
-        warmup: let everyone decode a few tokens first, unmeasured.
+        settings: tokens, temperature, seed, runs and warm-up. A sampled request has the same seed in each run.
     Raises:
         DraftwellError: no prompts, an unknown strategy or parameter, a missing artifact, a prompt that is too long.
     """
     if not prompts:
-        raise DraftwellError("there are no prompts to measure on: name a file that holds some")
-    if runs < 1:
-        raise DraftwellError(f"the number of runs must be at least 1, not {runs}")
+        raise DraftwellError("there are no prompts to measure on: name a file that holds some", code="no_prompts")
     contenders: list[Contender] = [*contenders_of(pair, resources, configs), *extra]
     check_labels([contender.label for contender in contenders])
-    encoded = [ids_of(pair, prompt) for prompt in prompts]
-    base = pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    if warmup:
+    sampling = pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
+    if settings.warmup:
         for contender in contenders:
-            contender.generate(encoded[0], replace(base, max_tokens=min(max_tokens, WARMUP_TOKENS)))
+            contender.generate(ids_of(pair, prompts[0]), replace(sampling, max_tokens=min(settings.max_tokens, WARMUP_TOKENS)))
     results = {contender.label: Measurement(contender, [p.id for p in prompts]) for contender in contenders}
-    total = runs * len(prompts) * len(contenders)
-    done = 0
-    for run in range(runs):
+    steps = len(prompts) * len(contenders)
+    for run in range(settings.runs):
         for contender in contenders:
             contender.reset()
-        for i, ids in enumerate(encoded):
-            for contender in rotated(contenders, run * len(prompts) + i):
-                with naming(prompts[i]):
-                    synchronise(pair.device)  # nobody pays for what the one before left behind
-                    results[contender.label].runs[i].append(contender.generate(ids, replace(base, seed=seed + i)))
-                done += 1
-                if progress:
-                    progress(done, total, contender.label)
+        report = offset(progress, run * steps, settings.runs * steps)
+        passed = interleaved(pair, contenders, prompts, sampling, first_turn=run * len(prompts), progress=report)
+        for measurement, generations in zip(results.values(), passed, strict=True):
+            for runs, generation in zip(measurement.runs, generations, strict=True):
+                runs.append(generation)
     return results
 
 
-def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
+def interleaved(pair: LoadedPair, contenders: Sequence[C], prompts: Sequence[Prompt], sampling: Sampling, *, first_turn: int = 0,
+                progress: Progress | None = None) -> list[list[Generation]]:
+    """One pass: every contender decodes every prompt, prompt by prompt, in an order that rotates.
+
+    Args:
+        sampling: of the first prompt; each further prompt has the next seed.
+        first_turn: turn of the first prompt, from which the order rotates.
+    Returns:
+        for each contender, in their order, its generations in the order of the prompts.
+    """
+    made: dict[str, list[Generation]] = {contender.label: [] for contender in contenders}
+    done, total = 0, len(prompts) * len(contenders)
+    for i, ids in enumerate([ids_of(pair, prompt) for prompt in prompts]):
+        for contender in rotated(contenders, first_turn + i):
+            with naming(prompts[i]):
+                synchronise(pair.device)  # work that the contender before left on the device is not charged to this one
+                made[contender.label].append(contender.generate(ids, replace(sampling, seed=sampling.seed + i)))
+            done += 1
+            if progress:
+                progress(done, total, contender.label)
+    return [made[contender.label] for contender in contenders]
+
+
+def offset(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """Progress of one pass as a part of several."""
+    return None if progress is None else lambda done, _, label: progress(before + done, total, label)
+
+
+def rotated(contenders: Sequence[C], turn: int) -> list[C]:
     """The contenders in the order of a turn."""
     start = turn % len(contenders)
     return [*contenders[start:], *contenders[:start]]
@@ -192,8 +217,8 @@ def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
 
 @contextmanager
 def naming(prompt: Prompt) -> Iterator[None]:
-    """Let a refusal say which prompt it is about."""
+    """Name the prompt in an error that it causes."""
     try:
         yield
     except DraftwellError as error:
-        raise type(error)(f"prompt {prompt.id}: {error}") from error
+        raise type(error)(f"prompt {prompt.id}: {error}", code=error.code) from error

@@ -9,28 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from components.bench.schema import Difference
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 
 NEAR_TIE = 1e-3
-"""Top-2 logit gap below which float32 kernels of different widths may disagree (METHODS, "Traps")."""
+"""Top-2 logit gap below which float32 kernels of different widths may disagree (docs/methods.md)."""
 SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where an output first leaves the autoregressive one.
-
-    Args:
-        position: index of the first token that differs, from the start of the output.
-        gap: the target's largest logit minus its second largest there.
-        near_tie: whether rounding alone may explain it.
-    """
-
-    prompt_id: str
-    position: int
-    gap: float
-    near_tie: bool
 
 
 def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
@@ -49,9 +34,9 @@ def difference(pair: LoadedPair, prompt_id: str, prompt: Sequence[int], tokens: 
                reference: Sequence[int]) -> Difference | None:
     """The first difference of greedy outputs, with the target's logit gap there; None for equal outputs.
 
-    It is a near-tie if the logits of both tokens lie that close to the largest: below 1e-3 in float32; in bfloat16 and
+    It is a near-tie if the logits of both tokens are that close to the largest: below 1e-3 in float32; in bfloat16 and
     float16 up to four times the distance between neighbouring numbers at the row's largest logit: roundings add up over
-    the layers, and forwards of one and of several tokens were seen to differ by three such steps.
+    the layers, and forward passes of one and of several tokens were seen to differ by three such steps.
     """
     at = first_difference(tokens, reference)
     if at is None:
@@ -83,13 +68,13 @@ def target_logits(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int]
 
 
 def argmax_matches(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int]) -> int:
-    """How many tokens of an output are the target's argmax behind the same prefix."""
+    """How many tokens of an output are the target's argmax after the same prefix."""
     return agreement(pair, prompt, output).matches
 
 
 @dataclass(frozen=True)
 class TargetAgreement:
-    """How an output stands to the target behind the output's own prefixes; sums over its tokens, so that texts add up.
+    """How an output compares with the target after the output's own prefixes; sums over its tokens, so that outputs add up.
 
     Args:
         tokens: tokens of the output.
@@ -119,7 +104,7 @@ def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], te
     """Argmax matches of an output, and its divergence from the target, by one teacher-forced pass.
 
     The divergence is an estimate from one text of KL(π ‖ p) + H(π) − H(p) a token, where π is what the strategy draws from
-    behind its own prefix (which a lossy strategy does not tell) and p the target's softmax at the sampling temperature:
+    after its own prefix (which a lossy strategy does not report) and p the target's softmax at the sampling temperature:
     Σ −ln p(x) − H(p). It is 0 in expectation for a lossless strategy and grows with the divergence; it can be negative, for a
     strategy that prefers likely tokens.
 
@@ -127,19 +112,19 @@ def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], te
     KL(δ_x ‖ p̄) − KL(δ_t* ‖ p̄) = ln p̄(t*) − ln p̄(x) with t* the target's argmax: 0 for a lossless strategy, else above.
 
     Args:
-        temperature: that of the output; 0 compares with p̄, the softmax at 1 (METHODS, "Two pairs").
+        temperature: that of the output; 0 compares with p̄, the softmax at 1 (docs/methods.md).
     """
     if not output:
         return TargetAgreement(0, 0, 0.0)
     logits = target_logits(pair, prompt, output[:-1], keep=len(output)).float()
     tokens = torch.tensor(list(output), device=logits.device)
     log_probs = (logits / (temperature or 1.0)).log_softmax(-1)
-    said = log_probs.gather(-1, tokens[:, None])[:, 0]
+    emitted = log_probs.gather(-1, tokens[:, None])[:, 0]
     if temperature == 0:
         expected = log_probs.amax(-1)
     else:
         expected = -torch.special.entr(log_probs.exp()).sum(-1)
-    return TargetAgreement(len(output), int((logits.argmax(-1) == tokens).sum()), float((expected - said).double().sum()))
+    return TargetAgreement(len(output), int((logits.argmax(-1) == tokens).sum()), float((expected - emitted).double().sum()))
 
 
 def agreement_of(pair: LoadedPair, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]],

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from components.bench.runner import WARMUP_TOKENS, Config, Progress, core_plan, labels_of
+from components.bench.settings import DEFAULTS, BenchSettings
 from components.bench.target_agreement import difference
 from components.collect.decoding import Request, decode_all
 from components.prompts.prompt import Prompt, ids_of, several_turns
@@ -27,59 +28,61 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def batch_throughput(
-    pair: LoadedPair,
-    resources: StrategyResources,
-    configs: Sequence[Config],
-    prompts: Sequence[Prompt],
-    *,
-    concurrency: int = 8,
-    max_tokens: int = 64,
-    temperature: float = 0.0,
-    runs: int = 1,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Tokens a second of every config, with one request in flight and with `concurrency` in flight.
+Passes = list[tuple[float, list[list[int]]]]
+"""Seconds and outputs of each pass over the requests."""
+
+
+def batch_throughput(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], prompts: Sequence[Prompt],
+                     settings: BenchSettings = DEFAULTS, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Tokens a second of every config, with one request in flight and with `settings.concurrency` in flight.
 
     Args:
-        pair: loaded with at least `concurrency` slots.
-        runs: each times every config both ways; the median of each way counts.
+        pair: loaded with at least `settings.concurrency` slots.
+        settings: each config runs `runs` times both ways; the median of each way counts.
     Returns:
         plain JSON: `pair`, `fingerprint`, `padded_to`, `machine`, `settings`, `several_turns` (prompts of which only the first of
         several turns was decoded) and `configs: {label: {alone, together (tokens/s, median), ratio, alone_runs, together_runs,
         tokens, identical, near_ties, differences}}`. `tokens` are those of one pass alone; at temperature 0 outputs that differ
         are near-ties or differences, sampled ones are only counted.
     Raises:
-        DraftwellError: no prompts, fewer of them than `concurrency`, or fewer than 2 at once.
+        DraftwellError: fewer prompts than requests at once.
     """
-    if not 2 <= concurrency <= len(prompts):
-        raise DraftwellError(f"{len(prompts)} prompts cannot show {concurrency} requests at once: ask for two or more, "
-                             "and give as many prompts")
-    base = pair.sampling(max_tokens=max_tokens, temperature=temperature)
-    requests: list[Request] = [(ids_of(pair, prompt), replace(base, seed=seed + i)) for i, prompt in enumerate(prompts)]
-    resources = replace(resources, deterministic=True)
-    names = [core_plan(config.name) for config in configs]
-    strategies = [build_strategy(name, dict(config.parameters), resources) for (name, _), config in zip(names, configs, strict=True)]
-    warm = [(ids, replace(sampling, max_tokens=min(max_tokens, WARMUP_TOKENS))) for ids, sampling in requests[:concurrency]]
-    measured: list[dict[int, list[tuple[float, list[list[int]]]]]] = [{1: [], concurrency: []} for _ in configs]
-    total, done = runs * len(configs) * 2, 0
-    for run in range(runs):
-        for strategy, (_, split), results in zip(strategies, names, measured, strict=True):
-            for at_once in (1, concurrency):
+    concurrency = settings.concurrency
+    if concurrency > len(prompts):
+        raise DraftwellError(f"{len(prompts)} prompts are too few to measure {concurrency} requests at once: give more prompts, or lower "
+                             "--concurrency", code="too_few_prompts")
+    base = pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
+    requests: list[Request] = [(ids_of(pair, prompt), replace(base, seed=settings.seed + i)) for i, prompt in enumerate(prompts)]
+    measured = measure_both_ways(pair, replace(resources, deterministic=True), configs, requests, settings, progress)
+    found = {label: compared(pair, prompts, requests, alone, together)
+             for label, (alone, together) in zip(labels_of(configs), measured, strict=True)}
+    shown = settings.model_dump(include={"concurrency", "max_tokens", "temperature", "runs", "seed"})
+    return {"pair": pair.name, "fingerprint": pair.fingerprint, "padded_to": pair.padded_to, "machine": describe_machine(pair),
+            "settings": {"prompts": len(prompts), "dtype": pair.dtype, **shown}, "several_turns": several_turns(prompts),
+            "configs": found}
+
+
+def measure_both_ways(pair: LoadedPair, resources: StrategyResources, configs: Sequence[Config], requests: Sequence[Request],
+                      settings: BenchSettings, progress: Progress | None) -> list[tuple[Passes, Passes]]:
+    """For each config its passes with one request in flight, and those with several; both ways alternate."""
+    plans = [core_plan(config.name) for config in configs]
+    strategies = [build_strategy(name, dict(config.parameters), resources) for (name, _), config in zip(plans, configs, strict=True)]
+    short = min(settings.max_tokens, WARMUP_TOKENS)
+    warm = [(ids, replace(sampling, max_tokens=short)) for ids, sampling in requests[: settings.concurrency]]
+    measured: list[tuple[Passes, Passes]] = [([], []) for _ in configs]
+    done, total = 0, settings.runs * len(configs) * 2
+    for run in range(settings.runs):
+        for strategy, (_, split), ways in zip(strategies, plans, measured, strict=True):
+            for at_once, passes in zip((1, settings.concurrency), ways, strict=True):
                 engine = pair.engine(split=split)
                 if run == 0:
                     drive(engine, strategy, warm, at_once)
-                results[at_once].append(drive(engine, strategy, requests, at_once))
+                passes.append(drive(engine, strategy, requests, at_once))
                 engine.close()
                 done += 1
                 if progress:
                     progress(done, total, f"{strategy.name}, {at_once} at once")
-    found = {label: compared(pair, prompts, requests, results[1], results[concurrency])
-             for label, results in zip(labels_of(configs), measured, strict=True)}
-    return {"pair": pair.name, "fingerprint": pair.fingerprint, "padded_to": pair.padded_to, "machine": describe_machine(pair),
-            "settings": {"concurrency": concurrency, "prompts": len(prompts), "max_tokens": max_tokens, "temperature": temperature,
-                         "runs": runs, "seed": seed, "dtype": pair.dtype}, "several_turns": several_turns(prompts), "configs": found}
+    return measured
 
 
 def drive(engine: Engine, strategy: Strategy, requests: Sequence[Request], at_once: int) -> tuple[float, list[list[int]]]:
@@ -89,8 +92,8 @@ def drive(engine: Engine, strategy: Strategy, requests: Sequence[Request], at_on
     return time.perf_counter() - started, outputs
 
 
-def compared(pair: LoadedPair, prompts: Sequence[Prompt], requests: Sequence[Request], alone: list[tuple[float, list[list[int]]]],
-             together: list[tuple[float, list[list[int]]]]) -> dict[str, Any]:
+def compared(pair: LoadedPair, prompts: Sequence[Prompt], requests: Sequence[Request], alone: Passes,
+             together: Passes) -> dict[str, Any]:
     """Figures of one config."""
     rates = [[sum(map(len, outputs)) / seconds for seconds, outputs in runs] for runs in (alone, together)]
     one, many = map(statistics.median, rates)

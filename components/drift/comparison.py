@@ -17,7 +17,6 @@ from components.drift.statistics import (
     calibration_error,
     calibration_rise,
     exchange,
-    interval,
     largest_gap,
     rate_change,
     rate_rise,
@@ -26,6 +25,7 @@ from components.drift.statistics import (
     table_error,
 )
 from components.drift.traffic import Traffic
+from components.report.intervals import bootstrap_of_sums
 from components.train.logistic import sigmoid
 from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, PRIOR_WEIGHT, AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
@@ -171,7 +171,7 @@ class Comparison:
         if not len(self.now) or not len(self.then):
             return ()
         sums = [self.by_bin(traffic) for traffic in (self.then, self.now)]
-        low, high = interval(sums[1], rates_by_bin, resamples=min(2000, self.limits.resamples), seed=self.seed)
+        low, high = bootstrap_of_sums(sums[1], rates_by_bin, resamples=min(2000, self.limits.resamples), seed=self.seed)
         then, now = (rates_by_bin(part.sum(0)[None])[0] for part in sums)
         positions = self.histograms(self.now).sum(0).astype(int)
         edges = (0.0, *EDGES, 1.0)

@@ -60,24 +60,6 @@ def exchange(then: np.ndarray, now: np.ndarray, measure: Measure, *, resamples: 
     return Exchanged(value, float(np.median(found)), float((1 + (found >= value - slack).sum()) / (resamples + 1)))
 
 
-def interval(sums: np.ndarray, measure: Callable[[np.ndarray], np.ndarray], *, resamples: int, tail: float = 0.025,
-             seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high ends of figures over prompts `[prompts, width]`: the percentile bootstrap, prompts drawn with replacement.
-
-    Args:
-        measure: sums `[resamples, width]` → figures `[resamples, figures]`; NaN where there is nothing to measure.
-    """
-    count = len(sums)
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples).astype(np.float64)
-    figures = measure(drawn @ sums)
-    low, high = np.full(figures.shape[1], np.nan), np.full(figures.shape[1], np.nan)
-    for i, column in enumerate(figures.T):
-        known = column[~np.isnan(column)]
-        if len(known):
-            low[i], high[i] = np.quantile(known, [tail, 1 - tail])
-    return low, high
-
-
 def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """part / whole; 0 where there is no whole."""
     found: np.ndarray = np.divide(part, whole, out=np.zeros(np.broadcast_shapes(part.shape, whole.shape)), where=whole > 0)

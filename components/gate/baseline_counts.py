@@ -1,6 +1,6 @@
 """Deterministic counts: what strategies do in float32 at temperature 0, the same on every machine but for near-ties.
 
-They are recorded in registry/baselines/ and compared by `gate.compare_with_baseline`.
+They are recorded in registry/baselines/ and compared by `baseline_checks.compare_with_baseline`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from components.bench.runner import Config, Progress, labels_of
 from components.prompts.prompt import Prompt, ids_of, prompts_digest
@@ -25,29 +26,49 @@ from serving.runtime.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 
 
+class StrategyCounts(BaseModel):
+    """Counts of one strategy over all prompts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target_calls: int
+    judged: int = Field(description="draft tokens that the target looked at")
+    accepted: int
+    output_digest: str = Field(description="sha256 over the output tokens of all prompts")
+
+
+class CountsReport(BaseModel):
+    """Counts of a pair; registry/baselines/ keeps recorded ones (`registry.gates.Baseline`, the same fields)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pair: str
+    fingerprint: str
+    prompts_digest: str
+    prompts: int
+    max_tokens: int
+    strategies: dict[str, StrategyCounts]
+
+
 def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[Prompt], max_tokens: int,
                          resources: StrategyResources | None = None, progress: Progress | None = None,
-                         texts: dict[str, list[list[int]]] | None = None) -> dict[str, Any]:
+                         texts: dict[str, list[list[int]]] | None = None) -> CountsReport:
     """Greedy counts of strategies over prompts.
 
     Args:
         pair: loaded in float32.
         resources: artifacts to work with; None takes `fixed_resources`, whose artifacts are the same everywhere.
-        texts: filled with what every strategy wrote: label → an output for each prompt.
-    Returns:
-        `pair`, `fingerprint`, `prompts_digest`, `prompts`, `max_tokens` and `strategies: {label: {target_calls, judged,
-        accepted, output_digest}}`.
+        texts: filled with the outputs of every strategy: label → one for each prompt.
     Raises:
         DraftwellError: the pair is not in float32.
     """
     if pair.dtype != "float32":
-        raise DraftwellError(f"deterministic counts need the pair in float32, not {pair.dtype}: load it with --dtype float32")
+        raise DraftwellError(f"deterministic counts need the pair in float32, not {pair.dtype}: load it with --dtype float32",
+                             code="needs_float32")
     resources = resources or fixed_resources(pair)
-    counts: dict[str, dict[str, Any]] = {}
+    counts: dict[str, StrategyCounts] = {}
     for number, (label, config) in enumerate(zip(labels_of(strategies), strategies, strict=True)):
-        strategy = build_strategy(
-            config.name, dict(config.parameters), StrategyResources(resources.artifacts, resources.special_tokens, deterministic=True)
-        )
+        strategy = build_strategy(config.name, dict(config.parameters), replace(resources, deterministic=True))
         outputs: list[list[int]] = []
         parts: list[Stats] = []
         for prompt in prompts:
@@ -59,10 +80,10 @@ def deterministic_report(pair: LoadedPair, strategies: Sequence[Config], prompts
         total = Stats.total(parts)
         if texts is not None:
             texts[label] = outputs
-        counts[label] = {"target_calls": total.target_calls, "judged": total.judged, "accepted": total.accepted,
-                         "output_digest": hashlib.sha256(json.dumps(outputs).encode()).hexdigest()}
-    return {"pair": pair.name, "fingerprint": pair.fingerprint, "prompts_digest": prompts_digest(prompts),
-            "prompts": len(prompts), "max_tokens": max_tokens, "strategies": counts}
+        counts[label] = StrategyCounts(target_calls=total.target_calls, judged=total.judged, accepted=total.accepted,
+                                       output_digest=hashlib.sha256(json.dumps(outputs).encode()).hexdigest())
+    return CountsReport(pair=pair.name, fingerprint=pair.fingerprint, prompts_digest=prompts_digest(prompts), prompts=len(prompts),
+                        max_tokens=max_tokens, strategies=counts)
 
 
 def fixed_resources(pair: LoadedPair) -> StrategyResources:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from components.gate.gate import Footprint
+from components.gate.verdict import Check, GateVerdict, Thresholds
 from serving.artifacts.pair_files import PairFiles
 
 CHILD = """
@@ -20,12 +21,46 @@ from_bundle(ServerSettings(bundle=pathlib.Path(sys.argv[1]), slots=1))
 batches (5 s at most), which says nothing of the bundle."""
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """What it takes to serve a bundle.
+
+    Args:
+        bundle_mb: size in 10^6 bytes, without the models that are fetched.
+        startup_seconds: from the start of a process to its first tokens; None where that was not measured.
+        failure: why the bundle did not start, in a line.
+        note: why the start was not measured.
+    """
+
+    bundle_mb: float
+    startup_seconds: float | None = None
+    failure: str | None = None
+    note: str | None = None
+
+
+def judge_footprint(found: Footprint, thresholds: Thresholds) -> GateVerdict:
+    """Judge size and start of a bundle; one that does not start fails, however long it tried.
+
+    A start that took too long may have been a slow minute: it is one measurement without an interval. So that failure is transient.
+    """
+    checks = []
+    size, start = thresholds.max_bundle_mb, thresholds.max_startup_seconds
+    if size is not None:
+        checks.append(Check("bundle size", found.bundle_mb, size, found.bundle_mb <= size,
+                            f"{found.bundle_mb:.1f} MB without fetched models (at most {size:g})"))
+    if start is not None and found.startup_seconds is not None:
+        took = f"{found.startup_seconds:.1f} s to the first tokens of a new process (at most {start:g})"
+        slow = found.startup_seconds > start
+        checks.append(Check("start-up", found.startup_seconds, start, not found.failure and not slow, found.failure or took, slow))
+    return GateVerdict(tuple(checks), (found.note,) if found.note else ())
+
+
 def footprint(bundle: Path, size: int, files: PairFiles, device: str, *, limit: float) -> Footprint:
     """Size and start-up time of a bundle.
 
     Args:
         size: of the bundle, bytes.
-        limit: seconds after which a start is given up, and has failed.
+        limit: seconds after which a start has failed.
     """
     megabytes = size / 1e6
     if device != "cpu":
@@ -48,13 +83,13 @@ def startup_seconds(bundle: Path, *, limit: float) -> tuple[float, str | None]:
 
 
 def room_for_another(files: PairFiles) -> bool:
-    """Whether memory is enough for a pair's models once more: their weights on disk, packed and in another dtype beside."""
+    """Whether memory is enough for a pair's models once more: their weights on disk, packed, and in another dtype."""
     weights = sum(path.stat().st_size for folder in files.roles().values() for path in folder.glob("*.safetensors"))
     return 3 * weights < available_memory()
 
 
 def available_memory() -> int:
-    """Bytes that new processes may take, as Linux estimates them; elsewhere as much as anybody wants."""
+    """Bytes that new processes may take, as Linux estimates them; elsewhere without a limit."""
     info = Path("/proc/meminfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), sys.maxsize)

@@ -1,14 +1,16 @@
-"""Whether what claims to be lossless is: every greedy token must be the target's own choice behind the tokens before it."""
+"""Whether a strategy that claims to be lossless is: every greedy token must be the target's choice after the tokens before it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from components.bench.runner import Config, measure
+from components.bench.schema import BenchEntry, PromptRow
+from components.bench.settings import BenchSettings
 from components.bench.target_agreement import near_tie_gap, target_logits
-from components.gate.gate import Check, GateVerdict, judge_release
+from components.gate.bench_checks import judge_release
+from components.gate.verdict import Check, GateVerdict, Thresholds
 from components.prompts.prompt import Prompt, ids_of
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyResources, find_strategy
@@ -16,17 +18,16 @@ from serving.runtime.strategies import StrategyResources, find_strategy
 
 def identity_entry(
     pair: LoadedPair, resources: StrategyResources, config: Config, prompts: Sequence[Prompt], *, max_tokens: int
-) -> dict[str, Any]:
+) -> BenchEntry:
     """A strategy's greedy outputs, each read once by the target: as autoregressive decoding would write them, or not.
 
     Returns:
-        what `gate.judge` asks of an entry to check identity (see `entry_of`), and `rescued`, tokens that were kept without or against the
-        target's word: none of a lossless strategy.
+        the fields of an entry that identity is checked by (see `entry_of`), with `rescued`.
     """
-    measured = next(iter(measure(pair, resources, [config], prompts, max_tokens=max_tokens, warmup=False).values()))
+    measured = next(iter(measure(pair, resources, [config], prompts, BenchSettings(max_tokens=max_tokens, warmup=False)).values()))
     runs = measured.typical
     entry = entry_of(pair, config.name, prompts, [run.tokens for run in runs], max_tokens)
-    return {**entry, "rescued": sum(run.stats.rescued for run in runs)}
+    return entry.model_copy(update={"rescued": sum(run.stats.rescued for run in runs)})
 
 
 def judge_texts(pair: LoadedPair, prompts: Sequence[Prompt], texts: Mapping[str, Sequence[Sequence[int]]], max_tokens: int) -> GateVerdict:
@@ -39,17 +40,17 @@ def judge_texts(pair: LoadedPair, prompts: Sequence[Prompt], texts: Mapping[str,
     checks: list[Check] = []
     for name, outputs in texts.items():
         if find_strategy(name).lossless and name != "autoregressive":
-            verdict = judge_release(entry_of(pair, name, prompts, outputs, max_tokens), None, None, {"lossless_identical": True})
+            verdict = judge_release(entry_of(pair, name, prompts, outputs, max_tokens), None, None, Thresholds(lossless_identical=True))
             checks += [replace(check, name=f"{name}: {check.name}") for check in verdict.checks]
     return GateVerdict(tuple(checks))
 
 
 def entry_of(pair: LoadedPair, strategy: str, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]],
-             max_tokens: int) -> dict[str, Any]:
-    """Outputs read by the target, behind all that it was asked (`ids_of`).
+             max_tokens: int) -> BenchEntry:
+    """Outputs read by the target, after the complete prompt (`ids_of`).
 
-    By induction over positions, outputs whose every token is the target's argmax are the autoregressive ones; one forward a
-    prompt says so, where decoding them again would take one a token.
+    By induction over positions, outputs whose every token is the target's argmax are the autoregressive ones; one forward pass
+    per prompt shows it, where decoding them again would take one per token.
 
     Returns:
         `lossless` (what the strategy claims), `dtype`, `identical_outputs`, `near_ties` (outputs that leave the argmax at near-ties
@@ -57,9 +58,9 @@ def entry_of(pair: LoadedPair, strategy: str, prompts: Sequence[Prompt], outputs
     """
     kinds = [departure(pair, ids_of(pair, prompt), output, max_tokens)
              for prompt, output in zip(prompts, outputs, strict=True)]
-    return {"strategy": strategy, "lossless": find_strategy(strategy).lossless, "dtype": pair.dtype,
-            "identical_outputs": kinds.count("none"), "near_ties": kinds.count("near-tie"),
-            "per_prompt": [{"prompt_id": prompt.id, "departure": kind} for prompt, kind in zip(prompts, kinds, strict=True)]}
+    rows = tuple(PromptRow(prompt_id=prompt.id, departure=kind) for prompt, kind in zip(prompts, kinds, strict=True))
+    return BenchEntry(strategy=strategy, lossless=find_strategy(strategy).lossless, dtype=pair.dtype, per_prompt=rows,
+                      identical_outputs=kinds.count("none"), near_ties=kinds.count("near-tie"))
 
 
 def departure(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> str:

@@ -1,18 +1,20 @@
-"""How well artifacts foretell the target's verdicts on a trace: log loss of the acceptance table and of the verifier.
+"""How well artifacts predict the target's verdicts on a trace: log loss of the acceptance table and of the verifier.
 
-Speed feels a worse table or verifier only through noise; the tokens of a trace tell it exactly. The gate compares a
-candidate's with the champion's on the same tokens, and a first one with what knows nothing.
+A worse table or verifier changes the speed by less than its noise; the tokens of a trace show it exactly. The gate compares a
+candidate's with the champion's on the same tokens, and a first one with one that has learnt nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from components.calibrate.acceptance_table import greedy_rows, judged_tokens
-from components.gate.gate import PredictiveLoss
+from components.gate.verdict import Check, GateVerdict, Thresholds
+from components.report.intervals import paired_bootstrap_ratio
 from components.train.examples import Examples, read_examples, split_by_prompt
 from components.train.logistic import Line, sigmoid
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -24,17 +26,52 @@ if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
 
 SMALLEST = 1e-6
-"""No prediction is taken for surer than this: a single surprise would outweigh everything else."""
+"""Predictions are clipped to this: a single surprise would outweigh everything else."""
+
+
+@dataclass(frozen=True)
+class PredictiveLoss:
+    """How well an artifact predicts the target's verdicts on some traces, prompt by prompt.
+
+    Args:
+        losses: log loss of the candidate's, nats, summed over each prompt's tokens.
+        reference: that of what it is compared with, on the same tokens.
+        tokens: how many each prompt has.
+        against: what it is compared with, as text.
+    """
+
+    kind: str
+    losses: tuple[float, ...]
+    reference: tuple[float, ...]
+    tokens: tuple[int, ...]
+    against: str
+
+
+def judge_predictions(predictions: Sequence[PredictiveLoss], thresholds: Thresholds) -> GateVerdict:
+    """Judge artifacts that predict: fails where even the lower end of the paired bootstrap's interval shows that they predict worse.
+
+    An artifact that is the champion's own has a ratio of just 1, with no interval: no clock is involved.
+    """
+    limit = thresholds.max_prediction_loss_ratio
+    if limit is None:
+        return GateVerdict(())
+    checks = []
+    for p in predictions:
+        better, low, high = paired_bootstrap_ratio(p.reference, p.tokens, p.losses, p.tokens)
+        checks.append(Check(f"{p.kind} foretells", 1 / high, limit, 1 / high <= limit,
+                            f"log loss {sum(p.losses) / sum(p.tokens):.4f} a token, {1 / better:.2f} x {p.against} "
+                            f"[{1 / high:.2f}, {1 / low:.2f}] (lower end at most {limit:.2f})"))
+    return GateVerdict(tuple(checks))
 
 
 def predictions(
     candidate: Mapping[str, Artifact], champion: Mapping[str, Artifact], trace: TraceSet
 ) -> tuple[list[PredictiveLoss], list[str]]:
-    """Losses of what a candidate foretells with, and notes on what could not be compared.
+    """Losses of what a candidate predicts with, and notes on what could not be compared.
 
     Args:
-        candidate, champion: kind → artifact; the champion's may be empty: a table is then held against an empty one, a verifier
-            against a constant.
+        candidate, champion: kind → artifact; the champion's may be empty: a table is then compared with an empty one, a verifier
+            with a constant.
         trace: of this pair. A verifier is judged on the prompts that it was tested on; a table, twenty counts, on all.
     Raises:
         DraftwellError: the trace lacks what a candidate's artifact reads.
@@ -47,9 +84,9 @@ def predictions(
         found.append(table_prediction(table, rival or AcceptanceTable.empty(), trace, "the champion's" if rival else "an empty table's"))
     verifier: Any = candidate.get(Verifier.kind)
     if verifier is not None:
-        prediction, said = verifier_prediction(verifier, champion.get(Verifier.kind), trace)
+        prediction, remarks = verifier_prediction(verifier, champion.get(Verifier.kind), trace)
         found.append(prediction)
-        notes += said
+        notes += remarks
     return found, notes
 
 
@@ -57,7 +94,7 @@ def table_prediction(table: AcceptanceTable, rival: AcceptanceTable, trace: Trac
     """Two tables over the tokens that greedy speculative decoding judges in the target's own texts.
 
     Raises:
-        DraftwellError: as in `greedy_rows`: a sampled trace does not tell.
+        DraftwellError: as in `greedy_rows`: a sampled trace cannot be used.
     """
     import pyarrow.compute as pc
 
@@ -77,18 +114,19 @@ def verifier_prediction(verifier: Verifier, rival: Any, trace: TraceSet) -> tupl
     """A verifier, over draft tokens that it has not learnt from, and another one or a constant; with notes.
 
     Args:
-        rival: the champion's, or None. Instead of one that cannot be compared the constant stands: the share of the trace's tokens
+        rival: the champion's, or None. One that cannot be compared is replaced by the constant: the share of the trace's tokens
             that the target keeps, which is what a verifier without a feature would learn.
     """
     examples = read_examples(trace)
     if missing := absent(verifier, examples):
-        raise DraftwellError(f"the traces lack the feature {missing}, which the verifier reads: collect them again with it")
+        raise DraftwellError(f"the traces lack the feature {missing}, which the verifier reads: collect them again with it",
+                             code="feature_missing")
     tested, notes = untouched(verifier, examples, trace)
     labels = tested.ratio <= verifier.ratio
     mine, against = scores_of(verifier, tested), "the champion's"
     why = incomparable(verifier, rival, examples) if rival is not None else None
     if rival is None or why:
-        notes += [f"verifier held against a constant: {why}"] if why else []
+        notes += [f"verifier compared with a constant: {why}"] if why else []
         theirs, against = np.full(len(tested), np.mean(examples.ratio <= verifier.ratio)), "a constant's"
     else:
         theirs = scores_of(rival, tested)
@@ -109,7 +147,7 @@ def untouched(verifier: Verifier, examples: Examples, trace: TraceSet) -> tuple[
 
 
 def incomparable(verifier: Verifier, rival: Verifier, examples: Examples) -> str | None:
-    """Why two verifiers cannot be held against each other on a trace, or None."""
+    """Why two verifiers cannot be compared on a trace, or None."""
     if rival.ratio != verifier.ratio:
         return f"the champion's label has lambda {rival.ratio}, this one's {verifier.ratio}"
     missing = absent(rival, examples)

@@ -1,4 +1,4 @@
-"""Verdicts for the terminal, for Markdown and for CI, and the one entry to the reports of benches (`components.bench`)."""
+"""Verdicts for the terminal, for Markdown and for CI, and re-exports of all reports (benches: components.bench.report, plots)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from components.bench.plots import bench_plots
 from components.bench.report import bench_markdown, bench_table, caption, headline_table, markdown_table
-from components.gate.gate import GateVerdict
+from components.gate.verdict import GateVerdict
 from components.report.tables import markdown, rich_table
 from serving.files import write_atomically
 
@@ -25,7 +25,7 @@ VERDICT_COLUMNS = ("check", "value", "threshold", "result", "detail")
 
 
 def verdict_rows(verdict: GateVerdict) -> list[list[str]]:
-    """One row of words for each check, in `VERDICT_COLUMNS`."""
+    """One row of text for each check, in `VERDICT_COLUMNS`."""
     return [[c.name, f"{c.value:.4g}", f"{c.threshold:.4g}", "passed" if c.passed else "FAILED", c.detail] for c in verdict.checks]
 
 
@@ -75,7 +75,7 @@ def suite_of(verdict: GateVerdict, name: str) -> ElementTree.Element:
 
 
 def error_markdown(message: str) -> str:
-    """What stands in place of a verdict where there could be none."""
+    """What is reported in place of a verdict after an error."""
     return f"**Gate error: there is no verdict**\n\n{message}\n"
 
 

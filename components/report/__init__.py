@@ -1,1 +1,9 @@
-"""What every report is made of: confidence intervals, tables, drawings, and the machine and code that figures depend on."""
+"""What every report is made of.
+
+intervals: confidence intervals over prompts, and the only bootstrap. tables: text tables. drawing: plots. stamps: the artifact a picture
+is of. machine, provenance: the machine, threads, libraries and code that metrics depend on.
+"""
+
+from components.report.intervals import paired_bootstrap_ratio
+
+__all__ = ["paired_bootstrap_ratio"]

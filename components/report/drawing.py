@@ -29,7 +29,7 @@ def check_drawing() -> None:
 
 @contextmanager
 def drawing(path: Path, title: str, x: str, y: str) -> Iterator[Any]:
-    """Axes to draw on; the figure is written to `path` after the block."""
+    """Axes to draw on; the plot is written to `path` after the block."""
     check_drawing()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,8 +1,10 @@
-"""What the figures of a bench depend on: the machine's class, its threads, the libraries and the code; no host name."""
+"""What the metrics of a bench depend on: the machine's class, its threads, the libraries and the code; no host name."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +35,15 @@ def cpu_model() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+@contextmanager
+def using_threads(threads: int | None) -> Iterator[None]:
+    """Compute with this many threads, then with as many as before; None changes nothing."""
+    before = torch.get_num_threads()
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)

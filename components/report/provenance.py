@@ -27,8 +27,8 @@ def provenance(pair: LoadedPair, *, trace_digest: str | None = None, parents: Ma
         trace_digest: digest over all rows of the trace set it is made from.
         parents: kind → digest of the artifacts it is made from.
         parameters: settings it is made with; values that are no number, text or None are written as text.
-        metrics: figures measured on it; None and NaN are left out, because JSON has no word for them.
-        device_class: machine class, for figures that hold on one class only.
+        metrics: measured on it; None and NaN are left out, because JSON cannot hold them.
+        device_class: machine class, for metrics that are valid on one class only.
     """
     return Provenance(
         pair=pair.name, fingerprint=pair.fingerprint, device_class=device_class, trace_digest=trace_digest,
@@ -56,7 +56,7 @@ def library_versions() -> dict[str, str]:
 def git_commit() -> str | None:
     """Commit of this project's own checkout; None where it is installed, not checked out."""
     here = Path(__file__).resolve()
-    if not (here.parents[2] / ".git").exists():  # an installed copy may lie inside another project's repository
+    if not (here.parents[2] / ".git").exists():  # an installed copy may be inside another project's repository
         return None
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here.parent, capture_output=True, text=True, timeout=10)

@@ -1,4 +1,4 @@
-"""Tables of words: for the terminal and as Markdown."""
+"""Tables of text, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LEFT = ("detail", "outputs identical?", "floor", "contender", "against")
-"""Columns of words, set on the left."""
+"""Columns of text, aligned left."""
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str, title: str | None = None) -> Table:
-    """A table with the first column on the left and figures on the right."""
+    """A table with the first column aligned left and numbers right."""
     from rich.table import Table
     from rich.text import Text
 
@@ -26,18 +26,18 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str,
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is on the left, figures are on the right."""
+    """A Markdown table; the first column is aligned left, numbers right."""
     lines = [tuple(columns), tuple("---" if i == 0 else "--:" for i in range(len(columns))), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def number(value: float | None, form: str) -> str:
-    """A figure, or a dash where there is none."""
+    """A number, or a dash where there is none."""
     return "–" if value is None else format(value, form)
 
 
 def first_turns(several: int) -> str:
-    """What a caption says behind the number of prompts where some have several turns: benches decode the first.
+    """What a caption adds after the number of prompts where some have several turns: benches decode the first.
 
     >>> f"30 prompts{first_turns(2)}", first_turns(0)
     ('30 prompts (of 2 with several turns the first only)', '')

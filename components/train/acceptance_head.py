@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from components.report.threads import using_threads
+from components.report.machine import using_threads
 from components.train.examples import Examples, read_train_and_test
 from components.train.head_examples import labels_of, read_mixed
 from components.train.head_network import EPOCHS, HeadTrainingSettings, Log, best_constant, fit, weighted_loss

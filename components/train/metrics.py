@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from components.report.intervals import percentile_ends, resample
 from components.train.reports import Interval, Ranking, ReliabilityBin, RocCurve, VerifierMetrics
 from serving.errors import DraftwellError
 
@@ -65,16 +66,15 @@ def intervals(label: np.ndarray, score: np.ndarray, confidence: np.ndarray, prom
         weight: `[rows]` how much each row counts; None: all alike.
     """
     ranks = [np.unique(values, return_inverse=True)[1] for values in (score, confidence)]
-    rng, count = np.random.default_rng(seed), int(prompt.max()) + 1
-    found = []
-    for _ in range(resamples):
-        drawn = np.bincount(rng.integers(0, count, count), minlength=count)[prompt] * (1.0 if weight is None else weight)
+    count, found = int(prompt.max()) + 1, []
+    for picked in resample(count, resamples, seed):
+        drawn = np.bincount(picked, minlength=count)[prompt] * (1.0 if weight is None else weight)
         share = float(drawn[label].sum() / drawn.sum())
         if 0 < share < 1:
             auc, baseline = (weighted_auc(label, rank, drawn) for rank in ranks)
             found.append((share, auc, baseline, auc - baseline))
-    lower, upper = np.quantile(np.array(found), [TAIL, 1 - TAIL], axis=0).tolist()
-    return dict(zip(("prevalence", "auc", "baseline_auc", "gain"), zip(lower, upper, strict=True), strict=True))
+    ends = percentile_ends(np.array(found), TAIL).T.tolist()
+    return dict(zip(("prevalence", "auc", "baseline_auc", "gain"), ends, strict=True))
 
 
 def weighted_auc(label: np.ndarray, rank: np.ndarray, weight: np.ndarray) -> float:

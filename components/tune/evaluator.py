@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from components.bench.answers.rouge import mean_rouge_l
-from components.bench.runner import WARMUP_TOKENS, Generation, Progress, StrategyContender, naming, rotated
+from components.bench.runner import WARMUP_TOKENS, Generation, Progress, StrategyContender, interleaved
 from components.bench.target_agreement import argmax_matches
-from components.calibrate.hardware_profile import synchronise
 from components.prompts.prompt import Prompt, ids_of
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
@@ -91,19 +90,14 @@ class Evaluator:
     def __call__(self, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
                  fresh: bool = False) -> list[Measured]:
         base = self.pair.sampling(max_tokens=max_tokens or self.max_tokens)
-        encoded = [ids_of(self.pair, prompt) for prompt in prompts]
-        contenders = [self._contender(choice, encoded[0], fresh) for choice in choices]
-        runs: dict[str, list[Generation]] = {contender.label: [] for contender in contenders}
-        done, total = 0, len(prompts) * len(contenders)
-        for i, ids in enumerate(encoded):
-            for contender in rotated(contenders, i):
-                with naming(prompts[i]):
-                    synchronise(self.pair.device)  # work that the previous contender left on the device is not charged to this one
-                    runs[contender.label].append(contender.generate(ids, replace(base, seed=self.seed + i)))
-                done += 1
-                if self.progress:
-                    self.progress(done, total, contender.label.partition(" ")[0])
-        return [as_measured(runs[contender.label]) for contender in contenders]
+        contenders = [self._contender(choice, ids_of(self.pair, prompts[0]), fresh) for choice in choices]
+        runs = interleaved(self.pair, contenders, prompts, replace(base, seed=self.seed), progress=self.report)
+        return [as_measured(generations) for generations in runs]
+
+    def report(self, done: int, total: int, label: str) -> None:
+        """Pass progress on, with the strategy's name alone."""
+        if self.progress:
+            self.progress(done, total, label.partition(" ")[0])
 
     def _contender(self, choice: StrategyChoice, ids: Sequence[int], fresh: bool) -> StrategyContender:
         """A choice's contender, warmed up when it is new."""

@@ -149,8 +149,8 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
     """Measure the tuner's regret on a pair (one parameter for each flag)."""
     from components.calibrate.hardware_profile import measure_profile
     from components.prompts.prompt import demo_prompts, read_prompts
+    from components.report.machine import using_threads
     from components.report.provenance import device_class, provenance
-    from components.report.threads import using_threads
     from serving.artifacts.acceptance_table import AcceptanceTable
     from serving.artifacts.correction_memory import CorrectionMemory
     from serving.artifacts.pair_files import PairFiles

@@ -7,9 +7,10 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
+from components.bench.settings import QUALITY_FLOOR
 from serving.errors import DraftwellError
 
-ROUGE_POINTS = 2.0
+ROUGE_POINTS = QUALITY_FLOOR.max_rouge_l_loss
 """ROUGE-L points that a lossy choice may lose to plain decoding, where prompts have references (docs/benchmarks.md)."""
 
 
@@ -33,8 +34,13 @@ class Constraints(_Settings):
     """Limits that a choice must keep to."""
 
     lossless_only: bool = Field(True, description="choose among lossless strategies only")
-    max_quality_loss: float = Field(0.1, ge=0, le=1, description="of a lossy choice: relative loss, at most, in the share of tokens that "
-                                    "are the target's argmax, compared with plain decoding")
+    max_quality_loss: float = Field(
+        round(1 - QUALITY_FLOOR.min_argmax_share, 9),
+        ge=0,
+        le=1,
+        description="of a lossy choice: relative loss, at most, in the share of tokens that "
+        "are the target's argmax, compared with plain decoding",
+    )
     max_cost_ratio: float | None = Field(None, gt=0, allow_inf_nan=False, description="target calls per token, at most, over those of "
                                          "vanilla SD at its fastest gamma; None: no limit")
 

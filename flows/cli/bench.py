@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.bench.settings import DEFAULTS, BenchSettings, QualityFloor
 from flows.cli.options import (
     Artifacts,
     DeviceOption,
@@ -35,6 +36,7 @@ from flows.cli.options import (
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
+    from components.bench.schema import BenchReport
     from components.prompts.prompt import Prompt
     from serving.runtime.pair import LoadedPair
     from serving.runtime.strategies import StrategyChoice, StrategyResources
@@ -50,103 +52,126 @@ def add_to(app: typer.Typer) -> None:
 def bench(
     pair: Pair = "default",
     strategies: Annotated[str, typer.Option("--strategies", help=(
-        "Comma-separated: name, name:key=value:key=value for a config of its own, name@1+1 to give each model its own share of the "
-        "cores. Autoregressive is always measured."))] = "vanilla_sd",
+        "Comma-separated: NAME, NAME:key=value:key=value to set parameters, NAME@1+1 to give each model its own share of the cores. "
+        "Autoregressive decoding is always measured."))] = "vanilla_sd",
     prompts: Prompts = None,
-    limit: Limit = None,
-    mix: Annotated[bool, typer.Option("--mix", help="Take prompts of every task in turn, then the first N.")] = False,
+    limit: Limit = DEFAULTS.limit,
+    mix: Annotated[bool, typer.Option("--mix", help="Take prompts of every task in turn before --limit applies.")] = DEFAULTS.mix,
     max_prompt_tokens: Annotated[int | None, typer.Option(
-        "--max-prompt-tokens", min=1, help="Leave out prompts of more tokens, chat template included.")] = None,
-    max_tokens: MaxTokens = 64,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Interleaved runs; medians are reported.")] = 1,
+        "--max-prompt-tokens", min=1, help="Leave out prompts of more tokens, chat template included.")] = DEFAULTS.max_prompt_tokens,
+    max_tokens: MaxTokens = DEFAULTS.max_tokens,
+    temperature: Temperature = DEFAULTS.temperature,
+    seed: Seed = DEFAULTS.seed,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Interleaved runs; medians are reported.")] = DEFAULTS.runs,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     draft_device: DraftDevice = None,
-    threads: Threads = None,
+    threads: Threads = DEFAULTS.threads,
     pad_target: PadTarget = None,
-    peer: Annotated[list[str] | None, typer.Option("--peer", help="Measure `transformers` in the same run.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="strategy.key=value; may be repeated.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(
+        "--peer", help="Also measure another library in the same run; the only one is `transformers`.")] = None,
+    settings: Annotated[list[str] | None, typer.Option(
+        "--set", help="strategy.key=value: a parameter of every config of that strategy; may be repeated.")] = None,
     artifacts: Artifacts = None,
     concurrency: Annotated[int | None, typer.Option(
-        "--concurrency", min=2, help="Instead: throughput of one request at a time and of so many at once.")] = None,
-    check_cpu: Annotated[bool, typer.Option("--check-cpu", help="Check the outputs of a CUDA run against the CPU's.")] = False,
+        "--concurrency", min=2, help="Measure throughput only: one request at a time, then this many at once.")] = None,
+    check_cpu: Annotated[bool, typer.Option(
+        "--check-cpu", help="Compare the outputs of a CUDA run with those of the CPU; exit code 1 if they differ.")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write tables to this file.")] = None,
-    plots: Annotated[Path | None, typer.Option("--plots", help="Draw PNG plots into this folder.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables to this file, as Markdown.")] = None,
+    plots: Annotated[Path | None, typer.Option("--plots", help="Write plots to this folder, as PNG files.")] = None,
 ) -> None:
     """Compare strategies on the same prompts, interleaved, and print one table.
 
     Example: draftwell bench --strategies vanilla_sd,spide,sprinter:tau=0.9 --limit 8 --json report.json
     """
-    from components.bench.bench import run_bench as measure
-    from components.gate.verdict_report import bench_markdown, bench_plots, bench_table, headline_table, write_text
-    from components.report.drawing import check_drawing
+    wanted = parse_wanted(strategies, settings or [])
+    chosen = BenchSettings(
+        max_tokens=max_tokens, temperature=temperature, seed=seed, runs=runs, limit=limit, mix=mix, max_prompt_tokens=max_prompt_tokens,
+        threads=threads, peers=tuple(peer or ()), memory=concurrency is None, concurrency=concurrency or DEFAULTS.concurrency,
+        quality_floor=quality_floor())
+    check_wanted(wanted, chosen.peers)
+    check_outputs(out, markdown, plots)
+    check_artifacts(artifacts)
+    chosen_device = pick_device(device)
+    chosen_draft_device = pick_draft_device(draft_device, chosen_device)
+    check_together(chosen, chosen_device, check_cpu=check_cpu, throughput=concurrency is not None, files=(markdown, plots))
     from flows.workspace import Workspace
 
-    wanted = parse_wanted(strategies, settings or [])
-    check_wanted(wanted, peer or [])
+    rows = read_rows(prompts)
+    workspace = Workspace(pair, dtype, say)
+    set_threads(threads)
+    names = [name.partition("@")[0] for name, _ in wanted]
+    loaded = workspace.load(slots=concurrency or 1, device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target,
+                            strategies=names, keep_modules=bool(chosen.peers))
+    rows = chosen_rows(loaded, rows, chosen)
+    resources = workspace.resources(loaded, names, folder=artifacts)
+    if concurrency is not None:
+        bench_batches(loaded, resources, wanted, rows, chosen, out)
+        return
+    other = workspace.load(device="cpu") if check_cpu else None
+    from components.bench.bench import run_bench
+
+    with progress("bench") as bar:
+        report = run_bench(loaded, choices_of(wanted), rows, resources, chosen, check=other, progress=bar)
+    choice = {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
+    report = report.model_copy(update={"settings": report.settings.model_copy(update=choice)})
+    show(report, out, markdown, plots)
+
+
+def quality_floor() -> QualityFloor:
+    """The floor of lossy strategies, with the share that the gate asks for."""
+    from registry.gates import load_gates
+
+    return QualityFloor(min_argmax_share=load_gates().min_quality_ratio)
+
+
+def check_outputs(out: Path | None, markdown: Path | None, plots: Path | None) -> None:
+    """Refuse, before any work, files that cannot be written and plots that cannot be drawn."""
+    from components.report.drawing import check_drawing
+
     for file in (out, markdown):
         if file is not None:
             check_output(file)
     if plots is not None:
         check_folder(plots)
         check_drawing()
-    check_artifacts(artifacts)
-    chosen_device = pick_device(device)
-    chosen_draft_device = pick_draft_device(draft_device, chosen_device)
-    if check_cpu and (chosen_device == "cpu" or temperature > 0):
-        raise DraftwellError("--check-cpu checks a greedy run on CUDA: use --device cuda on a machine that has one, and --temperature 0")
-    if concurrency is not None and (peer or markdown or plots or check_cpu):
-        raise DraftwellError("--concurrency measures throughput alone: leave out --peer, --markdown, --plots and --check-cpu")
-    rows = read_rows(prompts)
-    workspace = Workspace(pair, dtype, say)
-    set_threads(threads)
-    names = [name.partition("@")[0] for name, _ in wanted]
-    loaded = workspace.load(slots=concurrency or 1, device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target,
-                            strategies=names, keep_modules=bool(peer))
-    rows = chosen_rows(loaded, rows, limit, mix, max_prompt_tokens)
-    resources = workspace.resources(loaded, names, folder=artifacts)
-    if concurrency is not None:
-        bench_batches(loaded, resources, wanted, rows, concurrency, max_tokens, temperature, runs, seed, out)
-        return
-    other = workspace.load(device="cpu") if check_cpu else None
-    with progress("bench") as bar:
-        report = measure(loaded, choices_of(wanted), rows, resources, max_tokens=max_tokens, temperature=temperature, runs=runs, seed=seed,
-                         peers=tuple(peer or ()), memory=True, check=other, progress=bar)
-    report["settings"] |= {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
+
+
+def check_together(settings: BenchSettings, device: str, *, check_cpu: bool, throughput: bool, files: Sequence[Path | None]) -> None:
+    """Refuse options that do not go together."""
+    if check_cpu and (device == "cpu" or settings.temperature > 0):
+        raise DraftwellError("--check-cpu checks a greedy run on CUDA: use --device cuda on a machine that has one, and --temperature 0",
+                             code="check_cpu_needs_cuda")
+    if throughput and (settings.peers or any(files) or check_cpu):
+        raise DraftwellError("--concurrency measures throughput only: leave out --peer, --markdown, --plots and --check-cpu",
+                             code="throughput_only")
+
+
+def show(report: BenchReport, out: Path | None, markdown: Path | None, plots: Path | None) -> None:
+    """Write the files that were asked for, and print the tables; exit code 1 where the outputs differ from the CPU's."""
+    from components.gate.verdict_report import bench_markdown, bench_plots, bench_table, headline_table, write_text
+
     if out is not None:
-        write_json(out, report)
+        write_json(out, report.to_json())
     if markdown is not None:
         write_text(markdown, bench_markdown(report))
     if plots is not None:
         bench_plots(report, plots)
     wide_console().print(bench_table(report))
     wide_console().print(headline_table(report))
-    if report["cpu_check"] is not None and not report["cpu_check"]["passed"]:
-        say("outputs differ from the CPU's at places that are no near-ties: see cpu_check in the JSON report")
+    if report.cpu_check is not None and not report.cpu_check.passed:
+        say("outputs differ from the CPU's in places that are no near-ties: see cpu_check in the JSON report")
         raise typer.Exit(1)
 
 
-def bench_batches(
-    pair: LoadedPair,
-    resources: StrategyResources,
-    wanted: Wanted,
-    rows: list[Prompt],
-    concurrency: int,
-    max_tokens: int,
-    temperature: float,
-    runs: int,
-    seed: int,
-    out: Path | None,
-) -> None:
-    """Throughput at one and at several requests at once, as a table and, where asked for, as JSON."""
+def bench_batches(pair: LoadedPair, resources: StrategyResources, wanted: Wanted, rows: list[Prompt], settings: BenchSettings,
+                  out: Path | None) -> None:
+    """Throughput of one request at a time and of several at once, as a table and, where asked for, as JSON."""
     from components.bench.throughput import batch_table, batch_throughput
 
     with progress("bench") as bar:
-        report = batch_throughput(pair, resources, choices_of(wanted), rows, concurrency=concurrency, max_tokens=max_tokens,
-                                  temperature=temperature, runs=runs, seed=seed, progress=bar)
+        report = batch_throughput(pair, resources, choices_of(wanted), rows, settings, progress=bar)
     if out is not None:
         write_json(out, report)
     wide_console().print(batch_table(report))
@@ -155,7 +180,7 @@ def bench_batches(
 def parse_wanted(strategies: str, settings: Sequence[str]) -> Wanted:
     """Configs in the order they were named; autoregressive comes first whether it was named or not.
 
-    `--set strategy.key=value` speaks of every config of that strategy that does not set the key itself.
+    `--set strategy.key=value` sets a parameter of every config of that strategy that does not set it itself.
     """
     from components.bench.runner import core_plan
     from flows.workspace import parse_settings
@@ -171,7 +196,8 @@ def parse_wanted(strategies: str, settings: Sequence[str]) -> Wanted:
         name, dot, field = key.partition(".")
         meant = [parameters for config, parameters in wanted if config.partition("@")[0] == name]
         if not dot or not meant:
-            raise DraftwellError(f"--set {key}={value} names no benched strategy: write it as strategy.key=value")
+            raise DraftwellError(f"--set {key}={value} names no benched strategy: write it as strategy.key=value",
+                                 code="set_names_no_strategy")
         for parameters in meant:
             parameters.setdefault(field, value)
     return wanted
@@ -195,7 +221,7 @@ def check_wanted(wanted: Wanted, peers: Sequence[str]) -> None:
     labels_of(choices_of(wanted))
     unknown = next((name for name in peers if name not in PEERS), None)
     if unknown:
-        raise DraftwellError(f"unknown peer {unknown!r}: the only peer is {', '.join(PEERS)}")
+        raise DraftwellError(f"unknown peer {unknown!r}: the only peer is {', '.join(PEERS)}", code="unknown_peer")
 
 
 def read_rows(path: Path | None) -> list[Prompt]:
@@ -205,11 +231,13 @@ def read_rows(path: Path | None) -> list[Prompt]:
     return read_prompts(path) if path else demo_prompts()
 
 
-def chosen_rows(pair: LoadedPair, rows: list[Prompt], limit: int | None, mix: bool, longest: int | None) -> list[Prompt]:
+def chosen_rows(pair: LoadedPair, rows: list[Prompt], settings: BenchSettings) -> list[Prompt]:
     """Those that are short enough, of every task in turn where asked for, and of these the first `limit`."""
     from components.prompts.prompt import ids_of, mixed
 
+    longest = settings.max_prompt_tokens
     short: list[Any] = [row for row in rows if longest is None or len(ids_of(pair, row)) <= longest]
     if not short:
-        raise DraftwellError(f"no prompt has at most {longest} tokens under this pair's chat template: raise --max-prompt-tokens")
-    return (mixed(short) if mix else short)[:limit]
+        raise DraftwellError(f"no prompt has at most {longest} tokens under this pair's chat template: raise --max-prompt-tokens",
+                             code="no_short_prompts")
+    return (mixed(short) if settings.mix else short)[: settings.limit]

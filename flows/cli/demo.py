@@ -39,6 +39,7 @@ def demo(pair: Pair = "default",
     from flows.progress import settle_prefect
 
     settle_prefect()
+    from components.bench.schema import BenchReport
     from components.gate.verdict_report import bench_table
     from flows.loading import prompts_of
     from flows.settings import PipelineSettings
@@ -54,7 +55,7 @@ def demo(pair: Pair = "default",
     with reaching_prefect():
         result = pipeline(settings)
     console = wide_console()
-    console.print(bench_table(result["report"]))
+    console.print(bench_table(BenchReport.from_json(result["report"])))
     console.print(f"chosen: {result['strategy']} {result['parameters']}. {result['reason']}")
     if result["bundle"] is None:
         failed = "; ".join(check["detail"] for check in result["checks"] if not check["passed"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from components.gate.settings import DEFAULTS, GateSettings
 from flows.cli.options import (
     DtypeOption,
     Limit,
@@ -27,7 +28,7 @@ from flows.failures import disk_full_as_error
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.gate.gate import GateVerdict
+    from components.gate.verdict import GateVerdict
 
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 
@@ -38,23 +39,25 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def gate(pair: Pair = "default", device: Device = "cpu",
+def gate(pair: Pair = "default", device: Device = DEFAULTS.device,
          release: Annotated[str | None, typer.Option(
-             "--release", help="Alias or number of the release to judge; the candidate, if there is one, if left out.")] = None,
-         baseline: Annotated[bool, typer.Option("--baseline", help="Judge only this checkout's deterministic counts, as CI does.")] = False,
+             "--release", help="Alias or number of the release to judge; default: the candidate, if there is one.")] = None,
+         baseline: Annotated[bool, typer.Option(
+             "--baseline", help="Judge only this checkout's deterministic counts, as CI does.")] = False,
          record: Annotated[bool, typer.Option("--record", help="Record this checkout's deterministic counts as the baseline.")] = False,
          dry_run: Annotated[bool, typer.Option(
-             "--dry-run", help="Measure and judge, but keep no verdict and move no alias; the exit code is that of the verdict.")] = False,
+             "--dry-run", help="Measure and judge, but keep no verdict and move no alias; the exit code is that of the verdict.")]
+         = DEFAULTS.dry_run,
          unmeasured: Annotated[str | None, typer.Option(
-             "--unmeasured", help="Why a release may pass although champion or traces cannot be measured here; it is kept with the "
-                                  "verdict.")] = None,
+             "--unmeasured", help="Let the release pass although the champion or the traces cannot be measured here; this reason is kept "
+                                  "with the verdict.")] = DEFAULTS.unmeasured,
          markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the verdict as Markdown, for a pull request.")] = None,
          junit: Annotated[Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML, for CI.")] = None,
-         prompts: Prompts = None, limit: Limit = 16, max_tokens: MaxTokens = 64, dtype: DtypeOption = None,
+         prompts: Prompts = None, limit: Limit = DEFAULTS.limit, max_tokens: MaxTokens = DEFAULTS.max_tokens, dtype: DtypeOption = None,
          threads: Threads = None) -> None:
     """Judge a release, or this checkout against its recorded baseline; exit code 1 if the gate fails, 2 on an error.
 
-    Without a release (a fresh clone) the deterministic part alone is judged.
+    Without a release (a fresh clone) only the deterministic part is judged.
 
     Example: draftwell gate --pair default
     """
@@ -74,8 +77,8 @@ def gate(pair: Pair = "default", device: Device = "cpu",
         wanted = None if baseline else release_to_judge(name, device, release)
         verdicts = baseline_verdicts(pair, name, needed=wanted is None)
         if wanted is not None:
-            verdicts.append(release_verdict(pair, prompts, limit, wanted, device, dtype, max_tokens, dry_run, unmeasured,
-                                            beside=[verdict for _, verdict in verdicts]))
+            settings = GateSettings(device=device, limit=limit, max_tokens=max_tokens, dry_run=dry_run, unmeasured=unmeasured)
+            verdicts.append(release_verdict(pair, dtype, prompts, wanted, settings, beside=[verdict for _, verdict in verdicts]))
     show(verdicts, markdown, junit)
     if dry_run:
         say("a dry run: no verdict was kept, no alias moved")
@@ -115,9 +118,9 @@ def baseline_verdicts(pair: str, name: str, *, needed: bool) -> list[tuple[str, 
         return [("deterministic counts, float32", judge_baseline(pair, say, bar))]
 
 
-def release_verdict(pair: str, prompts: Path | None, limit: int | None, wanted: int, device: str, dtype: str | None, max_tokens: int,
-                    dry_run: bool, unmeasured: str | None, beside: Sequence[GateVerdict] = ()) -> tuple[str, GateVerdict]:
-    """The measured part: a release beside the champion. Its record says that it failed, too, where a verdict `beside` did.
+def release_verdict(pair: str, dtype: str | None, prompts: Path | None, wanted: int, settings: GateSettings,
+                    beside: Sequence[GateVerdict] = ()) -> tuple[str, GateVerdict]:
+    """The measured part: a release compared with the champion. Its record says that it failed, too, where a verdict `beside` did.
 
     Of the shipped prompts the last are taken: `draftwell tune` chooses on the first.
     """
@@ -125,12 +128,12 @@ def release_verdict(pair: str, prompts: Path | None, limit: int | None, wanted: 
     from flows.loading import open_pair
     from flows.steps.gate import gate_release
 
+    limit = settings.limit
     rows = read_prompts(prompts, limit) if prompts else demo_prompts()[-limit if limit else None:]
-    opened = open_pair(pair, dtype, device=device, say=say)
+    opened = open_pair(pair, dtype, device=settings.device, say=say)
     with progress("gate") as bar:
         step = type(opened)(opened.workspace, opened.pair, bar)
-        result = gate_release(step, rows, alias=wanted, device=device, max_tokens=max_tokens, dry_run=dry_run,
-                              unmeasured=unmeasured, beside=beside)
+        result = gate_release(step, rows, settings, alias=wanted, beside=beside)
     return f"release {result['release']}", result["verdict"]
 
 
@@ -155,7 +158,7 @@ def record_baseline(pair: str, name: str) -> None:
     with progress("deterministic counts") as bar:
         report = baseline_report(pair, say, bar)
     path = gates.HERE / "baselines" / f"{name}.json"
-    write_json(path, report)
+    write_json(path, report.model_dump())
     typer.echo(f"recorded {path.name}")
 
 
@@ -178,7 +181,7 @@ def release_to_judge(pair: str, device: str, release: str | None) -> int | None:
 def check_device(device: str) -> None:
     """Refuse what no bundle is built for: a mistyped device has no release, and a gate without one would pass on the counts alone."""
     if device not in ("cpu", "cuda"):
-        raise DraftwellError(f"there is no --device {device}: name cpu or cuda")
+        raise DraftwellError(f"there is no --device {device}: choose cpu or cuda", code="unknown_device")
 
 
 def promote(pair: Pair = "default", device: Device = "cpu",
@@ -228,20 +231,24 @@ def deploy(pair: Pair = "default", device: Device = "cpu",
            ungated: Annotated[str | None, typer.Option(
                "--ungated", help="Deploy without a passed gate, for this reason, which is recorded.")] = None,
            with_weights: Annotated[bool, typer.Option("--with-weights", help="Copy the models into the bundle.")] = False) -> None:
-    """Build the bundle of a release and point `current` at it.
+    """Take the bundle that the gate judged, or build the release's bundle, and point `current` at it.
 
     Example: draftwell deploy --pair default --alias champion
     """
     check_device(device)
     from registry.bundles.build import build_bundle
+    from registry.bundles.judged import deviation
     from registry.pairs import fetch, find_pair
+    from registry.releases import find_release
     from registry.store import Store
 
     spec = find_pair(pair)
     store = Store()
-    store.resolve("release", f"{spec.name}.{device}", alias)  # before any model is fetched
+    release = find_release(store, spec.name, device, alias)  # before any model is fetched
     bundle = build_bundle(store, spec, fetch(spec, progress=say), alias=alias, device=device, out=out, ungated_reason=ungated,
                           with_weights=with_weights)
+    if line := None if with_weights or ungated else deviation(bundle, release):
+        say(line)
     typer.echo(f"{bundle}  (and {bundle.parent / 'current'})")
 
 

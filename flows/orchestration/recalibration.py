@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.collect.settings import CollectionSettings
+from components.gate.settings import GateSettings
 from flows import context
 from flows.context import StepContext, now
 from flows.loading import open_from_settings, prompts_of, worker_pool_of
@@ -210,23 +211,26 @@ def gate_candidate(settings: DriftSettings, folder: str, release: int) -> dict[s
 def gate_verdict(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
     """The gate's verdict of today."""
     step, prompts = open_job(settings, folder)
-    result = gate_step.gate_release(step, prompts["bench"], alias=release, device=settings.device, max_tokens=settings.bench_tokens)
+    gate = GateSettings(device=settings.device, max_tokens=settings.bench_tokens)
+    result = gate_step.gate_release(step, prompts["bench"], gate, alias=release)
     return {"passed": result["passed"], "checks": result["checks"], "over_champion": speedup_over_champion(step, result["report"])}
 
 
 def speedup_over_champion(step: StepContext, report: dict[str, Any]) -> dict[str, float] | None:
     """Speed of the workspace's choice over the champion's, both measured on the new traffic in one run."""
-    from components.gate.gate import columns
+    from components.bench.schema import BenchReport
+    from components.gate.bench_checks import columns
     from components.report.intervals import paired_bootstrap_ratio
     from serving.artifacts.decoding_config import DecodingConfig
 
-    entries = report.get("in_doubt") or report["strategies"]  # what was measured again is what counts
+    bench = BenchReport.from_json(report)
+    entries = bench.in_doubt or bench.strategies  # entries that were measured again are those that count
     if "champion" not in entries:
         return None
     chosen = DecodingConfig.load(step.workspace.artifacts / "decoding_config")
     mine = next(entry for label, entry in entries.items()
-                if label != "champion" and (entry["strategy"], entry["parameters"]) == (chosen.strategy, chosen.parameters))
-    ratio, low, high = paired_bootstrap_ratio(*columns(entries["champion"]["per_prompt"]), *columns(mine["per_prompt"]))
+                if label != "champion" and (entry.strategy, entry.parameters) == (chosen.strategy, chosen.parameters))
+    ratio, low, high = paired_bootstrap_ratio(*columns(entries["champion"].per_prompt), *columns(mine.per_prompt))
     return {"ratio": ratio, "low": low, "high": high}
 
 

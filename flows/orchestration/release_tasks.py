@@ -7,6 +7,7 @@ from typing import Any
 
 from prefect import task
 
+from components.gate.settings import GateSettings
 from flows.loading import open_from_settings, prompts_of
 from flows.orchestration import prefect_artifacts
 from flows.orchestration.learn_tasks import RETRY, STATION
@@ -31,8 +32,8 @@ def publish_task(settings: PipelineSettings) -> int:
 def gate_task(settings: PipelineSettings, release: int, full: bool = True) -> dict[str, Any]:
     """Gate a release, compared with all strategies if `full`; returns report, checks and whether it passed."""
     prompts = prompts_of(settings)["bench"]
-    result = gate_release(open_from_settings(settings), prompts if full else prompts[:2], alias=release, device=settings.device,
-                          max_tokens=settings.bench_tokens, all_strategies=full)
+    gate = GateSettings(device=settings.device, max_tokens=settings.bench_tokens, all_strategies=full)
+    result = gate_release(open_from_settings(settings), prompts if full else prompts[:2], gate, alias=release)
     return {key: result[key] for key in ("report", "checks", "passed")}
 
 

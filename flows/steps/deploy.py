@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.progress import announce
 from flows.workspace import Workspace
+
+if TYPE_CHECKING:
+    from registry.releases import ReleaseVersion
 
 
 def promote_and_deploy(space: Workspace, device: str, release: int, out: Path) -> Path:
@@ -15,8 +19,17 @@ def promote_and_deploy(space: Workspace, device: str, release: int, out: Path) -
     from registry.store import Store
 
     store = Store()
-    promote(store, space.spec.name, device, release)
-    return build_bundle(store, space.spec, space.files(), alias=str(release), device=device, out=out)
+    promoted = promote(store, space.spec.name, device, release)
+    return announced(build_bundle(store, space.spec, space.files(), alias=str(release), device=device, out=out), promoted)
+
+
+def announced(bundle: Path, release: ReleaseVersion) -> Path:
+    """The bundle, after a line where it is not the one that the gate judged."""
+    from registry.bundles.judged import deviation
+
+    if line := deviation(bundle, release):
+        announce(line)
+    return bundle
 
 
 def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
@@ -35,4 +48,4 @@ def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
     if why := objection(champion, gate_record(champion)) or withdrawal(champion):
         announce(f"{champion.name}, the champion, is not deployed: {why}")
         return None
-    return relink(store, champion, out) or build_bundle(store, space.spec, space.files(), device=device, out=out)
+    return relink(store, champion, out) or announced(build_bundle(store, space.spec, space.files(), device=device, out=out), champion)

@@ -1,4 +1,4 @@
-"""The gate as a station: measure a release against autoregressive decoding and the champion, and record the verdict."""
+"""The gate as a pipeline step: measure a release against autoregressive decoding and the champion, and record the verdict."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.gate.settings import DEFAULTS, GateSettings
 from flows.context import StepContext, now
 from flows.steps.champion import champion_number, champion_of
 from flows.workspace import Workspace
@@ -15,8 +16,11 @@ from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.bench.runner import StrategyContender
-    from components.gate.gate import Check, GateVerdict
+    from components.bench.schema import BenchEntry, BenchReport
+    from components.gate.baseline_counts import CountsReport
+    from components.gate.verdict import Check, GateVerdict, Thresholds
     from components.prompts.prompt import Prompt
+    from registry.gates import GateRecord
     from registry.releases import ReleaseVersion
     from registry.store import Store
     from serving.artifacts.base import Artifact
@@ -26,11 +30,13 @@ if TYPE_CHECKING:
 IDENTITY_PROMPTS, IDENTITY_TOKENS = 8, 64
 """Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a hundred."""
 RUNS_IN_DOUBT = 3
+START_LIMIT = 120.0
+"""Seconds that a start may take where the thresholds name none."""
 BASELINE_PROMPTS, BASELINE_TOKENS = 6, 32
 SHOWN = ("vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide")
-"""What is measured beside a release for a table; `make demo` waits for it, so other strategies are left to `draftwell bench`."""
+"""What is measured together with a release for a table; `make demo` waits for it, so other strategies are left to `draftwell bench`."""
 COMPARED = ("tokens_per_second", "speedup", "speedup_low", "acceptance_rate", "mat", "cost_ratio", "ttft_ms", "tpot_ms", "tpot_p95_ms")
-"""Figures of the candidate's bench that MLflow compares releases by."""
+"""Metrics of the candidate's bench that MLflow compares releases by."""
 COUNTED = ("autoregressive", *SHOWN)
 """Strategies whose deterministic counts are recorded as a pair's baseline."""
 
@@ -51,95 +57,84 @@ def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dic
     return found
 
 
-def gate_release(
-    step: StepContext,
-    prompts: Sequence[Prompt],
-    *,
-    alias: str | int = "candidate",
-    device: str = "cpu",
-    max_tokens: int = 64,
-    all_strategies: bool = False,
-    dry_run: bool = False,
-    unmeasured: str | None = None,
-    beside: Sequence[GateVerdict] = (),
-) -> dict[str, Any]:
+def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSettings = DEFAULTS, *, alias: str | int = "candidate",
+                 beside: Sequence[GateVerdict] = ()) -> dict[str, Any]:
     """Measure a release, judge it and keep the verdict with it.
 
-    Candidate and champion are measured in one run, prompt by prompt in turn, beside autoregressive decoding; where that is no clear
-    pass, once more in several runs, and only these count. The champion itself can be judged again; its record stays.
+    Candidate and champion are measured in one run, prompt by prompt in turn, together with autoregressive decoding; where that is no
+    clear pass, once more in several runs, and only these count. The champion itself can be judged again; its record stays.
 
     Args:
-        all_strategies: measure the strategies in `SHOWN` beside it, for a table.
-        dry_run: keep nothing in the registry, and move no alias.
-        unmeasured: why a person lets pass what cannot be held against the champion or the traces here; kept with the verdict.
-            Without, that fails the gate.
         beside: verdicts of other parts of the gate, such as the checkout's counts: kept in the release's record with this one, so
             that what failed there is not promoted.
     Returns:
-        of this part alone: `report` (of the bench), `passed`, `checks`, `release` (its number), `verdict`.
+        of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its number), `verdict`.
     """
-    from components.gate.gate import GateVerdict
+    from components.gate.verdict import GateVerdict, Thresholds
+    from registry.bundles.build import build_to_judge
+    from registry.bundles.judged import keep_judged
     from registry.gates import load_gates
     from registry.releases import find_release
     from registry.store import Store
+    from serving.bundle.bundle import open_bundle
     from serving.runtime.strategies import StrategyResources
 
-    store, thresholds = Store(), load_gates().model_dump()
-    release = find_release(store, step.workspace.spec.name, device, alias)
+    store, thresholds = Store(), Thresholds.of(load_gates().model_dump())
+    release = find_release(store, step.workspace.spec.name, settings.device, alias)
     if release.fingerprint != step.pair.fingerprint:
         raise DraftwellError(f"{release.name} was made for models with fingerprint {release.fingerprint[:12]}, the loaded ones have "
-                             f"{step.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again")
+                             f"{step.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again",
+                             code="other_models")
     mine = artifacts_of(store, release, release.fingerprint)
     config: Any = mine["decoding_config"]
     resources = StrategyResources(mine, step.pair.special_tokens)
     rival = find_rival(step, store, release)
     judging = BenchJudge(config.strategy, config.parameters, thresholds)
-    report, verdict = measured(step, prompts, judging, resources, rival, max_tokens=max_tokens, all_strategies=all_strategies)
-    if thresholds["lossless_identical"]:
+    report, verdict = measured(step, prompts, judging, resources, rival, settings)
+    if thresholds.lossless_identical:
         verdict += GateVerdict(identity_check(step, config.strategy, config.parameters, resources, prompts[:IDENTITY_PROMPTS]))
     if rival.unmeasured:
-        verdict += missing("champion measured", rival.unmeasured, unmeasured)
-    verdict += prediction_check(step, mine, rival.comparable, thresholds, unmeasured)
-    verdict += footprint_check(step, store, release, thresholds)
-    written = step.report("bench", report)
-    if not dry_run and serves(step, release):
-        step.workspace.say(f"{release.name} is the champion: its record, with which it became so, stays as it is")
-    elif not dry_run:
-        keep_verdict(store, release, sum(beside, start=verdict), rival.release, report, judging.entry(report["strategies"]), written)
-    return {"report": report, "verdict": verdict, "passed": verdict.passed, "release": release.version,
+        verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
+    verdict += prediction_check(step, mine, rival.comparable, thresholds, settings.unmeasured)
+    written = step.report("bench", report.to_json())
+    with tempfile.TemporaryDirectory() as place:
+        bundle = build_to_judge(store, release, step.workspace.spec, step.workspace.files(), Path(place))
+        verdict += footprint_check(step, bundle, release, thresholds)
+        if not settings.dry_run and serves(step, release):
+            step.workspace.say(f"{release.name} is the champion: its record, from before, is kept")
+        elif not settings.dry_run:
+            total = sum(beside, start=verdict)
+            if total.passed:
+                keep_judged(bundle, release)
+            record = record_of(release, total, rival.release, open_bundle(bundle).manifest.digest)
+            keep_verdict(store, record, total, report, judging.entry(report.strategies), written)
+    return {"report": report.to_json(), "verdict": verdict, "passed": verdict.passed, "release": release.version,
             "checks": [vars(c) for c in verdict.checks]}
 
 
-def measured(
-    step: StepContext,
-    prompts: Sequence[Prompt],
-    judging: BenchJudge,
-    resources: StrategyResources,
-    rival: ChampionComparison,
-    *,
-    max_tokens: int,
-    all_strategies: bool,
-) -> tuple[dict[str, Any], GateVerdict]:
-    """The bench of a candidate, and the verdict on it; what left doubt is measured again, and lies in the report as `in_doubt`."""
+def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, resources: StrategyResources, rival: ChampionComparison,
+             settings: GateSettings) -> tuple[BenchReport, GateVerdict]:
+    """The bench of a candidate, and the verdict on it; what left doubt is measured again, and is in the report as `in_doubt`."""
     from components.bench.bench import run_bench
+    from components.bench.settings import BenchSettings
     from serving.runtime.strategies import PLAIN, StrategyChoice
 
     candidate = StrategyChoice(judging.strategy, judging.parameters)
-    contest = [PLAIN] if candidate == PLAIN else [PLAIN, candidate]
-    beside = [choice for name in SHOWN if (choice := StrategyChoice(name)) not in contest] if all_strategies else []
-    report = run_bench(step.pair, [PLAIN, *beside, *contest[1:]], prompts, resources, max_tokens=max_tokens, extra=rival.contenders,
-                   progress=step.bar)
+    both = [PLAIN] if candidate == PLAIN else [PLAIN, candidate]
+    others = [choice for name in SHOWN if (choice := StrategyChoice(name)) not in both] if settings.all_strategies else []
+    once = BenchSettings(max_tokens=settings.max_tokens)
+    report = run_bench(step.pair, [PLAIN, *others, *both[1:]], prompts, resources, once, extra=rival.contenders, progress=step.bar)
     verdict = judging.of(report)
     if not judging.doubts(report, verdict):
         return report, verdict
     step.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
-    longer = run_bench(step.pair, contest, prompts, resources, max_tokens=max_tokens, runs=RUNS_IN_DOUBT, extra=rival.contenders,
-                   cost_ratios=False, progress=step.bar)
-    return {**report, "in_doubt": longer["strategies"]}, judging.of(longer)
+    again = BenchSettings(max_tokens=settings.max_tokens, runs=RUNS_IN_DOUBT, cost_ratios=False)
+    longer = run_bench(step.pair, both, prompts, resources, again, extra=rival.contenders, progress=step.bar)
+    return report.model_copy(update={"in_doubt": longer.strategies}), judging.of(longer)
 
 
 def serves(step: StepContext, release: ReleaseVersion) -> bool:
-    """Whether a release is the champion, and its record stands: a slow minute of the machine must not take that from what serves."""
+    """Whether a release is the champion and its record is valid: one slow minute of the machine must not withdraw what serves."""
     from registry.releases import gate_record, objection
 
     return champion_number(step.workspace, release.device) == release.version and objection(release, gate_record(release)) is None
@@ -147,10 +142,10 @@ def serves(step: StepContext, release: ReleaseVersion) -> bool:
 
 @dataclass(frozen=True)
 class ChampionComparison:
-    """The champion that a candidate is measured beside, if there is one.
+    """The champion that a candidate is compared with, if there is one.
 
     Args:
-        release: None where there is none besides the candidate.
+        release: None where there is none other than the candidate.
         contenders: the champion with its own artifacts, or nobody.
         comparable: its artifacts, where they are for the very models of the candidate.
         unmeasured: why a champion is not measured, or None.
@@ -191,29 +186,29 @@ class BenchJudge:
 
     strategy: str
     parameters: dict[str, Any]
-    thresholds: dict[str, Any]
+    thresholds: Thresholds
 
-    def entry(self, entries: dict[str, Any]) -> dict[str, Any]:
+    def entry(self, entries: dict[str, BenchEntry]) -> BenchEntry:
         """The candidate's row."""
-        return next(e for e in entries.values() if e["strategy"] == self.strategy and e["parameters"] == self.parameters)
+        return next(e for e in entries.values() if (e.strategy, e.parameters) == (self.strategy, self.parameters))
 
-    def of(self, report: dict[str, Any]) -> GateVerdict:
-        """The verdict; acceptance is held against a champion that decodes just so, as another draft length accepts another share."""
-        from components.gate.gate import judge_release
+    def of(self, report: BenchReport) -> GateVerdict:
+        """The verdict; acceptance is compared only with a champion of the same strategy and parameters."""
+        from components.gate.bench_checks import judge_release
 
-        entries = report["strategies"]
+        entries = report.strategies
         entry, rival = self.entry(entries), entries.get("champion")
-        same = rival if rival is not None and (rival["strategy"], rival["parameters"]) == (self.strategy, self.parameters) else None
-        thresholds = dict(self.thresholds)
-        if entry["dtype"] == "float32":
-            thresholds["lossless_identical"] = False  # `identity_check` judges it, on longer texts
+        same = rival if rival is not None and (rival.strategy, rival.parameters) == (self.strategy, self.parameters) else None
+        thresholds = self.thresholds
+        if entry.dtype == "float32":
+            thresholds = replace(thresholds, lossless_identical=False)  # `identity_check` judges it, on longer texts
         return judge_release(entry, rival, same, thresholds, reference=entries["autoregressive"])
 
-    def doubts(self, report: dict[str, Any], verdict: GateVerdict) -> bool:
-        """Whether the candidate's row, beside the champion's where there is one, is no clear pass."""
-        from components.gate.gate import leaves_doubt
+    def doubts(self, report: BenchReport, verdict: GateVerdict) -> bool:
+        """Whether the candidate's entry, compared with the champion's where there is one, is no clear pass."""
+        from components.gate.bench_checks import leaves_doubt
 
-        entries = report["strategies"]
+        entries = report.strategies
         return leaves_doubt(verdict, self.entry(entries), entries.get("champion"), self.thresholds)
 
 
@@ -221,7 +216,7 @@ def pair_of(step: StepContext, store: Store, champion: ReleaseVersion) -> Loaded
     """The models that a champion runs on: those that are loaded, or the same target with the distilled draft that it pins.
 
     Returns:
-        None where they cannot be had here: another target or dtype, a draft that is not in the registry, or no memory for both.
+        None where they are not available here: another target or dtype, a draft that is not in the registry, or no memory for both.
     """
     from components.gate.footprint import room_for_another
     from serving.artifacts.pair_files import fingerprint
@@ -244,19 +239,19 @@ def pair_of(step: StepContext, store: Store, champion: ReleaseVersion) -> Loaded
 
 
 def missing(name: str, why: str, reason: str | None) -> GateVerdict:
-    """What could not be measured fails, or is noted with the reason for which a person lets it pass."""
-    from components.gate.gate import Check, GateVerdict
+    """What could not be measured fails, or becomes a note with the reason for which a person lets it pass."""
+    from components.gate.verdict import Check, GateVerdict
 
     if reason:
         return GateVerdict((), (f"{why}; let pass: {reason}",))
     return GateVerdict((Check(name, 0, 1, False, f"{why}; `draftwell gate --unmeasured REASON` lets it pass", transient=True),))
 
 
-def prediction_check(step: StepContext, mine: dict[str, Artifact], theirs: dict[str, Artifact], thresholds: dict[str, Any],
+def prediction_check(step: StepContext, mine: dict[str, Artifact], theirs: dict[str, Artifact], thresholds: Thresholds,
                      unmeasured: str | None = None) -> GateVerdict:
-    """How well table and verifier foretell the workspace's traces, beside the champion's; nothing for a release without both."""
-    from components.gate.gate import GateVerdict, judge_predictions
-    from components.gate.predictive_loss import predictions
+    """How well table and verifier predict the workspace's traces, compared with the champion's; nothing for a release without both."""
+    from components.gate.predictive_loss import judge_predictions, predictions
+    from components.gate.verdict import GateVerdict
     from flows.context import open_trace
 
     judged = [kind for kind in ("acceptance_table", "verifier") if kind in mine]
@@ -270,55 +265,52 @@ def prediction_check(step: StepContext, mine: dict[str, Artifact], theirs: dict[
     return judge_predictions(found, thresholds) + GateVerdict((), tuple(notes))
 
 
-def footprint_check(step: StepContext, store: Store, release: ReleaseVersion, thresholds: dict[str, Any]) -> GateVerdict:
-    """Build the release's bundle in a temporary folder; its size, and how fast a new process starts from it."""
-    from components.gate.footprint import footprint
-    from components.gate.gate import judge_footprint
-    from registry.bundles.build import build_bundle, bundle_bytes
+def footprint_check(step: StepContext, bundle: Path, release: ReleaseVersion, thresholds: Thresholds) -> GateVerdict:
+    """The size of the release's bundle, and how fast a new process starts from it."""
+    from components.gate.footprint import footprint, judge_footprint
+    from registry.bundles.build import bundle_bytes
 
-    space = step.workspace
-    with tempfile.TemporaryDirectory() as place:
-        bundle = build_bundle(store, space.spec, space.files(), alias=str(release.version), device=release.device, out=Path(place),
-                              ungated_reason="built to be judged")
-        found = footprint(bundle, bundle_bytes(bundle), space.files(), release.device, limit=2 * thresholds["max_startup_seconds"])
+    limit = 2 * (thresholds.max_startup_seconds or START_LIMIT)
+    found = footprint(bundle, bundle_bytes(bundle), step.workspace.files(), release.device, limit=limit)
     return judge_footprint(found, thresholds)
 
 
-def keep_verdict(store: Store, release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None, report: dict[str, Any],
-                 entry: dict[str, Any], written: Path) -> None:
-    """Keep the verdict with its release: the record, words, figures to compare, the bench (`written`: its file) and its plots."""
+def keep_verdict(store: Store, record: GateRecord, verdict: GateVerdict, report: BenchReport, entry: BenchEntry,
+                 written: Path) -> None:
+    """Keep the verdict with its release: record, text, metrics to compare, the bench (`written`: its file) and its plots."""
     from components.gate.verdict_report import bench_plots, verdict_markdown
     from registry.releases import record_gate
 
-    figures = {name: float(entry[name]) for name in COMPARED if isinstance(entry.get(name), int | float)}
+    figures = {name: float(value) for name in COMPARED if (value := getattr(entry, name)) is not None}
     with tempfile.TemporaryDirectory() as place:
         files = [written, *bench_plots(report, Path(place))]
-        record_gate(store, record_of(release, verdict, champion), words=verdict_markdown(verdict), figures=figures, files=files)
+        record_gate(store, record, words=verdict_markdown(verdict), figures=figures, files=files)
 
 
-def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None) -> Any:
-    """The verdict in the registry's words."""
+def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVersion | None, bundle_digest: str) -> GateRecord:
+    """The verdict as the registry keeps it."""
     from registry.gates import GateCheck, GateRecord
 
     checks = tuple(GateCheck(name=c.name, value=c.value, threshold=c.threshold, passed=c.passed, transient=c.transient)
                    for c in verdict.checks)
     return GateRecord(pair=release.pair, device=release.device, release_version=release.version, pins=release.pins, passed=verdict.passed,
-                      checks=checks, baseline_version=champion.version if champion else None, created=now())
+                      checks=checks, baseline_version=champion.version if champion else None, bundle_digest=bundle_digest, created=now())
 
 
 def identity_check(
     step: StepContext, strategy: str, parameters: dict[str, Any], resources: Any, prompts: Sequence[Prompt]
 ) -> tuple[Check, ...]:
     """Whether a choice that claims to be lossless gives autoregressive's tokens in float32; nothing for a lossy one."""
-    from components.gate.gate import judge_release
+    from components.gate.bench_checks import judge_release
     from components.gate.losslessness import identity_entry
+    from components.gate.verdict import Thresholds
     from serving.runtime.strategies import StrategyChoice, find_strategy
 
     if not find_strategy(strategy).lossless or strategy == "autoregressive":
         return ()
     exact = float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair
     entry = identity_entry(exact, resources, StrategyChoice(strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
-    return judge_release(entry, None, None, {"lossless_identical": True}).checks
+    return judge_release(entry, None, None, Thresholds(lossless_identical=True)).checks
 
 
 def float32_pair(workspace: Workspace) -> LoadedPair:
@@ -326,13 +318,13 @@ def float32_pair(workspace: Workspace) -> LoadedPair:
     return workspace.in_dtype("float32").load()
 
 
-def baseline_report(pair_name: str, say: Any, bar: Any = None) -> dict[str, Any]:
+def baseline_report(pair_name: str, say: Any, bar: Any = None) -> CountsReport:
     """Deterministic counts of the strategies in `COUNTED` on the shipped prompts, in float32."""
     return counted(pair_name, say, bar)[0]
 
 
-def counted(pair_name: str, say: Any, bar: Any) -> tuple[dict[str, Any], GateVerdict]:
-    """The counts, and whether what claims to be lossless wrote the target's own tokens."""
+def counted(pair_name: str, say: Any, bar: Any) -> tuple[CountsReport, GateVerdict]:
+    """The counts, and whether every strategy that claims to be lossless gave the target's own tokens."""
     from components.gate.baseline_counts import deterministic_report
     from components.gate.losslessness import judge_texts
     from components.prompts.prompt import demo_prompts
@@ -345,15 +337,18 @@ def counted(pair_name: str, say: Any, bar: Any) -> tuple[dict[str, Any], GateVer
 
 
 def judge_baseline(pair_name: str, say: Any, bar: Any = None) -> GateVerdict:
-    """Compare this checkout's deterministic counts with the recorded ones, and lossless texts with the target's own choices."""
-    from components.gate.gate import compare_with_baseline
+    """Compare this checkout's deterministic counts with the recorded ones, and lossless outputs with the target's own choices."""
+    from components.gate.baseline_checks import compare_with_baseline
+    from components.gate.baseline_counts import CountsReport
+    from components.gate.verdict import Thresholds
     from registry.gates import load_baseline, load_gates
     from registry.pairs import find_pair
 
     name, gates = find_pair(pair_name).name, load_gates()
     recorded = load_baseline(name)
     if recorded is None:
-        raise DraftwellError(f"pair {name} has no recorded baseline: record one with `draftwell gate --pair {name} --record`")
+        raise DraftwellError(f"pair {name} has no recorded baseline: record one with `draftwell gate --pair {name} --record`",
+                             code="no_baseline")
     report, identity = counted(pair_name, say, bar)
-    verdict = compare_with_baseline(report, recorded.model_dump(), gates.model_dump())
+    verdict = compare_with_baseline(report, CountsReport.model_validate(recorded.model_dump()), Thresholds.of(gates.model_dump()))
     return verdict + identity if gates.lossless_identical else verdict

@@ -100,21 +100,40 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
-def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, RowOrigins]]:
     """Label and origins of a report's rows, or of a tuning's choice."""
     from components.bench.report import label_with_parameters
 
-    rows: list[tuple[str, Mapping[str, Any]]]
     strategies = report.get("strategies")
     if isinstance(strategies, dict):
-        rows = [(label_with_parameters(label, entry), entry) for label, entry in strategies.items() if isinstance(entry, dict)]
+        found = {label: RowOrigins.of(entry) for label, entry in strategies.items() if isinstance(entry, dict)}
+        rows = [(label_with_parameters(label, row.parameters), row) for label, row in found.items()]
     else:
-        label = label_with_parameters(str(report.get("strategy")), {"parameters": report.get("parameters") or {}})
-        rows = [(f"choice {label}", report)]
-    if not any(isinstance(row.get("artifacts"), dict) or isinstance(row.get("trace_digest"), str) for _, row in rows):
-        raise DraftwellError(f"{path} does not say what its rows were made from: an older draftwell wrote it, or none; bench or tune again",
-                             code="report_without_origins")
+        choice = RowOrigins.of(report)
+        rows = [(f"choice {label_with_parameters(str(report.get('strategy')), choice.parameters)}", choice)]
+    if all(row.artifacts is None and row.trace_digest is None for _, row in rows):
+        raise DraftwellError(f"{path} names no origins: it was written by an older draftwell, or is no report of a bench or tuning; "
+                             "bench or tune again", code="report_without_origins")
     return rows
+
+
+@dataclass(frozen=True)
+class RowOrigins:
+    """What a row of a report was made from. Reports of all versions are read, so whatever is missing or of another type is None."""
+
+    parameters: Mapping[str, Any]
+    artifacts: Mapping[str, Any] | None
+    config_digest: str | None
+    trace_digest: str | None
+    fingerprint: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> RowOrigins:
+        """The origins in the JSON of a bench's entry or of a tuning."""
+        parameters, artifacts, config, trace = (row.get(name) for name in ("parameters", "artifacts", "config_digest", "trace_digest"))
+        return cls(parameters if isinstance(parameters, dict) else {}, artifacts if isinstance(artifacts, dict) else None,
+                   config if isinstance(config, str) else None, trace if isinstance(trace, str) else None,
+                   str(row.get("fingerprint") or ""))
 
 
 class Finder:
@@ -164,22 +183,19 @@ class Finder:
         name = registered_name(kind, pair)
         return self.artifact(lineage_of(self.store, self.store.resolve(kind, name, wanted), name, self.folders))
 
-    def row(self, label: str, row: Mapping[str, Any], pair: str) -> Node:
-        """A row of a table: its tuned config, and the artifacts and traces that are not the config's already."""
+    def row(self, label: str, row: RowOrigins, pair: str) -> Node:
+        """A row of a table: its tuned config, and the artifacts and traces that are not already the config's."""
         from registry.lineage import find
 
-        artifacts = row.get("artifacts")
-        wanted = [("decoding_config", row.get("config_digest")), *(artifacts.items() if isinstance(artifacts, dict) else ())]
         children: list[Node] = []
-        for kind, digest in wanted:
+        for kind, digest in [("decoding_config", row.config_digest), *(row.artifacts or {}).items()]:
             if not isinstance(digest, str):
                 if kind != "decoding_config":
                     children.append(Node(kind, kind, None, "made on the spot, not kept"))
             elif digest not in known(children):
-                children.append(self.artifact(find(self.store, kind, digest, pair, self.folders, str(row.get("fingerprint") or ""))))
-        traces = row.get("trace_digest")
-        if isinstance(traces, str) and traces not in known(children):
-            children.append(self.trace(traces))
+                children.append(self.artifact(find(self.store, kind, digest, pair, self.folders, row.fingerprint)))
+        if row.trace_digest is not None and row.trace_digest not in known(children):
+            children.append(self.trace(row.trace_digest))
         return Node("row", label, children=tuple(children))
 
     def artifact(self, found: Lineage) -> Node:

@@ -146,7 +146,7 @@ def run(pool: WorkerPool, what: str, job: Path, calls: Sequence[Call], done: Cal
     """
     from prefect import Flow
 
-    from components.report.threads import using_threads
+    from components.report.machine import using_threads
 
     flow = Flow(spread_out, name=f"{what} on {pool.runner}", task_runner=runner_of(pool), result_serializer="json",
                 validate_parameters=False)

@@ -1,8 +1,8 @@
 """Building a bundle from a release: `make deploy`.
 
-Data files and the runtime's own wheel, every digest checked on the way. The folder is built beside its place and renamed, then the
-link `current` is moved: a server that watches it sees the old bundle or the new one, and a bundle that stands is never changed or
-removed. Two builds of one release with one runtime are byte-identical: nothing in them tells time, machine or user.
+Data files and the runtime's own wheel, every digest checked on the way. The folder is built next to its place and renamed, then the
+link `current` is moved: a server that watches it sees the old bundle or the new one, and an existing bundle is never changed or
+removed. Two builds of one release with one runtime are byte-identical: nothing in them depends on time, machine or user.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from registry.bundles.judged import copy_bundle, find_judged
 from registry.bundles.requirements import locked
 from registry.bundles.text import dockerfile, readme, requirements_name, serve_script
 from registry.bundles.wheel import runtime_wheel
@@ -41,46 +42,77 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
                  out: Path = Path("dist"), ungated_reason: str | None = None, with_weights: bool = False) -> Path:
     """Build `out/<pair>/<version>-<device>/` from a release and let `out/<pair>/current` lead to it.
 
-    Where another bundle of that release stands already (built with another runtime, say), the new one stands beside it as
+    Where another bundle of that release exists (built with another runtime, say), the new one is put next to it as
     `<version>-<device>.2`, and so on: a server may still be reading the old one. The same bundle is not written twice.
 
-    Whoever named the champion, a command or a hand in MLflow's UI, is asked for the same gate record. What a hand named and the
-    gate lets pass is a champion like any other from then on.
+    A bundle that the gate judged is deployed as it is (`registry.bundles.judged`). A champion named by hand in MLflow's UI needs the same
+    gate record as one that was promoted.
 
     Args:
         files: the pair's models on this machine; they must be those of the release.
         alias: alias (or number) of the release.
-        ungated_reason: deploy although no passed gate record stands; the manifest keeps the reason.
+        ungated_reason: deploy although no gate record allows it; the manifest keeps the reason.
         with_weights: copy the models into the bundle.
     Raises:
         DraftwellError: the release is missing or ungated, or the models are others; nothing was changed. Or it was rolled back, or
-            another became champion in its place, while it was built: the bundle stands, `current` stays where that led it.
+            another became champion in its place, while it was built: the bundle is kept, `current` is not moved.
     """
     release = find_release(store, pair_spec.name, device, alias)
     crowned = alias == "champion" or is_champion(store, release)
     ungated = objection(release, gate_record(release))
     taken_back = withdrawal(release)
     if (why := ungated or taken_back) and not ungated_reason:
-        mend = f"gate --pair {pair_spec.name}" if ungated else f"promote --pair {pair_spec.name} --release {release.version} --reason …"
-        raise DraftwellError(f"{release.name} is not deployed, {why}: run `draftwell {mend}`, or say why not with --ungated REASON")
+        fix = f"gate --pair {pair_spec.name}" if ungated else f"promote --pair {pair_spec.name} --release {release.version} --reason …"
+        raise DraftwellError(f"{release.name} is not deployed, {why}: run `draftwell {fix}`, or say why not with --ungated REASON",
+                             code="not_deployable")
     home = out / pair_spec.name
     home.mkdir(parents=True, exist_ok=True)
     with _alone(home):
         place = Path(tempfile.mkdtemp(dir=home, prefix=UNFINISHED))
         try:
-            pinned = _download_pins(store, release, place)
-            manifest = _fill(place, release, pinned, pair_spec, files, ungated_reason if why else None, with_weights)
-            (place / MANIFEST).write_text(manifest.to_json())
-            _set_rights(place)
+            if not why and not with_weights and (judged := find_judged(release)):
+                copy_bundle(judged, place)
+                _set_rights(place)
+                _link_models(pair_spec, files, place)
+            else:
+                _make(store, release, pair_spec, files, place, ungated_reason if why else None, with_weights)
             open_bundle(place).files(models_root())
             final = _settle(place, home, release)
         finally:
             shutil.rmtree(place, ignore_errors=True)
         _link(store, release, final, crowned=crowned)
     if alias == "champion":
-        with contextlib.suppress(DraftwellError):  # the bundle stands; a registry that only lets us read keeps its aliases
+        with contextlib.suppress(DraftwellError):  # the bundle is complete; a registry that only lets us read keeps its aliases
             adopt(store, release)
     return final
+
+
+def build_to_judge(store: Store, release: ReleaseVersion, pair_spec: PairSpec, files: PairFiles, place: Path) -> Path:
+    """Build the bundle of a release that has no verdict yet, exactly as it is deployed once it passed; returns its folder in `place`."""
+    bundle = place / "bundle"
+    bundle.mkdir()
+    _make(store, release, pair_spec, files, bundle, None, with_weights=False)
+    open_bundle(bundle).files(models_root())
+    return bundle
+
+
+def _make(store: Store, release: ReleaseVersion, pair_spec: PairSpec, files: PairFiles, place: Path, ungated_reason: str | None,
+          with_weights: bool) -> None:
+    """Write a complete bundle into an empty folder."""
+    pinned = _download_pins(store, release, place)
+    manifest = _fill(place, release, pinned, pair_spec, files, ungated_reason, with_weights)
+    (place / MANIFEST).write_text(manifest.to_json())
+    _set_rights(place)
+
+
+def _link_models(pair_spec: PairSpec, files: PairFiles, bundle: Path) -> None:
+    """Let the models folder lead to the models that a finished bundle leaves out, as `_fill` does."""
+    if (bundle / "artifacts" / "distilled_draft").is_dir():
+        files = replace(files, draft=bundle / "artifacts" / "distilled_draft")
+    records = model_records(pair_spec, files)
+    for role, folder in files.roles().items():
+        if not is_artifact(folder) and not (kept := models_root() / records[role].folder).exists():
+            link(kept, folder)
 
 
 @contextlib.contextmanager
@@ -154,7 +186,7 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
 
 
 def _places(home: Path, release: ReleaseVersion) -> Iterator[Path]:
-    """Where bundles of a release stand, the first, the second, and so on without end."""
+    """Places of a release's bundles, the first, the second, and so on without end."""
     first = home / f"{release.version}-{release.device}"
     yield first
     yield from (first.with_name(f"{first.name}.{number}") for number in count(2))
@@ -191,7 +223,7 @@ def _fill(place: Path, release: ReleaseVersion, pinned: dict[str, Published], sp
             continue
         if with_weights or is_artifact(folder):
             _copy_model(folder, place / "models" / role)
-            if not is_artifact(folder):  # an artifact tells its own origin
+            if not is_artifact(folder):  # an artifact records its own origin
                 origins[role] = records[role].source
             records[role] = records[role].model_copy(update={"source": "bundled", "folder": f"models/{role}"})
         elif not (kept := models_root() / records[role].folder).exists():
@@ -240,7 +272,7 @@ def _set_rights(place: Path) -> None:
 
 
 def _settle(place: Path, home: Path, release: ReleaseVersion) -> Path:
-    """Rename the built folder to the first place that is free, unless the same bundle stands whole at one before; returns which."""
+    """Rename the built folder to the first place that is free, unless the same bundle is complete at an earlier one; returns which."""
     made = (place / MANIFEST).read_bytes()
     for final in _places(home, release):
         try:
@@ -257,7 +289,7 @@ def _settle(place: Path, home: Path, release: ReleaseVersion) -> Path:
 
 
 def link_current(home: Path, bundle: Path) -> None:
-    """Let `home/current` lead to a bundle beside it, atomically."""
+    """Let `home/current` lead to a bundle in the same folder, atomically."""
     new = home / f".current.{os.getpid()}"
     new.unlink(missing_ok=True)
     new.symlink_to(bundle.name, target_is_directory=True)

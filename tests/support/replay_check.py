@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from components.bench.runner import Config, Progress, labels_of, measure
+from components.bench.settings import BenchSettings
 from components.prompts.prompt import Prompt
 from components.replay.replay import replay_strategy
 from components.replay.texts import Texts
@@ -76,7 +77,7 @@ def check_prediction(pair: LoadedPair, texts: Texts, resources: StrategyResource
     replays = [
         replay_strategy(texts, plan.name, dict(plan.parameters), resources, profile, max_tokens=budget, extend=True) for plan in plans
     ]
-    measured = measure(pair, resources, plans, prompts, max_tokens=budget, runs=runs, progress=progress)
+    measured = measure(pair, resources, plans, prompts, BenchSettings(max_tokens=budget, runs=runs), progress=progress)
     paces = [sum(one.seconds) / sum(one.tokens) for one in measured.values()]
     factor = paces[0] / replays[0].predicted_seconds_per_token
     return [

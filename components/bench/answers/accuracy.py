@@ -1,4 +1,4 @@
-"""Accuracy of answers that can be checked, by task, beside that of another run's answers.
+"""Accuracy of answers that can be checked, by task, compared with that of another run's answers.
 
 Small models answer few such prompts rightly, and few prompts decide little: every comparison comes with its interval.
 """
@@ -15,7 +15,7 @@ from components.bench.answers.sandbox import SandboxUnavailable
 from components.prompts.prompt import Prompt
 
 Checked = bool | str | None
-"""Whether an answer is right; None where nothing can tell, a sentence where this machine cannot."""
+"""Whether an answer is right; None where nothing can check it, a sentence where this machine cannot."""
 
 
 def checked(prompts: Sequence[Prompt], answers: Sequence[str]) -> list[Checked]:
@@ -52,15 +52,15 @@ def task_accuracy(prompts: Sequence[Prompt], answers: Sequence[Checked],
 
 def accuracy_of(ours: Sequence[bool | str], theirs: Sequence[Checked]) -> dict[str, Any]:
     """One entry of `task_accuracy`."""
-    figures: dict[str, Any] = {"accuracy": None, "count": len(ours), "difference": None, "low": None, "high": None, "note": None}
+    found: dict[str, Any] = {"accuracy": None, "count": len(ours), "difference": None, "low": None, "high": None, "note": None}
     right = [one for one in ours if isinstance(one, bool)]
     if len(right) < len(ours):
-        return figures | {"note": next(one for one in ours if isinstance(one, str))}
-    figures["accuracy"] = sum(right) / len(right)
+        return found | {"note": next(one for one in ours if isinstance(one, str))}
+    found["accuracy"] = sum(right) / len(right)
     known = [one for one in theirs if isinstance(one, bool)]
     if len(known) == len(right):
-        figures["difference"], figures["low"], figures["high"] = paired_difference(right, known)
-    return figures
+        found["difference"], found["low"], found["high"] = paired_difference(right, known)
+    return found
 
 
 def paired_difference(ours: Sequence[bool], theirs: Sequence[bool], tail: float = 0.05) -> tuple[float, float, float]:

@@ -1,7 +1,7 @@
-"""Whether an answer is right, where a prompt carries what tells: a number, a letter, or tests that the code must pass.
+"""Whether an answer is right, where a prompt carries a way to check it: a number, a letter, or tests that the code must pass.
 
 The fields are those of the data sets: `answer` (GSM8K, SVAMP), `answer_key` and `choices` (CommonsenseQA), `entry_point` and `test`
-(HumanEval), `test_list` and `test_setup_code` (MBPP). Models wrap answers in words, so each checker looks for the answer first.
+(HumanEval), `test_list` and `test_setup_code` (MBPP). Models wrap answers in text, so each checker looks for the answer first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CODE = re.compile(r"""(?:def|class|import|from|if|for|while|try|except|finally|e
 
 
 def checker_for(prompt: Prompt) -> Checker | None:
-    """The checker that a prompt's fields call for; None where they tell nothing."""
+    """The checker that a prompt's fields call for; None where they name none."""
     fields = prompt.fields
     if fields.get("test") and fields.get("entry_point"):
         return passes_unit_test
@@ -58,7 +58,7 @@ def says_the_number(prompt: Prompt, answer: str) -> bool:
 
 
 def number_wanted(prompt: Prompt) -> Fraction | None:
-    """`answer`, be it bare or behind a worked solution's "####"; of prompts about maths the reference where it is a bare number."""
+    """`answer`, bare or after a worked solution's "####"; of prompts about maths the reference where it is a bare number."""
     answer = prompt.fields.get("answer")
     if answer is None and "math" in (prompt.task or ""):
         answer = prompt.reference
@@ -71,7 +71,7 @@ def number_wanted(prompt: Prompt) -> Fraction | None:
 def number_said(text: str) -> Fraction | None:
     """The number that a text ends up with, None if there is none.
 
-    It stands behind the last "####" before a number, else behind the last "answer is" (there behind the "=" of its line, if it
+    It follows the last "####" before a number, else the last "answer is" (there after the "=" of its line, if it
     has one), else it is the last number of all.
 
     >>> number_said("16 - 3 = 13, then 13 * 2 = 26.\\n#### 26"), number_said("The answer is $1,234.50 for 3 days.")
@@ -97,7 +97,7 @@ def value_of(found: re.Match[str]) -> Fraction:
 
 
 def picks_the_choice(prompt: Prompt, answer: str) -> bool:
-    """Whether the answer names the right choice, by its letter or by its words."""
+    """Whether the answer names the right choice, by its letter or by its text."""
     return choice_said(answer, choices_of(prompt)) == key_of(prompt)
 
 
@@ -108,7 +108,7 @@ def key_of(prompt: Prompt) -> str | None:
 
 
 def choices_of(prompt: Prompt) -> list[str]:
-    """The choices' words in the order of their letters: `choices` (a list, or the hub's `{"text": [...]}`), or AQuA's `options`."""
+    """The choices' texts in the order of their letters: `choices` (a list, or the hub's `{"text": [...]}`), or AQuA's `options`."""
     choices: Any = prompt.fields.get("choices") or prompt.fields.get("options") or []
     if isinstance(choices, dict):
         choices = choices.get("text") or []
@@ -118,10 +118,10 @@ def choices_of(prompt: Prompt) -> list[str]:
 
 
 def choice_said(text: str, choices: Sequence[str]) -> str | None:
-    """The letter of the choice that a text picks; None if it picks none, or several, or words that two choices share.
+    """The letter of the choice that a text picks; None if it picks none, or several, or text that two choices share.
 
-    Looked for in turn: a letter behind "answer is", a letter that begins the text (not the article "A"), the only letter in
-    brackets, the only choice whose words occur. Marks of Markdown and quotes around a letter do not count.
+    Looked for in turn: a letter after "answer is", a letter that begins the text (not the article "A"), the only letter in
+    brackets, the only choice whose text occurs. Marks of Markdown and quotes around a letter do not count.
 
     >>> [choice_said(text, ["bank", "river bank"]) for text in ("A bank.", "B) river bank", "I say river bank", "Is it (A) or (B)?")]
     ['A', 'B', 'B', None]
@@ -166,7 +166,7 @@ def unit_test_program(prompt: Prompt, answer: str) -> str:
 
 
 def passes_assertions(prompt: Prompt, answer: str) -> bool:
-    """MBPP (Austin et al. 2021): every assertion of its `test_list` holds behind the answer and the `test_setup_code`."""
+    """MBPP (Austin et al. 2021): every assertion of its `test_list` holds after the answer and the `test_setup_code`."""
     return run_python(assertions_program(prompt, answer), seconds=SECONDS).passed
 
 
@@ -184,7 +184,7 @@ def fenced(text: str, wanted: str) -> str | None:
 
 
 def without_prose(text: str) -> str:
-    """From the first line of code to the last before words follow.
+    """From the first line of code to the last before prose follows.
 
     >>> without_prose("Here it is:\\n\\ndef f(x):\\n    return x\\n\\nThis returns x.")
     'def f(x):\\n    return x\\n'

@@ -19,9 +19,9 @@ def rouge_l(answer: str, reference: str) -> float:
     >>> rouge_l("the cat sat", "The cat sat."), rouge_l("the cat", "the big cat ran"), rouge_l("", "a")
     (1.0, 0.6666666666666666, 0.0)
     """
-    said, wanted = WORD.findall(answer.lower()), WORD.findall(reference.lower())
-    common = longest_common_subsequence(said, wanted)
-    return 2 * common / (len(said) + len(wanted)) if common else 0.0
+    given, wanted = WORD.findall(answer.lower()), WORD.findall(reference.lower())
+    common = longest_common_subsequence(given, wanted)
+    return 2 * common / (len(given) + len(wanted)) if common else 0.0
 
 
 def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:

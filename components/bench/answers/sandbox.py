@@ -87,15 +87,15 @@ def run_python(code: str, *, seconds: float = 5.0, memory: int = 512 * 2**20, pr
             process = start(writing)
         try:
             send(process, json.dumps(job).encode())
-            said = read_report(report.fileno(), seconds)
+            answer = read_report(report.fileno(), seconds)
         finally:
             process.kill()
             process.wait()
-    return outcome(said, nonce, process.returncode, seconds)
+    return outcome(answer, nonce, process.returncode, seconds)
 
 
 def start(report: int) -> subprocess.Popen[bytes]:
-    """The child, with three descriptors beside its `report`, and hash values that are the same in every run."""
+    """The child, with three descriptors in addition to its `report`, and hash values that are the same in every run."""
     libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return subprocess.Popen([sys.executable, "-P", "-s", "-S", "-B", str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                             stderr=subprocess.DEVNULL, pass_fds=[report], cwd="/", env={"PYTHONHASHSEED": "0", **libraries},
@@ -114,27 +114,27 @@ def read_report(pipe: int, seconds: float) -> bytes | None:
     deadline = time.monotonic() + seconds
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
-    said = b""
-    while len(said) <= REPORT_BYTES:
+    answer = b""
+    while len(answer) <= REPORT_BYTES:
         left = deadline - time.monotonic()
         if left <= 0 or not waiting.poll(left * 1e3):
             return None
         piece = os.read(pipe, REPORT_BYTES)
         if not piece:
-            return said
-        said += piece
+            return answer
+        answer += piece
     return None
 
 
-def outcome(said: bytes | None, nonce: str, code: int, seconds: float) -> Outcome:
+def outcome(answer: bytes | None, nonce: str, code: int, seconds: float) -> Outcome:
     """Of a report; what does not begin with the nonce did not come from the last line of the child's own code.
 
     Raises:
         SandboxUnavailable: the child could not lock itself in.
     """
-    if said is None:
-        return Outcome(False, f"it ran longer than {seconds:g} s, or wrote where only its report may stand")
-    mark, _, text = said.decode(errors="replace").partition(" ")
+    if answer is None:
+        return Outcome(False, f"it ran longer than {seconds:g} s, or wrote where only its report may be")
+    mark, _, text = answer.decode(errors="replace").partition(" ")
     if mark != nonce:
         how = f"by {signal.Signals(-code).name}" if code < 0 else "by itself"
         return Outcome(False, f"it ended {how} before its last line")

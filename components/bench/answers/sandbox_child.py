@@ -1,7 +1,7 @@
 """The sandbox from inside: started by its path in a Python of its own, it locks itself in and then runs a program.
 
 It sees the standard library and nothing of the project. The order matters: imports, which read files, come before the lock;
-the program, which nobody has read, comes behind it. `sandbox.run_python` is the other side.
+the untrusted program follows it. `sandbox.run_python` is the other side.
 """
 
 import ctypes
@@ -30,8 +30,8 @@ def main() -> None:
     report, nonce = job["report"], job["nonce"]
     exec(job["prelude"], {})
     problem = lock(bytes.fromhex(job["filter"]), job["seconds"], job["memory"])
-    said = f"unlocked: {problem}" if problem else run(job["code"])
-    os.write(report, f"{nonce} {said[:REPORT_LETTERS]}".encode(errors="replace"))
+    result = f"unlocked: {problem}" if problem else run(job["code"])
+    os.write(report, f"{nonce} {result[:REPORT_LETTERS]}".encode(errors="replace"))
     os._exit(0)  # not through the program's exit handlers
 
 

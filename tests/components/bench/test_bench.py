@@ -4,9 +4,11 @@ import json
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from components.bench.bench import config_quality, gamma_of, run_bench
+from components.bench.bench import gamma_of, run_bench
 from components.bench.runner import Generation, Measurement, StrategyContender, labels_of, measure, rotated
+from components.bench.settings import BenchSettings
 from components.bench.target_agreement import argmax_matches, difference, first_difference, near_tie_gap
 from components.prompts.prompt import Prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -15,11 +17,13 @@ from serving.errors import DraftwellError
 from serving.runtime.pair import over_slots
 from serving.runtime.stats import Stats
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy
+from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, table_resources
 from tests.support.models.tiny import llama_pair, pair_of, table_pair
 from tests.support.models.unbatched_families import module_of
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two"])]
+QUICK = BenchSettings(max_tokens=4, warmup=False)
 FIGURES = {"tokens_per_second", "speedup", "target_calls", "cost_ratio", "acceptance_rate", "draft_efficiency", "mat",
            "accepted_per_call", "mean_acceptance_length", "ttft_ms", "tpot_ms", "identical_outputs", "near_ties",
            "overhead_fraction"}
@@ -32,7 +36,8 @@ def report() -> dict:
         StrategyChoice("vanilla_sd", {"num_speculative_tokens": 6}),
         StrategyChoice("prompt_lookup"),
     ]
-    return run_bench(llama_pair(slots=1), configs, PROMPTS, StrategyResources(), max_tokens=24, runs=2, peers=["transformers"], threads=1)
+    return run_bench(llama_pair(slots=1), configs, PROMPTS, StrategyResources(),
+                     BenchSettings(max_tokens=24, runs=2, peers=("transformers",), threads=1)).to_json()
 
 
 def test_a_report_has_every_figure_and_is_json(report):
@@ -76,14 +81,17 @@ def test_cost_ratio_is_against_the_fastest_vanilla_sd(report):
 
 
 def test_a_run_without_vanilla_sd_measures_it_for_the_cost_ratio():
-    report = run_bench(table_pair(), [StrategyChoice("prompt_lookup")], PROMPTS[:1], StrategyResources(), max_tokens=4)
+    report = run_bench(
+        table_pair(), [StrategyChoice("prompt_lookup")], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=4)
+    ).to_json()
     assert list(report["strategies"]) == ["autoregressive", "prompt_lookup"]
     assert report["cost_reference"]["cost_ratio"] == 1
     assert all(entry["cost_ratio"] is not None for entry in report["strategies"].values())
 
 
 def test_without_the_reference_there_is_no_cost_ratio():
-    report = run_bench(table_pair(), [StrategyChoice("prompt_lookup")], PROMPTS[:1], StrategyResources(), max_tokens=4, cost_ratios=False)
+    report = run_bench(table_pair(), [StrategyChoice("prompt_lookup")], PROMPTS[:1], StrategyResources(),
+                       BenchSettings(max_tokens=4, cost_ratios=False)).to_json()
     assert all(entry["cost_ratio"] is None for entry in report["strategies"].values())
 
 
@@ -102,27 +110,28 @@ def test_lossless_strategies_and_transformers_give_the_same_tokens(report):
 def test_peers_leave_the_modules_attending_over_slots(report):
     pair = llama_pair(slots=1)
     before = pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output
-    run_bench(pair, [], PROMPTS[:1], StrategyResources(), max_tokens=4, peers=["transformers"], warmup=False)
+    run_bench(pair, [], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=4, peers=("transformers",), warmup=False)).to_json()
     assert pair.engine().generate([5, 6, 7], pair.sampling(max_tokens=12), build_strategy("vanilla_sd")).output == before
 
 
 def test_peers_of_a_model_with_attention_of_its_own_say_so():
     target = module_of("gpt_neo")
     pair = pair_of(over_slots(target), over_slots(target), {"target": target, "draft": target})
-    report = run_bench(
-        pair, [StrategyChoice("vanilla_sd")], PROMPTS[:2], StrategyResources(), max_tokens=6, peers=["transformers"], warmup=False
-    )
+    report = run_bench(pair, [StrategyChoice("vanilla_sd")], PROMPTS[:2], StrategyResources(),
+                       BenchSettings(max_tokens=6, peers=("transformers",), warmup=False)).to_json()
     assert "attention: eager, the model's own; cache: transformers' default" in report["peers"]["transformers"]["notes"]
     assert report["strategies"]["vanilla_sd"]["identical_outputs"] == 2
 
 
 def test_sampled_outputs_are_not_compared():
-    report = run_bench(table_pair(), [StrategyChoice("vanilla_sd")], PROMPTS[:2], StrategyResources(), max_tokens=8, temperature=1.0)
+    report = run_bench(table_pair(), [StrategyChoice("vanilla_sd")], PROMPTS[:2], StrategyResources(),
+                       BenchSettings(max_tokens=8, temperature=1.0)).to_json()
     assert all(entry["identical_outputs"] is None and entry["near_ties"] is None for entry in report["strategies"].values())
 
 
 def test_sampled_runs_repeat_the_same_requests():
-    runs = measure(table_pair(), StrategyResources(), [StrategyChoice("vanilla_sd")], PROMPTS[:2], max_tokens=12, temperature=1.0, runs=2)[
+    runs = measure(table_pair(), StrategyResources(), [StrategyChoice("vanilla_sd")], PROMPTS[:2],
+                   BenchSettings(max_tokens=12, temperature=1.0, runs=2))[
         "vanilla_sd"
     ].runs
     assert [run[0].tokens for run in runs] == [run[1].tokens for run in runs]
@@ -147,18 +156,19 @@ def test_contenders_do_not_share_online_state_nor_write_to_the_artifacts():
     pair, resources = table_pair(), table_resources(vocab=24)
     resources = StrategyResources(resources.artifacts, deterministic=False)
     configs = [StrategyChoice("spide", {"parallel": False, "tau": 0.5}), StrategyChoice("spide", {"parallel": False, "tau": 0.9})]
-    both = measure(pair, resources, configs, PROMPTS, max_tokens=32)
-    alone = measure(pair, resources, configs[1:], PROMPTS, max_tokens=32)
+    both = measure(pair, resources, configs, PROMPTS, BenchSettings(max_tokens=32))
+    alone = measure(pair, resources, configs[1:], PROMPTS, BenchSettings(max_tokens=32))
     assert list(both.values())[1].stats.draft_calls == next(iter(alone.values())).stats.draft_calls
     assert sum(resources.artifacts["acceptance_table"].total) == 0
 
 
 def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
     pair, resources = table_pair(), table_resources(vocab=24)
-    entry = run_bench(pair, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, resources, max_tokens=24)["strategies"][
+    entry = run_bench(pair, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, resources,
+                      BenchSettings(max_tokens=24)).to_json()["strategies"]["csd"]
+    outputs = measure(pair, resources, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, BenchSettings(max_tokens=24))[
         "csd"
     ]
-    outputs = measure(pair, resources, [StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})], PROMPTS, max_tokens=24)["csd"]
     matches = total = 0
     for prompt, run in zip(PROMPTS, outputs.typical, strict=True):
         context = pair.encode_prompt(prompt.prompt)
@@ -170,9 +180,6 @@ def test_a_lossy_strategy_is_measured_by_the_targets_argmax():
     assert entry["target_argmax_share"] < 1
     assert entry["rescued_share"] > 0
     assert entry["quality_ratio"] == pytest.approx(matches / total)
-    assert config_quality(
-        pair, resources, StrategyChoice("csd", {"use_memory": False, "tau": 1e-6}), PROMPTS, max_tokens=24
-    ) == pytest.approx(matches / total)
     assert entry["identical_outputs"] < len(PROMPTS)
 
 
@@ -219,7 +226,7 @@ def test_argmax_matches_of_greedy_output_are_all():
 def test_labels_tell_configs_apart():
     assert labels_of([StrategyChoice("spide", {"tau": 0.5}), StrategyChoice("vanilla_sd")]) == ["spide", "vanilla_sd"]
     assert labels_of([StrategyChoice("spide", {"tau": 0.5}), StrategyChoice("spide", {"tau": 0.7})]) == ["spide(tau=0.5)", "spide(tau=0.7)"]
-    with pytest.raises(DraftwellError, match="twice"):
+    with raises_code("named_twice", "spide"):
         labels_of([StrategyChoice("spide"), StrategyChoice("spide")])
 
 
@@ -235,26 +242,35 @@ def test_a_champion_is_measured_with_artifacts_of_its_own():
         {"acceptance_table": sure, "hardware_profile": HardwareProfile(1.0, {1: 2.0}, 0.0, ORIGIN)}, deterministic=True
     )
     champion = StrategyContender(pair, theirs, StrategyChoice("spide", {"parallel": False}), "champion")
-    entries = run_bench(pair, [StrategyChoice("spide", {"parallel": False})], PROMPTS, resources, max_tokens=24, extra=[champion])[
-        "strategies"
-    ]
+    entries = run_bench(pair, [StrategyChoice("spide", {"parallel": False})], PROMPTS, resources,
+                        BenchSettings(max_tokens=24), extra=[champion]).to_json()["strategies"]
     assert entries["champion"]["strategy"] == "spide"
     assert entries["champion"]["draft_calls"] > entries["spide"]["draft_calls"]  # it trusts its draft
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ({"prompts": []}, "no prompts"), ({"runs": 0}, "runs"), ({"peers": ["llamacpp"]}, "llamacpp"),
-    ({"strategies": [StrategyChoice("vanila_sd")]}, "vanilla_sd"), ({"strategies": [StrategyChoice("spide")]}, "acceptance_table"),
-    ({"max_tokens": 600}, "prompt p0")])
-def test_mistakes_are_named_in_a_line(arguments, words):
-    defaults = {"strategies": [], "prompts": PROMPTS, "resources": StrategyResources(), "max_tokens": 4}
-    with pytest.raises(DraftwellError, match=words) as error:
-        run_bench(table_pair(), **(defaults | arguments), warmup=False)
+@pytest.mark.parametrize(("arguments", "code", "name"), [
+    ({"prompts": []}, "no_prompts", "no prompts"),
+    ({"settings": QUICK.model_copy(update={"peers": ("llamacpp",)})}, "unknown_peer", "llamacpp"),
+    ({"strategies": [StrategyChoice("vanila_sd")]}, None, "vanilla_sd"),
+    ({"strategies": [StrategyChoice("spide")]}, None, "acceptance_table"),
+    ({"settings": QUICK.model_copy(update={"max_tokens": 600})}, "context_too_long", "prompt p0")])
+def test_mistakes_are_named_in_a_line(arguments, code, name):
+    defaults = {"strategies": [], "prompts": PROMPTS, "resources": StrategyResources(), "settings": QUICK}
+    with pytest.raises(DraftwellError) as error:
+        run_bench(table_pair(), **(defaults | arguments)).to_json()
+    assert code in (None, error.value.code)
+    assert name in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [{"runs": 0}, {"max_tokens": 0}, {"concurrency": 1}, {"temperature": -1.0}, {"tokens": 4}])
+def test_settings_out_of_bounds_are_refused(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        BenchSettings(**wrong)
 
 
 def test_threads_are_set_for_the_run_only():
     before = torch.get_num_threads()
-    report = run_bench(table_pair(), [], PROMPTS[:1], StrategyResources(), max_tokens=2, threads=before + 1)
+    report = run_bench(table_pair(), [], PROMPTS[:1], StrategyResources(), BenchSettings(max_tokens=2, threads=before + 1)).to_json()
     assert report["machine"]["threads"] == before + 1
     assert torch.get_num_threads() == before

@@ -3,9 +3,10 @@
 from components.bench.bench import run_bench
 from components.bench.device_parity import check_against
 from components.bench.runner import measure
+from components.bench.settings import BenchSettings
 from components.prompts.prompt import Prompt
 from serving.runtime.models.table_model import TableModel
-from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
+from serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import pair_of, table_pair
 
@@ -13,14 +14,8 @@ PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab", "hel
 
 
 def test_equal_models_pass():
-    report = run_bench(
-        table_pair(),
-        [StrategyChoice("vanilla_sd"), StrategyChoice("csd")],
-        PROMPTS,
-        table_resources(vocab=24),
-        max_tokens=12,
-        check=table_pair(),
-    )
+    report = run_bench(table_pair(), [StrategyChoice("vanilla_sd"), StrategyChoice("csd")], PROMPTS, table_resources(vocab=24),
+                       BenchSettings(max_tokens=12), check=table_pair()).to_json()
     checked = report["cpu_check"]
     assert checked["passed"]
     assert "csd" not in checked["strategies"]
@@ -29,7 +24,7 @@ def test_equal_models_pass():
 
 
 def test_another_model_does_not():
-    measured = measure(table_pair(), StrategyResources(), [PLAIN], PROMPTS, max_tokens=12)
+    measured = measure(table_pair(), StrategyResources(), [StrategyChoice("autoregressive")], PROMPTS, BenchSettings(max_tokens=12))
     found = check_against(pair_of(TableModel.random(24, 9, order=1), None), measured, PROMPTS, max_tokens=12)
-    assert not found["passed"]
-    assert found["strategies"]["autoregressive"]["differences"][0]["prompt_id"] == "p0"
+    assert not found.passed
+    assert found.strategies["autoregressive"].differences[0].prompt_id == "p0"

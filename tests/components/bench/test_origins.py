@@ -7,6 +7,7 @@ from typing import Any
 
 from components.bench.bench import run_bench
 from components.bench.origins import origins
+from components.bench.settings import BenchSettings
 from components.prompts.prompt import Prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Artifact, Provenance
@@ -47,7 +48,8 @@ def test_artifacts_of_several_traces_name_none(tmp_path: Path) -> None:
 def test_the_rows_of_a_bench_carry_them(tmp_path: Path) -> None:
     table = saved(AcceptanceTable([5] * 20, [3] * 20, origin()), tmp_path / "table")
     resources = StrategyResources({"acceptance_table": table, "hardware_profile": HardwareProfile(1.0, {1: 2.0}, 0.1, origin(None))})
-    report = run_bench(table_pair(), [StrategyChoice("spide")], [Prompt("p", None, ["hello"])], resources, max_tokens=8, cost_ratios=False)
+    report = run_bench(table_pair(), [StrategyChoice("spide")], [Prompt("p", None, ["hello"])], resources,
+                       BenchSettings(max_tokens=8, cost_ratios=False)).to_json()
     assert report["strategies"]["spide"]["artifacts"] == {"acceptance_table": table.digest, "hardware_profile": None}
     assert report["strategies"]["spide"]["trace_digest"] == "7" * 64
     assert report["strategies"]["autoregressive"]["artifacts"] == {}

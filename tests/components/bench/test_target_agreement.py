@@ -16,12 +16,14 @@ from components.bench.answers.sandbox import SandboxUnavailable
 from components.bench.bench import run_bench
 from components.bench.metrics import BenchMetrics
 from components.bench.runner import measure
+from components.bench.schema import BenchReport
+from components.bench.settings import BenchSettings
 from components.bench.target_agreement import TargetAgreement, agreement, agreement_of, argmax_matches
 from components.gate.verdict_report import bench_markdown
 from components.prompts.prompt import Prompt
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice
-from tests.support.loop.bench_report import ENTRY, REPORT
+from tests.support.bench_reports import ENTRY, REPORT
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import VOCAB, table_pair
 
@@ -94,9 +96,8 @@ PLAIN = Prompt("q", "chat", ["abc"], "d e")
 
 def judged(pair: LoadedPair, prompts: list[Prompt], outputs: list[list[int]], reference: list[list[int]]) -> dict[str, Any]:
     """What a bench says of a lossy strategy that wrote these outputs, where plain decoding wrote the reference."""
-    measured = measure(
-        pair, table_resources(vocab=VOCAB), [StrategyChoice("autoregressive"), StrategyChoice("csd")], prompts, max_tokens=1, warmup=False
-    )
+    measured = measure(pair, table_resources(vocab=VOCAB), [StrategyChoice("autoregressive"), StrategyChoice("csd")], prompts,
+                       BenchSettings(max_tokens=1, warmup=False))
     for name, texts in (("autoregressive", reference), ("csd", outputs)):
         measured[name].runs = [[replace(run, tokens=tokens) for run in runs]
                                for runs, tokens in zip(measured[name].runs, texts, strict=True)]
@@ -167,25 +168,26 @@ def test_the_bench_says_how_far_lossy_strategies_leave_the_target() -> None:
     prompts = [Prompt(f"p{i}", "letters", [text], fields={"answer_key": "A", "choices": ["d", "e"]})
                for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
     configs = [StrategyChoice("vanilla_sd"), StrategyChoice("csd", {"use_memory": False, "tau": 1e-6})]
-    report = run_bench(table_pair(), configs, prompts, table_resources(vocab=VOCAB), max_tokens=24)
+    report = run_bench(table_pair(), configs, prompts, table_resources(vocab=VOCAB), BenchSettings(max_tokens=24)).to_json()
     csd, exact = report["strategies"]["csd"], report["strategies"]["vanilla_sd"]
     assert csd["target_argmax_share"] < 1
     assert csd["kl"] > 0
     assert csd["tasks"]["letters"]["count"] == 3
     assert csd["tasks"]["letters"]["difference"] is not None
     assert (exact["kl"], exact["tasks"]) == (None, {})
-    text = bench_markdown(report)
+    text = bench_markdown(BenchReport.from_json(report))
     assert f"| {csd['kl']:.3f} |" in text
     assert "### Right answers" in text
 
 
 def test_tables_of_older_reports_still_stand() -> None:
     report = {**REPORT, "machine": {**REPORT["machine"], "commit": None}, "headlines": []}
-    text = bench_markdown(report)
+    text = bench_markdown(BenchReport.from_json(report))
     assert "### Right answers" not in text
     task = {"accuracy": None, "count": 2, "difference": None, "low": None, "high": None, "note": "no sandbox"}
     csd = {**ENTRY, "lossless": False, "near_ties": 0, "tasks": {"code": task}}
-    rows = bench_markdown({**report, "strategies": {"csd": csd}, "peers": {}}).partition("### Right answers")[2].splitlines()
+    text = bench_markdown(BenchReport.from_json({**report, "strategies": {"csd": csd}, "peers": {}}))
+    rows = text.partition("### Right answers")[2].splitlines()
     rows = [row for row in rows if row.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
     assert rows[-1] == "| csd | code | 2 | – | – | no sandbox |"

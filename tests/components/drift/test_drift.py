@@ -15,9 +15,10 @@ from components.drift.comparison import BINS, Comparison
 from components.drift.prompts import untouched_prompts
 from components.drift.report import drift_json, drift_markdown, drift_plots, drift_table, headline
 from components.drift.schema import CHECKS, DriftLimits, DriftReport
-from components.drift.statistics import exchange, interval, rate_change, share
+from components.drift.statistics import exchange, rate_change, share
 from components.drift.traffic import COLUMNS
 from components.prompts.prompt import Prompt
+from components.report.intervals import bootstrap_of_sums
 from components.train.verifier import train_verifier
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
@@ -226,7 +227,7 @@ def test_the_bootstrap_covers() -> None:
     for seed in range(TRIALS):
         found = traffic(rows(seed, 40))
         sums = found.sums(np.stack([found.kept, np.ones(len(found))], axis=1))
-        low, high = interval(sums, lambda s: share(s[:, :1], s[:, 1:]), resamples=300)
+        low, high = bootstrap_of_sums(sums, lambda s: share(s[:, :1], s[:, 1:]), resamples=300)
         inside += bool(low[0] <= 0.556 <= high[0])
     assert inside >= 48
 

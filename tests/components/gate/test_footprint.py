@@ -9,9 +9,10 @@ import pytest
 import components.gate.footprint
 import components.gate.losslessness
 from components.gate.baseline_counts import deterministic_report, fixed_resources
+from components.gate.bench_checks import judge_release
 from components.gate.footprint import footprint, startup_seconds
-from components.gate.gate import judge_release
 from components.gate.losslessness import departure, identity_entry, judge_texts
+from components.gate.verdict import Thresholds
 from components.prompts.prompt import Prompt, ids_of
 from serving.artifacts.pair_files import PairFiles
 from serving.runtime.models.transformers_model import TransformersModel
@@ -22,7 +23,7 @@ from tests.support.models.tiny import llama, near, pair_of
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two three", "banana"])]
 LOSSY = [("sprinter", {}), ("lossy_sd", {}), ("fuzzy_sd", {})]
 """Lossy at temperature 0 too, unlike mentored decoding."""
-IDENTITY = {"lossless_identical": True}
+IDENTITY = Thresholds(lossless_identical=True)
 
 
 def noisy_pair(seed: int) -> LoadedPair:
@@ -47,7 +48,7 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(m
     pair = pair_of(TransformersModel(target, slots=2), TransformersModel(llama(2), slots=2), {"target": target})
     monkeypatch.setattr(STRATEGIES["sprinter"], "lossless", True)
     entry = identity_entry(pair, fixed_resources(pair), StrategyChoice("sprinter", {"tau": 0.0}), PROMPTS, max_tokens=48)
-    assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
+    assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     (check,) = judge_release(entry, None, None, IDENTITY).checks
     assert not check.passed
     assert "tokens were kept without the target's consent" in check.detail
@@ -57,8 +58,8 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(m
 def test_a_lossless_config_never_fails(seed: int) -> None:
     pair = noisy_pair(seed)
     name = ("vanilla_sd", "svip", "prompt_lookup", "spide")[seed % 4]
-    entry = identity_entry(pair, fixed_resources(pair), StrategyChoice(name), PROMPTS, max_tokens=48)
-    assert entry["identical_outputs"] + entry["near_ties"] == len(PROMPTS)
+    entry = identity_entry(pair, fixed_resources(pair), (name, {}), PROMPTS, max_tokens=48)
+    assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     assert judge_release(entry, None, None, IDENTITY).passed
 
 
@@ -70,7 +71,7 @@ def test_outputs_are_read_behind_all_that_was_asked() -> None:
     assert ids_of(pair, asked[0]) != pair.encode_prompt("abcab cabinet")
     entry = identity_entry(pair, fixed_resources(pair), StrategyChoice("vanilla_sd"), asked, max_tokens=48)
     assert judge_release(entry, None, None, IDENTITY).passed, entry
-    assert [row["departure"] for row in entry["per_prompt"]] == ["none", "none"]
+    assert [row.departure for row in entry.per_prompt] == ["none", "none"]
 
 
 def test_texts_of_the_deterministic_part_are_read_too(monkeypatch: pytest.MonkeyPatch) -> None:

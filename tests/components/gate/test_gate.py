@@ -1,33 +1,39 @@
 """The gate: every planted regression is caught, an unchanged candidate passes."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from components.gate.baseline_counts import deterministic_report
-from components.gate.gate import Footprint, GateVerdict, columns, compare_with_baseline, judge_footprint, judge_release, leaves_doubt, paces
+from components.bench.schema import BenchEntry, PromptRow
+from components.gate.baseline_checks import compare_with_baseline
+from components.gate.baseline_counts import CountsReport, StrategyCounts, deterministic_report
+from components.gate.bench_checks import columns, judge_release, leaves_doubt, paces
+from components.gate.footprint import Footprint, judge_footprint
+from components.gate.verdict import GateVerdict, Thresholds
 from components.prompts.prompt import Prompt
 from components.report.intervals import paired_bootstrap_ratio
-from serving.errors import DraftwellError
 from serving.runtime.strategies import PLAIN, StrategyChoice
+from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, table_pair
 
-THRESHOLDS = {"min_speedup_lower_bound": 1.0, "max_regression": 0.05, "lossless_identical": True, "min_acceptance_ratio": 0.98,
-              "min_quality_ratio": 0.9, "max_p95_tpot_ratio": 1.1}
+THRESHOLDS = Thresholds(min_speedup_lower_bound=1.0, max_regression=0.05, lossless_identical=True, min_acceptance_ratio=0.98,
+                        min_quality_ratio=0.9, max_p95_tpot_ratio=1.1)
 
 
-def rows(pace: float, *, noise: float = 0.02, seed: int = 0, prompts: int = 20) -> list[dict]:
+def rows(pace: float, *, noise: float = 0.02, seed: int = 0, prompts: int = 20) -> list[PromptRow]:
     """Prompts of very different lengths, decoded at a pace that wavers."""
     drawn = random.Random(seed)
     lengths = random.Random(99)
-    return [{"prompt_id": f"p{i}", "tokens": n, "seconds": n * pace * (1 + noise * drawn.gauss(0, 1))}
+    return [PromptRow(prompt_id=f"p{i}", tokens=n, seconds=n * pace * (1 + noise * drawn.gauss(0, 1)))
             for i, n in enumerate(lengths.choices([8, 40, 128], k=prompts))]
 
 
-def entry(**changes) -> dict:
-    return {"strategy": "spide", "parameters": {"tau": 0.7}, "lossless": True, "dtype": "float32", "speedup": 1.3, "speedup_low": 1.2,
+def entry(**changes) -> BenchEntry:
+    return BenchEntry(**{
+            "strategy": "spide", "parameters": {"tau": 0.7}, "lossless": True, "dtype": "float32", "speedup": 1.3, "speedup_low": 1.2,
             "identical_outputs": 19, "near_ties": 1, "acceptance_rate": 0.6, "quality_ratio": None, "tpot_p95_ratio": 0.9,
-            "per_prompt": rows(0.03), **changes}
+            "per_prompt": rows(0.03), **changes})
 
 
 def failed(verdict: GateVerdict) -> list[str]:
@@ -35,7 +41,7 @@ def failed(verdict: GateVerdict) -> list[str]:
 
 
 def test_a_good_candidate_passes_every_check():
-    verdict = judge_release(entry(), entry(per_prompt=rows(0.031, seed=1)), {"acceptance_rate": 0.6}, THRESHOLDS)
+    verdict = judge_release(entry(), entry(per_prompt=rows(0.031, seed=1)), entry(), THRESHOLDS)
     assert verdict.passed
     assert {check.name for check in verdict.checks} == {"speedup", "regression", "identical outputs", "acceptance", "p95 time per token"}
 
@@ -47,7 +53,7 @@ def test_the_lower_bound_of_the_speedup_counts_and_not_the_speedup():
 
 def test_autoregressive_need_not_be_faster_than_itself():
     plain = entry(strategy="autoregressive", speedup=1.0, speedup_low=1.0, acceptance_rate=None, tpot_p95_ratio=1.0)
-    assert judge_release(plain, None, None, THRESHOLDS | {"min_speedup_lower_bound": 1.1}).passed
+    assert judge_release(plain, None, None, replace(THRESHOLDS, min_speedup_lower_bound=1.1)).passed
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -59,11 +65,11 @@ def test_a_config_15_percent_slower_than_the_champion_is_caught_every_time(seed)
 @pytest.mark.parametrize("seed", range(10))
 def test_an_unchanged_candidate_never_fails(seed):
     champion = entry(per_prompt=rows(0.03, seed=100 + seed, noise=0.05))
-    assert judge_release(entry(per_prompt=rows(0.03, seed=seed, noise=0.05)), champion, {"acceptance_rate": 0.6}, THRESHOLDS).passed
+    assert judge_release(entry(per_prompt=rows(0.03, seed=seed, noise=0.05)), champion, entry(), THRESHOLDS).passed
 
 
 def test_champion_and_candidate_must_have_run_on_the_same_prompts():
-    with pytest.raises(DraftwellError, match="different prompts"):
+    with raises_code("different_prompts"):
         judge_release(entry(), entry(per_prompt=rows(0.03, prompts=19)), None, THRESHOLDS)
 
 
@@ -82,7 +88,7 @@ def test_identity_is_judged_in_float32_only_and_said_otherwise():
 
 
 def test_an_acceptance_drop_of_3_percent_is_caught_and_a_rise_is_not():
-    recorded = {"strategies": {"spide": {"accepted": 600, "judged": 1000, "target_calls": 1, "output_digest": ""}}}
+    recorded = entry(acceptance_rate=0.6)
     assert failed(judge_release(entry(acceptance_rate=0.6 * 0.97), None, recorded, THRESHOLDS)) == ["acceptance"]
     assert not failed(judge_release(entry(acceptance_rate=0.6 * 0.985), None, recorded, THRESHOLDS))
     assert not failed(judge_release(entry(acceptance_rate=0.7), None, recorded, THRESHOLDS))
@@ -103,8 +109,8 @@ def test_slow_requests_are_caught():
 
 
 def test_thresholds_are_data():
-    assert failed(judge_release(entry(speedup_low=1.2), None, None, {"min_speedup_lower_bound": 1.5})) == ["speedup"]
-    assert not judge_release(entry(), None, None, {}).passed  # nothing checked is nothing passed
+    assert failed(judge_release(entry(speedup_low=1.2), None, None, Thresholds(min_speedup_lower_bound=1.5))) == ["speedup"]
+    assert not judge_release(entry(), None, None, Thresholds()).passed  # nothing checked is nothing passed
 
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello"])]
@@ -118,15 +124,13 @@ CONFIGS = [
 ]
 
 
-def counts() -> dict:
-    return {"pair": "tiny", "fingerprint": "f", "prompts_digest": "d", "prompts": 2, "max_tokens": 8,
-            "strategies": {"vanilla_sd": {"target_calls": 1000, "judged": 2000, "accepted": 1200, "output_digest": "a"}}}
+def counts(**changes) -> CountsReport:
+    return CountsReport(**{"pair": "tiny", "fingerprint": "f", "prompts_digest": "d", "prompts": 2, "max_tokens": 8,
+            "strategies": {"vanilla_sd": {"target_calls": 1000, "judged": 2000, "accepted": 1200, "output_digest": "a"}}, **changes})
 
 
-def changed(**values) -> dict:
-    report = counts()
-    report["strategies"]["vanilla_sd"].update(values)
-    return report
+def changed(**values) -> CountsReport:
+    return counts(strategies={"vanilla_sd": counts().strategies["vanilla_sd"].model_copy(update=values)})
 
 
 def test_counts_repeat_exactly_and_need_no_calibrated_artifact():
@@ -134,23 +138,23 @@ def test_counts_repeat_exactly_and_need_no_calibrated_artifact():
     second = deterministic_report(llama_pair(slots=1), CONFIGS, PROMPTS, 16)
     assert first == second
     assert compare_with_baseline(first, second, THRESHOLDS).passed
-    lossless = {first["strategies"][name]["output_digest"] for name in ("autoregressive", "vanilla_sd", "spide", "prompt_lookup")}
+    lossless = {first.strategies[name].output_digest for name in ("autoregressive", "vanilla_sd", "spide", "prompt_lookup")}
     assert len(lossless) == 1
-    assert first["strategies"]["autoregressive"] | {"output_digest": ""} == {
-        "target_calls": 30, "judged": 0, "accepted": 0, "output_digest": ""}
+    plain = first.strategies["autoregressive"]
+    assert plain == StrategyCounts(target_calls=30, judged=0, accepted=0, output_digest=plain.output_digest)
 
 
 def test_a_recorded_report_is_what_the_registry_reads():
     from registry.gates import Baseline
 
-    report = deterministic_report(table_pair(), CONFIGS[:2], PROMPTS, 8)
+    report = deterministic_report(table_pair(), CONFIGS[:2], PROMPTS, 8).model_dump()
     assert Baseline.model_validate(report).model_dump() == report
 
 
 def test_counts_in_bfloat16_are_refused():
     pair = table_pair()
     pair.dtype = "bfloat16"
-    with pytest.raises(DraftwellError, match="float32"):
+    with raises_code("needs_float32", "bfloat16", "--dtype float32"):
         deterministic_report(pair, CONFIGS[:1], PROMPTS, 8)
 
 
@@ -179,17 +183,16 @@ def test_one_flipped_near_tie_among_few_tokens_is_no_drop():
 
 
 def test_a_strategy_that_was_not_run_fails_and_a_new_one_is_noted():
-    report = counts()
-    report["strategies"]["spide"] = report["strategies"].pop("vanilla_sd")
+    report = counts(strategies={"spide": counts().strategies["vanilla_sd"]})
     verdict = compare_with_baseline(report, counts(), THRESHOLDS)
     assert failed(verdict) == ["vanilla_sd: present"]
     assert verdict.notes == ("spide: not in the baseline",)
 
 
-@pytest.mark.parametrize("other", ["fingerprint", "prompts_digest", "max_tokens"])
-def test_reports_about_different_things_are_not_compared(other):
-    with pytest.raises(DraftwellError, match="record it again"):
-        compare_with_baseline(counts() | {other: 7}, counts(), THRESHOLDS)
+@pytest.mark.parametrize(("other", "value"), [("fingerprint", "g"), ("prompts_digest", "e"), ("max_tokens", 7)])
+def test_reports_about_different_things_are_not_compared(other, value):
+    with raises_code("baseline_of_other_inputs", "pair tiny", "gate --pair tiny --record"):
+        compare_with_baseline(counts(**{other: value}), counts(), THRESHOLDS)
 
 
 # What is planted, and what never fails: ten runs each, with clocks that waver as real ones do.
@@ -197,7 +200,7 @@ def test_reports_about_different_things_are_not_compared(other):
 PAIRS_OF_SEEDS = [(seed, 100 + seed) for seed in range(10)]
 
 
-def clock(pace: float, seed: int, *, runs: int = 1, prompts: int = 16, noise: float = 0.04, hiccup: float = 0.05) -> list[dict]:
+def clock(pace: float, seed: int, *, runs: int = 1, prompts: int = 16, noise: float = 0.04, hiccup: float = 0.05) -> list[PromptRow]:
     """Prompts decoded at a pace (seconds a token): every run has noise of its own, and now and then another process had the core."""
     drawn, lengths = random.Random(seed), random.Random(7)
     rows = []
@@ -206,11 +209,11 @@ def clock(pace: float, seed: int, *, runs: int = 1, prompts: int = 16, noise: fl
         work = n * pace * lengths.uniform(0.6, 1.4)  # the prompt's difficulty is the same for everybody
         times = sorted(work * (1 + noise * drawn.gauss(0, 1)) * (drawn.uniform(1.2, 1.6) if drawn.random() < hiccup else 1)
                        for _ in range(runs))
-        rows.append({"prompt_id": f"p{i}", "tokens": n, "seconds": times[(runs - 1) // 2], "ttft_ms": pace * 1e3})
+        rows.append(PromptRow(prompt_id=f"p{i}", tokens=n, seconds=times[(runs - 1) // 2], ttft_ms=pace * 1e3))
     return rows
 
 
-def measured(rows: list[dict], reference: list[dict], **changes) -> dict:
+def measured(rows: list[PromptRow], reference: list[PromptRow], **changes) -> BenchEntry:
     """An entry as a bench makes it of a clock: speedup with its interval, and the slowest requests."""
     speedup, low, _ = paired_bootstrap_ratio(*columns(reference), *columns(rows))
     slowest = max(paces(rows).values()) / max(paces(reference).values())
@@ -224,7 +227,7 @@ def judged(seeds: tuple[int, int], *, pace: float = 0.03, **changes) -> GateVerd
         plain = clock(0.04, 1000 * runs + seeds[0], runs=runs)
         champion = measured(clock(0.03, 10 * runs + seeds[1], runs=runs), plain)
         candidate = measured(clock(pace, seeds[0], runs=runs), plain, **changes)
-        verdict = judge_release(candidate, champion, champion, THRESHOLDS, reference={"per_prompt": plain})
+        verdict = judge_release(candidate, champion, champion, THRESHOLDS, reference=BenchEntry(per_prompt=plain))
         if not leaves_doubt(verdict, candidate, champion, THRESHOLDS):
             break
     return verdict
@@ -251,9 +254,9 @@ def test_a_slow_tail_is_caught_and_a_single_slow_request_is_none(seeds):
     rows = clock(0.03, seeds[0], hiccup=0)
 
     def verdict(slow: int) -> list[str]:
-        tail = [row | {"seconds": row["seconds"] * (3 if i < slow else 1)} for i, row in enumerate(rows)]
-        return failed(judge_release(entry(per_prompt=tail, tpot_p95_ratio=9.9), None, None, {"max_p95_tpot_ratio": 1.1},
-                            reference={"per_prompt": plain}))
+        tail = [row.model_copy(update={"seconds": row.seconds * (3 if i < slow else 1)}) for i, row in enumerate(rows)]
+        return failed(judge_release(entry(per_prompt=tail, tpot_p95_ratio=9.9), None, None, Thresholds(max_p95_tpot_ratio=1.1),
+                            reference=BenchEntry(per_prompt=plain)))
 
     assert verdict(1) == []
     assert verdict(2) == [], "where a twentieth is slow, two of sixteen are with a probability of 19 %"
@@ -264,7 +267,7 @@ def test_one_word_for_the_acceptance_of_another_config():
     """The gate's caller gives no reference where the champion decodes otherwise; then acceptance is noted, not judged."""
     plain = clock(0.04, 1)
     candidate, champion = measured(clock(0.03, 2), plain, acceptance_rate=0.3), measured(clock(0.03, 3), plain)
-    verdict = judge_release(candidate, champion, None, THRESHOLDS, reference={"per_prompt": plain})
+    verdict = judge_release(candidate, champion, None, THRESHOLDS, reference=BenchEntry(per_prompt=plain))
     assert verdict.passed
     assert any("acceptance not checked" in note for note in verdict.notes)
 
@@ -274,7 +277,7 @@ def test_one_word_for_the_acceptance_of_another_config():
     (Footprint(12.0, 3.0, failure="the bundle does not start: no memory"), ["start-up"]),
     (Footprint(12.0, note="start-up not measured: cuda"), [])])
 def test_size_and_start_of_a_bundle(found, bad):
-    verdict = judge_footprint(found, {"max_bundle_mb": 250, "max_startup_seconds": 120})
+    verdict = judge_footprint(found, Thresholds(max_bundle_mb=250, max_startup_seconds=120))
     assert failed(verdict) == bad
     assert verdict.notes == ((found.note,) if found.note else ())
     if found.failure:
@@ -283,14 +286,14 @@ def test_size_and_start_of_a_bundle(found, bad):
 
 def test_only_a_start_that_took_too_long_may_be_another_days():
     """A slow minute of the machine; what is too large, or does not start, is so each week."""
-    limits = {"max_bundle_mb": 250, "max_startup_seconds": 120}
+    limits = Thresholds(max_bundle_mb=250, max_startup_seconds=120)
     for found, transient in ((Footprint(12.0, 130.0), True), (Footprint(12.0, 240.0, failure="the bundle was not ready after 240 s"), True),
                              (Footprint(12.0, 3.0, failure="the bundle does not start"), False), (Footprint(300.0, 30.0), False)):
         assert [check.transient for check in judge_footprint(found, limits).checks if not check.passed] == [transient], found
 
 
 def test_verdicts_add_up():
-    good, bad = judge_footprint(Footprint(1.0), {"max_bundle_mb": 2}), judge_footprint(Footprint(3.0, note="n"), {"max_bundle_mb": 2})
+    good, bad = (judge_footprint(found, Thresholds(max_bundle_mb=2)) for found in (Footprint(1.0), Footprint(3.0, note="n")))
     assert (good + good).passed
     assert failed(good + bad) == ["bundle size"]
     assert (good + bad).notes == ("n",)
@@ -300,7 +303,7 @@ def test_doubt_is_what_is_no_clear_pass():
     plain, champion = rows(0.04, noise=0), entry(per_prompt=rows(0.03, noise=0))
     for pace, doubt in ((0.03, False), (0.0312, False), (0.033, True), (0.06, True)):
         candidate = entry(per_prompt=rows(pace, noise=0))
-        verdict = judge_release(candidate, champion, None, THRESHOLDS, reference={"per_prompt": plain})
+        verdict = judge_release(candidate, champion, None, THRESHOLDS, reference=BenchEntry(per_prompt=plain))
         assert leaves_doubt(verdict, candidate, champion, THRESHOLDS) is doubt, pace
     slow = entry(speedup_low=0.9, per_prompt=rows(0.03, noise=0))
     assert leaves_doubt(judge_release(slow, champion, None, THRESHOLDS), slow, champion, THRESHOLDS)

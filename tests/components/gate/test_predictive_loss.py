@@ -11,8 +11,8 @@ import torch
 
 import components.gate.predictive_loss
 from components.calibrate.acceptance_table import build_acceptance_table
-from components.gate.gate import Check, judge_predictions
-from components.gate.predictive_loss import incomparable, predictions, scores_of
+from components.gate.predictive_loss import incomparable, judge_predictions, predictions, scores_of
+from components.gate.verdict import Check, Thresholds
 from components.prompts.prompt import Prompt
 from components.train.examples import Examples, read_examples, split_by_prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -21,10 +21,11 @@ from serving.artifacts.verifier import Verifier
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
-LIMIT = {"max_prediction_loss_ratio": 1.05}
+LIMIT = Thresholds(max_prediction_loss_ratio=1.05)
 WORDS = ["abcab cabinet", "hello hello", "zebra", "one two three", "a quick fox", "banana", "mississippi", "level", "noon", "kayak",
          "racecar", "stats", "tenet", "civic", "radar", "rotor"]
 
@@ -120,7 +121,7 @@ def test_a_champion_that_cannot_be_compared_gives_way_to_a_constant(good: dict[s
     other = Verifier(-fine.weight, -fine.bias, fine.features, 0.5, 2.0, ORIGIN)
     found, notes = predictions({"verifier": fine}, {"verifier": other}, traces)
     assert [prediction.against for prediction in found] == ["a constant's"]
-    assert notes == ["verifier held against a constant: the champion's label has lambda 2.0, this one's 1.2"]
+    assert notes == ["verifier compared with a constant: the champion's label has lambda 2.0, this one's 1.2"]
     states = Verifier(torch.zeros(36), 0.0, ("before", "scalars"), 0.5, 1.2, ORIGIN)
     examples = read_examples(traces)
     poor = Examples({"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt)
@@ -132,7 +133,7 @@ def test_a_verifier_that_cannot_be_scored_is_refused(good: dict[str, Any], trace
     examples = read_examples(traces)
     poor = Examples({"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt)
     monkeypatch.setattr(components.gate.predictive_loss, "read_examples", lambda trace: poor)
-    with pytest.raises(DraftwellError, match="lack the feature before, which the verifier reads"):
+    with raises_code("feature_missing", "feature before"):
         predictions({"verifier": Verifier(torch.zeros(36), 0.0, ("before", "scalars"), 0.5, 1.2, ORIGIN)}, {}, traces)
 
 
@@ -159,7 +160,7 @@ def test_a_verifier_is_judged_on_prompts_that_it_has_not_learnt_from(good: dict[
 
 
 def test_a_sampled_trace_judges_no_table(good: dict[str, Any], tmp_path: Path) -> None:
-    """Its rollouts begin with rejected tokens, so that the gloomiest table would foretell them best."""
+    """Its rollouts begin with rejected tokens, so that the gloomiest table would predict them best."""
     sampled = collect_traces(llama_pair(noise=0.02), [Prompt("p", None, ["abcab"])], tmp_path, max_tokens=12, rollout=3, temperature=0.7)
     with pytest.raises(DraftwellError, match=r"sampled at temperature 0\.7.*collect one at temperature 0"):
         predictions({"acceptance_table": good["acceptance_table"]}, {}, sampled)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from components.bench.bench import config_quality, run_bench
+from components.bench.bench import run_bench
 from components.bench.device_parity import check_against
 from components.bench.runner import measure
+from components.bench.settings import BenchSettings
 from components.bench.throughput import batch_throughput
 from components.calibrate.correction_memory import MemorySettings, build_correction_memory
 from components.gate.baseline_counts import deterministic_report
@@ -30,16 +31,15 @@ GAMMA = StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2})
 OUTPUTS = [[5, 6]] * len(PROMPTS)
 
 USERS: dict[str, Callable[[LoadedPair], Any]] = {
-    "measure": lambda pair: measure(pair, StrategyResources(), [PLAIN], PROMPTS, max_tokens=4),
-    "bench": lambda pair: run_bench(pair, [GAMMA, StrategyChoice("fuzzy_sd")], PROMPTS, StrategyResources(), max_tokens=4),
-    "config_quality": lambda pair: config_quality(pair, StrategyResources(), GAMMA, PROMPTS, max_tokens=4),
+    "measure": lambda pair: measure(pair, StrategyResources(), [PLAIN], PROMPTS, BenchSettings(max_tokens=4)),
+    "bench": lambda pair: run_bench(pair, [GAMMA, StrategyChoice("fuzzy_sd")], PROMPTS, StrategyResources(), BenchSettings(max_tokens=4)),
     "contest": lambda pair: Evaluator(pair, StrategyResources(), max_tokens=4)([PLAIN], PROMPTS),
     "reader": lambda pair: QualityReader(pair)(PROMPTS, Measured([1.0] * len(PROMPTS), OUTPUTS, [1] * len(PROMPTS))),
     "memory": lambda pair: build_correction_memory(pair, PROMPTS, ORIGIN, MemorySettings(max_tokens=4)),
     "counting": lambda pair: deterministic_report(pair, [GAMMA], PROMPTS, 4),
-    "batching": lambda pair: batch_throughput(pair, StrategyResources(), [PLAIN], PROMPTS, concurrency=2, max_tokens=4),
+    "batching": lambda pair: batch_throughput(pair, StrategyResources(), [PLAIN], PROMPTS, BenchSettings(concurrency=2, max_tokens=4)),
     "crosscheck": lambda pair: check_against(
-        pair, measure(pair, StrategyResources(), [GAMMA], PROMPTS, max_tokens=4), PROMPTS, max_tokens=4
+        pair, measure(pair, StrategyResources(), [GAMMA], PROMPTS, BenchSettings(max_tokens=4)), PROMPTS, max_tokens=4
     ),
 }
 

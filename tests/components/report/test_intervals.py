@@ -5,8 +5,15 @@ import random
 import numpy as np
 import pytest
 
-from components.report.intervals import expanded_tail, paired_bootstrap_ratio, resamples_for
-from serving.errors import DraftwellError
+from components.report.intervals import (
+    bootstrap_of_sums,
+    expanded_tail,
+    paired_bootstrap_ratio,
+    percentile_ends,
+    resample,
+    resamples_for,
+)
+from tests.support.errors import raises_code
 
 
 def test_constant_advantage_has_no_width_although_prompts_differ_hundredfold() -> None:
@@ -86,10 +93,25 @@ def test_an_expanded_tail_is_narrower_and_ends_where_prompts_are_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
-    [(([], [], [], []), "at least one"), (([1.0], [1], [1.0, 2.0], [1, 1]), "same prompts"),
-     (([1.0], [0], [1.0], [1]), "positive"), (([float("nan")], [1], [1.0], [1]), "positive")],
+    ("arguments", "code"),
+    [(([], [], [], []), "no_prompts"), (([1.0], [1], [1.0, 2.0], [1, 1]), "unpaired_prompts"),
+     (([1.0], [0], [1.0], [1]), "not_positive"), (([float("nan")], [1], [1.0], [1]), "not_positive")],
 )
-def test_bad_measurements_are_refused(arguments: tuple[list[float], ...], word: str) -> None:
-    with pytest.raises(DraftwellError, match=word):
+def test_bad_measurements_are_refused(arguments: tuple[list[float], ...], code: str) -> None:
+    with raises_code(code):
         paired_bootstrap_ratio(*arguments)  # type: ignore[arg-type]
+
+
+def test_one_bootstrap_draws_the_prompts_of_all_intervals():
+    """Indices and counts repeat for a seed; ends leave out NaN and are NaN where nothing else is left."""
+    picked = resample(5, 40, seed=3)
+    rng = np.random.default_rng(3)
+    assert (picked == [rng.integers(0, 5, 5) for _ in range(40)]).all()
+    counts = resample(5, 40, seed=3, counts=True)
+    assert (counts.sum(-1) == 5).all()
+    assert (counts == resample(5, 40, seed=3, counts=True)).all()
+    values = np.array([[1.0, np.nan, 4.0], [2.0, np.nan, np.nan], [3.0, np.nan, 6.0]])
+    assert np.array_equal(percentile_ends(values, 0.5), [[2.0, np.nan, 5.0]] * 2, equal_nan=True)
+    sums = np.array([[1.0, 2.0], [3.0, 4.0], [0.0, 1.0]])
+    low, high = bootstrap_of_sums(sums, lambda drawn: drawn[:, :1] / drawn[:, 1:], resamples=500, seed=1)
+    assert 0 <= low[0] < 4 / 7 < high[0] <= 0.75

@@ -113,6 +113,7 @@ def test_a_padded_profile_is_never_kept(written: tuple[dict[str, Any], Path], ru
 def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The place reaches the loader, the report names one that is not the target's, and a profile of such a pair is not kept."""
     from components.bench import report as bench_report
+    from components.bench.schema import BenchReport
     from components.report import machine
     from flows.workspace import Workspace
     from serving.runtime import pair as pair_module
@@ -136,8 +137,8 @@ def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch:
     pair.device = "cuda"  # as if the target were there
     assert machine.draft_device_of(pair) == "cpu"
     pair.device = "cpu"
-    report = {"pair": "tiny", "prompts": 1, "settings": {"temperature": 0, "max_tokens": 4, "runs": 1},
-              "machine": machine.describe_machine(pair) | {"draft_device": "cuda"}}
+    report = BenchReport(pair="tiny", prompts=1, strategies={}, settings={"temperature": 0, "max_tokens": 4, "runs": 1},
+                         machine=machine.describe_machine(pair) | {"draft_device": "cuda"})
     assert ", draft on cuda, " in bench_report.caption(report)
     kept = workspace.artifacts / "hardware_profile"
     there = kept.exists()
@@ -165,7 +166,7 @@ def test_generate_says_that_the_target_is_padded(run: Any, pair_file: Path) -> N
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (("--strategies", "spide,spide"), "twice"), (("--pad-target", "5"), "larger number"), (("--pad-target", "1e15"), "fewer parameters"),
-    (("--concurrency", "4", "--markdown", "r.md"), "throughput alone"),
+    (("--concurrency", "4", "--markdown", "r.md"), "throughput only"),
     (("--max-prompt-tokens", "1"), "at most 1 tokens"), (("--check-cpu", "--device", "cpu"), "--device cuda"),
     (("--draft-device", "tpu"), "choose cpu or cuda"), (("--device", "cpu", "--draft-device", "cuda"), "--device cuda too"),
     (("--plots", "nowhere/plots"), "nowhere"), (("--markdown", "nowhere/r.md"), "nowhere"), (("--strategies", "vanilla_sd:tau=1"), "tau")])

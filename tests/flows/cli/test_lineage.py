@@ -181,10 +181,10 @@ def test_mistakes_are_one_line(run: Any, home: Path, tmp_path: Path) -> None:
     whole = write("bench.json", spide={"artifacts": {"acceptance_table": "a" * 64}}).read_text()
     for name, text, words in (
             ("cut.json", whole[: len(whole) // 2], ("cut.json", "only a part")), ("empty.json", "", ("empty.json", "only a part")),
-            ("list.json", "[]", ("list.json", "not a report")), ("verifier.json", '{"auc": 0.8}', ("verifier.json", "no report")),
-            ("old.json", json.dumps({"pair": "tiny", "strategies": {"spide": {"speedup": 1.2}}}), ("old.json", "an older draftwell")),
-            ("none.json", json.dumps({"pair": "tiny", "strategies": {}}), ("none.json", "an older draftwell")),
-            ("odd.json", json.dumps({"pair": "tiny", "strategies": {"spide": {"artifacts": "all"}}}), ("odd.json", "an older draftwell")),
+            ("list.json", "[]", ("list.json", "no report")), ("verifier.json", '{"auc": 0.8}', ("verifier.json", "no report")),
+            ("old.json", json.dumps({"pair": "tiny", "strategies": {"spide": {"speedup": 1.2}}}), ("old.json", "names no origins")),
+            ("none.json", json.dumps({"pair": "tiny", "strategies": {}}), ("none.json", "names no origins")),
+            ("odd.json", json.dumps({"pair": "tiny", "strategies": {"spide": {"artifacts": "all"}}}), ("odd.json", "names no origins")),
             ("pair.json", whole.replace("tiny", "a b' or 1"), ("cannot be registered",))):
         Path(name).write_text(text)
         refused(run, name, *words)

@@ -15,10 +15,13 @@ import pytest
 import torch
 
 from components.bench.runner import Generation, StrategyContender
-from components.gate.baseline_counts import deterministic_report
-from components.gate.gate import COUNTS, GateVerdict, compare_with_baseline, judge_predictions, judge_release
+from components.gate.baseline_checks import COUNTS, compare_with_baseline
+from components.gate.baseline_counts import CountsReport, StrategyCounts, deterministic_report
+from components.gate.bench_checks import judge_release
 from components.gate.losslessness import identity_entry
-from components.gate.predictive_loss import predictions
+from components.gate.predictive_loss import judge_predictions, predictions
+from components.gate.settings import GateSettings
+from components.gate.verdict import GateVerdict, Thresholds
 from components.prompts.prompt import Prompt, demo_prompts, ids_of
 from flows.context import StepContext
 from flows.steps.gate import IDENTITY_PROMPTS, IDENTITY_TOKENS, BenchJudge, ChampionComparison, measured
@@ -35,8 +38,8 @@ from tests.support.loop.unattended import quick_dtype
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 TIMES = range(10)
-THRESHOLDS = load_gates().model_dump()
-CHOICE = StrategyChoice("prompt_lookup")
+THRESHOLDS = Thresholds.of(load_gates().model_dump())
+CHOICE: tuple[str, dict[str, Any]] = StrategyChoice("prompt_lookup")
 """What the default pair is served with, or like: faster than plain decoding on most prompts."""
 PROMPTS, TOKENS = 8, 32
 ACCEPTANCE = "vanilla_sd: acceptance"
@@ -95,15 +98,8 @@ def gated(space: Any, pair: LoadedPair) -> GateVerdict:
     """The measured part of the gate: candidate and champion decode with the same config, interleaved with plain decoding."""
     space, resources = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
     rival = ChampionComparison(contenders=(StrategyContender(pair, resources, CHOICE, "champion"),))
-    return measured(
-        StepContext(space, pair),
-        demo_prompts(PROMPTS),
-        BenchJudge(CHOICE.name, dict(CHOICE.parameters), THRESHOLDS),
-        resources,
-        rival,
-        max_tokens=TOKENS,
-        all_strategies=False,
-    )[1]
+    return measured(StepContext(space, pair), demo_prompts(PROMPTS), BenchJudge(*CHOICE, THRESHOLDS), resources, rival,
+                    GateSettings(max_tokens=TOKENS))[1]
 
 
 @pytest.fixture
@@ -170,22 +166,22 @@ def test_a_lossy_config_called_lossless_is_caught(
     begin = IDENTITY_PROMPTS * (number // len(LOSSY))
     prompts = demo_prompts(begin + IDENTITY_PROMPTS)[begin:]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(exact, resources, StrategyChoice(name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
-    assert failed(judge_release(entry, None, None, {"lossless_identical": True})) == ["identical outputs"], entry["per_prompt"]
+    entry = identity_entry(exact, resources, (name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    assert failed(judge_release(entry, None, None, Thresholds(lossless_identical=True))) == ["identical outputs"], entry.per_prompt
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "spide"])
 def test_a_lossless_config_is_none(exact: LoadedPair, spide_resources: StrategyResources, name: str) -> None:
-    entry = identity_entry(exact, spide_resources, StrategyChoice(name), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
-    assert judge_release(entry, None, None, {"lossless_identical": True}).passed, entry["per_prompt"]
+    entry = identity_entry(exact, spide_resources, (name, {}), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
+    assert judge_release(entry, None, None, Thresholds(lossless_identical=True)).passed, entry.per_prompt
 
 
-def counted(exact: LoadedPair, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def counted(exact: LoadedPair, prompts: Sequence[Prompt]) -> CountsReport:
     return deterministic_report(exact, [StrategyChoice("vanilla_sd")], prompts, TOKENS)
 
 
 @pytest.fixture(scope="module")
-def recorded(exact: LoadedPair) -> dict[str, Any]:
+def recorded(exact: LoadedPair) -> CountsReport:
     return counted(exact, demo_prompts(PROMPTS))
 
 
@@ -195,9 +191,9 @@ def sound(exact: LoadedPair) -> list[dict[str, Any]]:
     return [vanilla(counted(exact, [prompt])) for prompt in demo_prompts(PROMPTS)]
 
 
-def vanilla(report: dict[str, Any]) -> dict[str, Any]:
+def vanilla(report: CountsReport) -> dict[str, Any]:
     """Counts of the one strategy of a report."""
-    return report["strategies"]["vanilla_sd"]  # type: ignore[no-any-return]
+    return report.strategies["vanilla_sd"].model_dump()
 
 
 def share_left(counts: dict[str, Any], before: dict[str, Any]) -> float:
@@ -256,20 +252,20 @@ def mixtures(exact: LoadedPair, sound: list[dict[str, Any]], seed: int) -> Itera
         faulty[newest] = counts
 
 
-def drop_of_3_percent(exact: LoadedPair, recorded: dict[str, Any], sound: list[dict[str, Any]],
+def drop_of_3_percent(exact: LoadedPair, recorded: CountsReport, sound: list[dict[str, Any]],
                       seed: int) -> tuple[list[Prompt], dict[str, int]]:
     """The first mixture that leaves 96 to 97 % of the acceptance rate; those on the way that lose less than 2 % do not fail for it."""
     for prompts, counts in mixtures(exact, sound, seed):
         share = share_left(counts, vanilla(recorded))
         if 0.96 <= share <= 0.97:
             return prompts, counts
-        summed = {**recorded, "strategies": {"vanilla_sd": {**counts, "output_digest": ""}}}
+        summed = recorded.model_copy(update={"strategies": {"vanilla_sd": StrategyCounts(**counts, output_digest="")}})
         assert share < 0.98 or ACCEPTANCE not in failed(compare_with_baseline(summed, recorded, THRESHOLDS))
     pytest.fail("no mixture leaves 96 to 97 % of the acceptance rate")
 
 
 @pytest.mark.parametrize("seed", TIMES)
-def test_an_acceptance_drop_of_3_percent_is_caught(exact: LoadedPair, recorded: dict[str, Any], sound: list[dict[str, Any]],
+def test_an_acceptance_drop_of_3_percent_is_caught(exact: LoadedPair, recorded: CountsReport, sound: list[dict[str, Any]],
                                                    seed: int) -> None:
     """And not of much more, which anything would catch."""
     prompts, counts = drop_of_3_percent(exact, recorded, sound, seed)
@@ -280,5 +276,5 @@ def test_an_acceptance_drop_of_3_percent_is_caught(exact: LoadedPair, recorded: 
     assert ACCEPTANCE in failed(compare_with_baseline(report, recorded, THRESHOLDS))
 
 
-def test_the_same_counts_never_fail(exact: LoadedPair, recorded: dict[str, Any]) -> None:
+def test_the_same_counts_never_fail(exact: LoadedPair, recorded: CountsReport) -> None:
     assert compare_with_baseline(counted(exact, demo_prompts(PROMPTS)), recorded, THRESHOLDS).passed

@@ -19,6 +19,7 @@ from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.pair_files import draftwell_home
+from serving.bundle.bundle import open_bundle
 from serving.runtime.strategies import STRATEGIES
 from tests.support.loop.thresholds import ANY_SPEED
 
@@ -97,6 +98,12 @@ def champion(tuned: Path, call: Callable[..., Any], few: tuple[Any, ...], place:
         done = call(*words)
         assert done.exit_code == 0, (done.output, done.exception)
     return tuned
+
+
+def test_the_bundle_that_was_judged_is_deployed(champion: Path, place: Path) -> None:
+    record = gate_record(find_release(Store(), "tiny", "cpu", 1))
+    assert record is not None
+    assert open_bundle(place / "dist" / "tiny" / "1-cpu").manifest.digest == record.bundle_digest
 
 
 def test_a_verdict_is_a_table_markdown_and_junit(champion: Path, place: Path) -> None:
@@ -186,7 +193,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate is red for its deterministic part: the registry must not say that the release passed."""
     import flows.steps.gate
-    from components.gate.gate import Check, GateVerdict
+    from components.gate.verdict import Check, GateVerdict
 
     failed = GateVerdict((Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),))
     monkeypatch.setattr(gates, "load_baseline", lambda pair: object())  # the shipped prompts do not fit into the tiny pair

@@ -11,6 +11,8 @@ import torch
 
 from components.distil.artifact import to_artifact
 from components.distil.family import keep_layers
+from components.gate.settings import GateSettings
+from components.gate.verdict import Thresholds
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
 from flows.context import StepContext
@@ -32,7 +34,7 @@ from tests.support.loop.tiny_files import PROMPTS
 from tests.support.server.served_pair import tiny_pair
 
 ROWS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(PROMPTS[:4])]
-LIMIT = {"max_prediction_loss_ratio": 1.05}
+LIMIT = Thresholds(max_prediction_loss_ratio=1.05)
 
 
 @pytest.fixture
@@ -75,14 +77,14 @@ def test_a_worse_draft_is_refused_and_a_better_one_is_not(release_with: Callable
 
     worse = release_with(0.4)
     assert worse.pair.fingerprint != one.fingerprint
-    found = gate_release(worse, ROWS, alias=2, max_tokens=24, dry_run=True)["verdict"]
+    found = gate_release(worse, ROWS, GateSettings(max_tokens=24, dry_run=True), alias=2)["verdict"]
     assert not [note for note in found.notes if "not measured" in note]
     checks = {check.name: check for check in found.checks}
     assert "regression" in checks
     assert not checks["acceptance"].passed, checks["acceptance"].detail
 
     better = release_with(0.0)
-    found = gate_release(better, ROWS, alias=3, max_tokens=24, dry_run=True)["verdict"]
+    found = gate_release(better, ROWS, GateSettings(max_tokens=24, dry_run=True), alias=3)["verdict"]
     assert next(check for check in found.checks if check.name == "acceptance").passed
 
 
@@ -95,7 +97,7 @@ def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_
     promote(store, "drafted", "cpu", 1, verdict(find_release(store, "drafted", "cpu", 1)))
     step = release_with(0.1)
     monkeypatch.setattr(components.gate.footprint, "available_memory", lambda: 0)  # no room for a second pair
-    found = gate_release(step, ROWS[:2], alias=2, max_tokens=8)["verdict"]
+    found = gate_release(step, ROWS[:2], GateSettings(max_tokens=8), alias=2)["verdict"]
     assert "regression" not in {check.name for check in found.checks}
     assert [check.name for check in found.checks if not check.passed] == ["champion measured"]
     assert next(check for check in found.checks if not check.passed).detail.startswith("release.drafted.cpu version 1, the champion,")
@@ -104,7 +106,7 @@ def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_
     assert kept.undecided, "another day there is memory"
     with pytest.raises(DraftwellError, match=r"its gate failed \(champion measured\)"):
         promote(store, "drafted", "cpu", 2)
-    found = gate_release(step, ROWS[:2], alias=2, max_tokens=8, unmeasured="measured on a larger machine")["verdict"]
+    found = gate_release(step, ROWS[:2], GateSettings(max_tokens=8, unmeasured="measured on a larger machine"), alias=2)["verdict"]
     assert found.passed
     assert any(note.endswith("not measured; let pass: measured on a larger machine") for note in found.notes)
     two = find_release(store, "drafted", "cpu", 2)

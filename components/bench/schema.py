@@ -1,0 +1,297 @@
+"""The report of a bench: what `draftwell bench --json` writes and `draftwell lineage` reads.
+
+A report holds one entry for each strategy and peer. Fields that a contender cannot have (a peer counts no target calls) are absent in
+the JSON; what could not be measured is null. Reports of earlier versions have no `schema_version` and may lack later fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
+
+from serving.errors import DraftwellError
+
+SCHEMA = 1
+
+
+class Frozen(BaseModel):
+    """A part of a report."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an output first differs from the autoregressive one.
+
+    Args:
+        position: index of the first token that differs, from the start of the output.
+        gap: the target's largest logit minus its second largest there.
+        near_tie: whether rounding alone may explain it.
+    """
+
+    prompt_id: str
+    position: int
+    gap: float
+    near_tie: bool
+
+
+class PromptRow(Frozen):
+    """One prompt, decoded by one contender; of several runs the one of median pace."""
+
+    prompt_id: str
+    seconds: float = Field(0.0, description="the whole request, the prompt's forward pass included")
+    tokens: int = Field(0, description="emitted tokens")
+    target_calls: int = 0
+    accepted: int = 0
+    judged: int = 0
+    ttft_ms: float = Field(0.0, description="time to the first token")
+    identical: bool | None = Field(None, description="the same tokens as autoregressive decoding; None for samples")
+    run_seconds: tuple[float, ...] = Field((), description="seconds of every run")
+    departure: str | None = Field(None, description="how the output differs from the target's choices, where those were read")
+
+
+class OverVanilla(Frozen):
+    """Speed over the fastest vanilla SD on the same plan of cores, with its interval (5 % and 95 %)."""
+
+    against: str
+    ratio: float
+    low: float
+    high: float
+    cost_ratio: float | None = None
+
+
+class TaskAccuracy(Frozen):
+    """Right answers of one task, and the difference from autoregressive decoding with its interval."""
+
+    accuracy: float | None
+    count: int
+    difference: float | None
+    low: float | None
+    high: float | None
+    note: str | None
+
+
+class BenchEntry(Frozen):
+    """All metrics of one contender; docs/methods.md defines them."""
+
+    strategy: str | None = Field(None, description="None for a peer")
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    split_cores: bool = Field(False, description="whether each model had its own share of the cores")
+    lossless: bool = True
+    greedy: bool = True
+    dtype: str | None = None
+    # speed
+    tokens_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
+    prefill_ms: float | None = None
+    speedup: float | None = Field(None, description="over autoregressive decoding")
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    over_vanilla: OverVanilla | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    tpot_p95_ms: float | None = None
+    tpot_p95_ratio: float | None = Field(None, description="p95 time per output token over autoregressive's")
+    # counts, of strategies only
+    emitted: int = 0
+    target_calls: int = 0
+    draft_calls: int = 0
+    qualifier_calls: int = 0
+    rounds: int = 0
+    inner_acceptance_rate: float | None = None
+    cost_ratio: float | None = Field(None, description="target calls per token over those of the fastest vanilla SD")
+    acceptance_rate: float | None = None
+    draft_efficiency: float | None = None
+    mat: float | None = None
+    accepted_per_call: float | None = None
+    mean_acceptance_length: float | None = None
+    acceptance_by_position: tuple[float | None, ...] = ()
+    rescued_share: float | None = None
+    rescued: int = Field(0, description="tokens that were kept without or against the target's choice")
+    overhead_fraction: float | None = None
+    time_share: dict[str, float | None] | None = None
+    overlap_stretch: float | None = None
+    timeline: tuple[tuple[str, float, float], ...] | None = Field(
+        None, description="(model, start, end) of the first prompt's forward passes, where cores are split")
+    peak_memory_mb: float | None = None
+    # origins
+    artifacts: dict[str, str | None] | None = None
+    config_digest: str | None = None
+    trace_digest: str | None = None
+    # identity and quality
+    identical_outputs: int | None = None
+    near_ties: int | None = None
+    differences: tuple[Difference, ...] = ()
+    target_argmax_share: float | None = None
+    quality_ratio: float | None = None
+    kl: float | None = None
+    rouge_l: float | None = None
+    rouge_l_difference: float | None = None
+    holds_floor: bool | None = None
+    tasks: dict[str, TaskAccuracy] = Field(default_factory=dict)
+    per_prompt: tuple[PromptRow, ...] = ()
+
+
+class CostReference(BenchEntry):
+    """The vanilla SD that cost ratios refer to."""
+
+    label: str
+    num_speculative_tokens: int
+
+
+class PeerReport(Frozen):
+    """The entries of one peer, and notes on how it was run. In JSON the notes stand among the entries, as `notes`."""
+
+    entries: dict[str, BenchEntry]
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def read(cls, data: Any) -> Any:
+        """Separate the notes from the entries of a JSON report."""
+        if isinstance(data, Mapping) and "entries" not in data:
+            return {"entries": {name: entry for name, entry in data.items() if name != "notes"}, "notes": data.get("notes", ())}
+        return data
+
+    @model_serializer
+    def write(self) -> dict[str, Any]:
+        """The JSON form."""
+        entries = {name: entry.model_dump(mode="json", exclude_unset=True) for name, entry in self.entries.items()}
+        return {**entries, "notes": list(self.notes)}
+
+
+class Headline(Frozen):
+    """A ratio that the bench is run for, with its interval; the cost ratio is None where it says nothing."""
+
+    name: str
+    contender: str
+    against: str
+    ratio: float
+    low: float
+    high: float
+    cost_ratio: float | None
+
+
+class Largest(Frozen):
+    """The strategy with the largest value of a metric."""
+
+    label: str
+    value: float
+
+
+class CurvePoint(Frozen):
+    """One config of a curve."""
+
+    value: float
+    label: str
+    speedup: float | None
+    over_vanilla: float | None
+    target_argmax_share: float | None
+    rouge_l: float | None
+    rescued_share: float | None
+    holds_floor: bool | None
+
+
+class Curve(Frozen):
+    """A strategy over the one parameter that varies, in the order of its values."""
+
+    parameter: str
+    points: tuple[CurvePoint, ...]
+
+
+class ParityEntry(Frozen):
+    """How a strategy's outputs compare with autoregressive decoding on the CPU."""
+
+    identical: int
+    near_ties: int
+    differences: tuple[Difference, ...]
+
+
+class CpuCheck(Frozen):
+    """Whether the outputs of all lossless strategies are the CPU's but for near-ties."""
+
+    passed: bool
+    strategies: dict[str, ParityEntry]
+
+
+class Machine(Frozen):
+    """The machine and the code of a report (`machine.describe_machine`)."""
+
+    cpu: str
+    cores: int
+    threads: int
+    dtype: str
+    device_class: str | None = None
+    device: str | None = None
+    draft_device: str | None = None
+    device_name: str | None = None
+    cuda: str | None = None
+    libraries: dict[str, str] = Field(default_factory=dict)
+    commit: str | None = None
+
+
+class ReportSettings(Frozen):
+    """What was decoded."""
+
+    max_tokens: int
+    temperature: float
+    runs: int
+    warmup: bool = True
+    seed: int = 0
+    mix: bool = False
+    max_prompt_tokens: int | None = None
+    prompts_file: str | None = None
+
+
+class BenchReport(Frozen):
+    """The report of a bench."""
+
+    schema_version: Literal[0, 1] = Field(0, description="0 for reports of versions that wrote none")
+    pair: str
+    fingerprint: str | None = None
+    padded_to: int | None = Field(None, description="parameters of a padded target; None: the target as it is")
+    machine: Machine
+    settings: ReportSettings
+    prompts: int
+    prompt_ids: tuple[str, ...] = ()
+    prompts_digest: str | None = None
+    several_turns: int = Field(0, description="prompts of which only the first of several turns was decoded")
+    references: int | None = Field(None, description="prompts with a reference, which ROUGE-L is computed on")
+    longest_prompt: int | None = Field(None, description="tokens of the longest prompt")
+    strategies: dict[str, BenchEntry] = Field(description="by label: the name, with parameters where it was measured with several")
+    cost_reference: CostReference | None = None
+    peers: dict[str, PeerReport] = Field(default_factory=dict)
+    headlines: tuple[Headline, ...] = ()
+    worst: dict[str, Largest | None] = Field(default_factory=dict)
+    curves: dict[str, Curve] = Field(default_factory=dict)
+    cpu_check: CpuCheck | None = None
+    in_doubt: dict[str, BenchEntry] | None = Field(None, description="entries that the gate measured again; only these count there")
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON, as it is written to a file."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], source: str = "the report") -> BenchReport:
+        """Read a report, also one of an earlier version.
+
+        Args:
+            source: the file that errors name.
+        Raises:
+            DraftwellError: it is of a newer version, or no report of a bench.
+        """
+        version = data.get("schema_version", 0)
+        if isinstance(version, int) and version > SCHEMA:
+            raise DraftwellError(f"{source} has schema {version}, this version reads up to {SCHEMA}: upgrade draftwell",
+                                 code="report_too_new")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise DraftwellError(f"{source} is no report of a bench ({place}: {first['msg']}): write it again with "
+                                 "`draftwell bench --json`", code="not_a_bench_report") from error

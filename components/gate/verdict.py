@@ -1,0 +1,60 @@
+"""Checks, the verdict that they add up to, and the thresholds that they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Thresholds of promotion, as registry/gates.yaml explains them; one that is None is not checked."""
+
+    max_regression: float | None = None
+    min_speedup_lower_bound: float | None = None
+    lossless_identical: bool = False
+    min_acceptance_ratio: float | None = None
+    min_quality_ratio: float | None = None
+    max_p95_tpot_ratio: float | None = None
+    max_prediction_loss_ratio: float | None = None
+    max_bundle_mb: float | None = None
+    max_startup_seconds: float | None = None
+
+    @classmethod
+    def of(cls, gates: Mapping[str, Any]) -> Thresholds:
+        """Those of a gates file."""
+        return cls(**{field.name: gates[field.name] for field in fields(cls) if field.name in gates})
+
+
+@dataclass(frozen=True)
+class Check:
+    """One value against its threshold; `detail` is the same as text.
+
+    Args:
+        transient: it failed because the machine lacked something at that moment (memory, traces, time), not because of the candidate.
+    """
+
+    name: str
+    value: float
+    threshold: float
+    passed: bool
+    detail: str
+    transient: bool = False
+
+
+@dataclass(frozen=True)
+class GateVerdict:
+    """All checks, and what could not be checked."""
+
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether there were checks and none failed."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def __add__(self, other: GateVerdict) -> GateVerdict:
+        """Both together."""
+        return GateVerdict((*self.checks, *other.checks), (*self.notes, *other.notes))

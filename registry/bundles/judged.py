@@ -1,0 +1,76 @@
+"""Bundles that the gate judged: kept on this machine, so that a deployment serves exactly the bytes that were judged.
+
+The gate records the digest of the bundle's manifest, which covers every file, in the release's gate record, and keeps the bundle of a
+release that passed under `$DRAFTWELL_HOME/judged/<pair>/<version>-<device>/`. Where that folder is missing (another machine judged) or
+is of another gate run, a deployment builds the bundle again, and `deviation` says in a line whether it differs from the judged one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from registry.releases import ReleaseVersion, gate_record
+from serving.artifacts.pair_files import draftwell_home
+from serving.bundle.bundle import MANIFEST, BundleError, open_bundle
+from serving.errors import DraftwellError
+
+
+def judged_folder(release: ReleaseVersion) -> Path:
+    """Where the judged bundle of a release is kept."""
+    return draftwell_home() / "judged" / release.pair / f"{release.version}-{release.device}"
+
+
+def keep_judged(bundle: Path, release: ReleaseVersion) -> Path:
+    """Keep a bundle that passed the gate; those of other releases for the same device are removed, `deploy` can build them again."""
+    folder = judged_folder(release)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".keep."))
+    try:
+        copy_bundle(bundle, place)
+        for other in folder.parent.glob(f"[0-9]*-{release.device}"):
+            shutil.rmtree(other, ignore_errors=True)
+        os.replace(place, folder)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return folder
+
+
+def find_judged(release: ReleaseVersion) -> Path | None:
+    """The bundle that the release's gate record names, every byte checked; None where this machine does not have it.
+
+    Raises:
+        DraftwellError: it was changed since it was judged.
+    """
+    record, folder = gate_record(release), judged_folder(release)
+    if record is None or record.bundle_digest is None or not folder.is_dir():
+        return None
+    try:
+        found = open_bundle(folder).manifest.digest
+    except BundleError as error:
+        raise DraftwellError(f"the bundle that the gate judged for {release.name} was changed since ({error}): run `draftwell gate --pair "
+                             f"{release.pair} --release {release.version}` again, or remove {folder} to build it anyway",
+                             code="judged_bundle_changed") from error
+    return folder if found == record.bundle_digest else None
+
+
+def copy_bundle(bundle: Path, place: Path) -> None:
+    """Copy the files that a bundle's manifest lists, and the manifest, into an empty folder."""
+    listed = json.loads((bundle / MANIFEST).read_text())["files"]
+    for name in (*listed, MANIFEST):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(bundle / name, place / name)
+
+
+def deviation(bundle: Path, release: ReleaseVersion) -> str | None:
+    """Why a deployed bundle is not the one that the gate judged, in a line; None where it is, or where the record names none."""
+    record = gate_record(release)
+    deployed = json.loads((bundle / MANIFEST).read_text())["digest"]
+    if record is None or not record.passed or record.bundle_digest in (None, deployed):
+        return None
+    return (f"{bundle} is not the bundle that the gate judged (digest {deployed[:12]}, judged {str(record.bundle_digest)[:12]}): the "
+            f"judged one is not on this machine and the runtime or the options differ; `draftwell gate --pair {release.pair} --release "
+            f"{release.version}` judges a bundle built here")

@@ -1,0 +1,93 @@
+"""What the gate judged is what is deployed, byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import registry.bundles.build
+from registry.bundles.build import build_bundle, build_to_judge
+from registry.bundles.judged import deviation, find_judged, judged_folder, keep_judged
+from registry.bundles.wheel import Wheel
+from registry.pairs import PairSpec
+from registry.releases import ReleaseVersion, find_release, promote
+from registry.store import Store
+from serving.artifacts.pair_files import PairFiles
+from serving.bundle.bundle import open_bundle
+from tests.support.errors import raises_code
+from tests.support.loop.publishing import release, verdict
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def judged(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """The bytes that were judged, of the release that is champion now; the runtime was upgraded since."""
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path / "home"))
+    made = release(store, spec, files, tmp_path / "release")
+    (tmp_path / "judge").mkdir()
+    bundle = build_to_judge(store, made, spec, files, tmp_path / "judge")
+    found = contents(bundle)
+    keep_judged(bundle, made)
+    record = verdict(made).model_copy(update={"bundle_digest": open_bundle(bundle).manifest.digest})
+    promote(store, "tiny", "cpu", made.version, record)
+    newer = Wheel("draftwell_runtime-9-py3-none-any.whl", "9", b"another")
+    monkeypatch.setattr(registry.bundles.build, "runtime_wheel", lambda: newer)
+    return found
+
+
+def champion_of(store: Store) -> ReleaseVersion:
+    return find_release(store, "tiny", "cpu", "champion")
+
+
+def test_what_was_judged_is_deployed_byte_for_byte(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path,
+                                                   judged: dict[str, bytes]) -> None:
+    deployed = build_bundle(store, spec, files, out=tmp_path / "dist")
+    assert contents(deployed) == judged
+    assert deviation(deployed, champion_of(store)) is None
+    assert (tmp_path / "dist" / "tiny" / "current").resolve() == deployed
+    assert {path.stat().st_mode & 0o777 for path in [deployed, *deployed.rglob("*")] if path.is_dir()} == {0o755}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "serve.sh", "artifacts/decoding_config/config.json"])
+def test_a_changed_byte_is_refused(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, judged: dict[str, bytes],
+                                   name: str) -> None:
+    file = judged_folder(champion_of(store)) / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with raises_code("judged_bundle_changed", str(file), "draftwell gate --pair tiny --release 1"):
+        build_bundle(store, spec, files, out=tmp_path / "dist")
+    assert not (tmp_path / "dist" / "tiny" / "current").exists()
+
+
+@pytest.mark.usefixtures("judged")
+def test_a_bundle_of_another_verdict_is_built_again_and_named(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    champion = champion_of(store)
+    other = verdict(champion).model_copy(update={"bundle_digest": "0" * 64})
+    promote(store, "tiny", "cpu", champion.version, other)
+    assert find_judged(champion_of(store)) is None
+    built = build_bundle(store, spec, files, out=tmp_path / "dist")
+    line = deviation(built, champion_of(store))
+    assert line is not None
+    for name in (str(built), "0" * 12, "draftwell gate --pair tiny --release 1"):
+        assert name in line
+
+
+def test_a_record_of_an_earlier_version_names_no_bundle(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    made = release(store, spec, files, tmp_path / "release")
+    promote(store, "tiny", "cpu", made.version, verdict(made))
+    built = build_bundle(store, spec, files, out=tmp_path / "dist")
+    assert deviation(built, champion_of(store)) is None
+
+
+def test_another_release_that_passes_replaces_the_kept_bundle(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path,
+                                                              judged: dict[str, bytes]) -> None:
+    first = judged_folder(champion_of(store))
+    second = release(store, spec, files, tmp_path / "second")
+    (tmp_path / "again").mkdir()
+    keep_judged(build_to_judge(store, second, spec, files, tmp_path / "again"), second)
+    assert [path.name for path in first.parent.iterdir()] == [f"{second.version}-cpu"]
