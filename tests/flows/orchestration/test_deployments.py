@@ -305,7 +305,7 @@ def test_a_slot_that_never_gets_free_is_reported_with_the_fix(limits: Any, monke
 
     schedules.make_limits(limits, "tiny", None)
     with monkeypatch.context() as patch, concurrency("gpu-slot", strict=True):
-        patch.setattr(concurrency_slots, "PATIENCE", 2 / 3600)
+        patch.setattr(concurrency_slots, "PATIENCE", 10 / 3600)
         with raises_code("no_free_slot", "gpu-slot", "--active-slots 0"), concurrency_slots.hold_slots("tiny"):
             pass
     with concurrency_slots.hold_slots("tiny"):
