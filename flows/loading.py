@@ -41,7 +41,7 @@ def _load(name: str, dtype: str | None, device: str, slots: int, max_context: in
 def open_pair(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, max_context: int | None = None,
                  say: Say = announce, bar: Bar | None = None, any_strategy: bool = True,
                  pad_target: float | None = None) -> StepContext:
-    """A pair's workspace with its models; the last one loaded is kept.
+    """A pair's workspace with its models; the last one loaded is kept. One parameter for each thing that decides whether it can be kept.
 
     Args:
         max_context: positions of a slot; None takes the models' own limit, at most 4096.

@@ -17,7 +17,7 @@ from components.bench.target_agreement import TargetAgreement, agreement_of, dif
 from components.prompts.prompt import Prompt, ids_of
 from components.report.intervals import paired_bootstrap_ratio
 from serving.runtime.pair import LoadedPair
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 
 REFERENCE = "autoregressive"
 

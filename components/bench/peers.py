@@ -20,7 +20,7 @@ from serving.errors import DraftwellError
 from serving.runtime.models.transformers_model import ATTENTION
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 
 PEERS = ("transformers",)
 LOOKUP_TOKENS, LOOKUP_NGRAM = 10, 3

@@ -18,7 +18,7 @@ from components.prompts.prompt import Prompt, ids_of
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyChoice, StrategyResources, build_strategy, find_strategy
 
 Config = StrategyChoice

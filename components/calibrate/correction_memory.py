@@ -19,7 +19,7 @@ from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.pair import LoadedPair
 from serving.runtime.schedules.serial import serial
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies import StrategyResources
 from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from serving.runtime.types import Draft, Verdict

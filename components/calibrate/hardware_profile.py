@@ -25,7 +25,7 @@ from serving.errors import DraftwellError
 from serving.runtime.commands import Forward, Role
 from serving.runtime.engine.workers import Workers
 from serving.runtime.pair import LoadedPair
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 
 Log = Callable[[str, float, int], None]

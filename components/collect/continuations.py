@@ -24,7 +24,7 @@ from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.schedules.sequential import sequential
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies import Strategy, StrategyConfig, StrategyResources, build_strategy
 
 TRUST = 0.75

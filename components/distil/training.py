@@ -138,23 +138,14 @@ def train_draft(
         raise DraftwellError("the target wrote fewer than two texts to learn from: give more prompts", code="too_little_text")
     identity = {**(bound or {}), "layers": ",".join(map(str, recipe.layers)), "loss": recipe.loss,
                 "head": hashlib.sha256(head.ids.to(torch.int32).cpu().numpy().tobytes()).hexdigest(), "corpus": corpus_digest(corpus)}
-    parameters = [p for p in draft.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=recipe.peak_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
+    trained = [p for p in draft.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=recipe.peak_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
     progress = restore(draft, optimizer, folder, identity)
     started, spent, saved, shown = time.monotonic(), progress["minutes"], time.monotonic(), list[dict[str, float]]()
     while recipe.spent(progress) < 1:
         groups = list(batches(train_set, recipe.batch_tokens, random.Random(f"{recipe.seed}/{progress['passes']}")))
         for group in groups[progress["position"] :]:
-            for slot in optimizer.param_groups:
-                slot["lr"] = recipe.rate(progress)
-            loss, parts = losses(draft, group, head, recipe)
-            if not torch.isfinite(loss):
-                raise DraftwellError(f"training diverged at step {progress['steps']} (the loss is not finite): try --dtype float32; "
-                                     "the last checkpoint is sound", code="training_diverged")
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
+            parts = update(draft, optimizer, group, head, recipe, progress)
             progress["position"] += 1
             progress["steps"] += 1
             progress["tokens"] += sum(len(s.ids) for s in group)
@@ -175,6 +166,22 @@ def train_draft(
     final = held_out(draft, held, head, recipe)
     log("held_out_agreement", final, progress["steps"])
     return {**progress, "held_out_agreement": final}
+
+
+def update(draft: Any, optimizer: torch.optim.Optimizer, group: Sequence[Conversation], head: Head, recipe: Recipe,
+           progress: Mapping[str, Any]) -> dict[str, float]:
+    """One optimizer step on one batch; returns the parts of its loss."""
+    for slot in optimizer.param_groups:
+        slot["lr"] = recipe.rate(progress)
+    loss, parts = losses(draft, group, head, recipe)
+    if not torch.isfinite(loss):
+        raise DraftwellError(f"training diverged at step {progress['steps']} (the loss is not finite): try --dtype float32; "
+                             "the last checkpoint is sound", code="training_diverged")
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([p for slot in optimizer.param_groups for p in slot["params"]], 1.0)
+    optimizer.step()
+    return parts
 
 
 def measure(draft: Any, held: Sequence[Conversation], head: Head, recipe: Recipe, progress: dict[str, Any], means: Mapping[str, float],

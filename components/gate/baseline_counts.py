@@ -22,7 +22,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.verifier import SCALARS, Verifier
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 
 

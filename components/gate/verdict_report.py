@@ -1,4 +1,4 @@
-"""Verdicts for the terminal, for Markdown and for CI, and re-exports of all reports (benches: components.bench.report, plots)."""
+"""Verdicts for the terminal, for Markdown and for CI, and re-exports of all reports (benches: components.bench.report.tables, plots)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from components.bench.plots import bench_plots
-from components.bench.report import bench_markdown, bench_table, caption, headline_table, markdown_table
+from components.bench.report.plots import bench_plots
+from components.bench.report.tables import bench_markdown, bench_table, caption, headline_table, markdown_table
 from components.gate.verdict import GateVerdict
 from components.report.tables import markdown, rich_table
 from serving.files import write_atomically

@@ -21,8 +21,8 @@ from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.commands import Overlap, Role
 from serving.runtime.requests import Sampling
-from serving.runtime.session import Session
-from serving.runtime.stats import Stats
+from serving.runtime.session.session import Session
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 from serving.runtime.strategies.lossless.draft_verify import SAMPLED
 

@@ -24,7 +24,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.recording.trace_schema import TraceError
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources
 
 SAMPLED_COLUMNS = (*COLUMNS, "text_q", "text_p", "text_raw_q", "rollout_q")

@@ -93,16 +93,14 @@ def bench(
     check_wanted(wanted, chosen.peers)
     check_outputs(out, markdown, plots)
     check_artifacts(artifacts)
-    chosen_device = pick_device(device)
-    chosen_draft_device = pick_draft_device(draft_device, chosen_device)
-    check_together(chosen, chosen_device, check_cpu=check_cpu, throughput=concurrency is not None, files=(markdown, plots))
+    on = pick_device(device)
+    check_together(chosen, on, check_cpu=check_cpu, throughput=concurrency is not None, files=(markdown, plots))
     from flows.workspace import Workspace
 
-    rows = read_rows(prompts)
-    workspace = Workspace(pair, dtype, say)
+    rows, workspace = read_rows(prompts), Workspace(pair, dtype, say)
     set_threads(threads)
     names = [name.partition("@")[0] for name, _ in wanted]
-    loaded = workspace.load(slots=concurrency or 1, device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target,
+    loaded = workspace.load(slots=concurrency or 1, device=on, draft_device=pick_draft_device(draft_device, on), pad_target=pad_target,
                             strategies=names, keep_modules=bool(chosen.peers))
     rows = chosen_rows(loaded, rows, chosen)
     resources = workspace.resources(loaded, names, folder=artifacts)
@@ -110,13 +108,18 @@ def bench(
         bench_batches(loaded, resources, wanted, rows, chosen, out)
         return
     other = workspace.load(device="cpu") if check_cpu else None
+    report = bench_strategies(loaded, resources, wanted, rows, chosen, other)
+    choice = {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
+    show(report.model_copy(update={"settings": report.settings.model_copy(update=choice)}), out, markdown, plots)
+
+
+def bench_strategies(pair: LoadedPair, resources: StrategyResources, wanted: Wanted, rows: list[Prompt], settings: BenchSettings,
+                     other: LoadedPair | None) -> BenchReport:
+    """The bench behind a progress bar; `other`: the pair on the CPU, whose outputs are compared."""
     from components.bench.bench import run_bench
 
     with progress("bench") as bar:
-        report = run_bench(loaded, choices_of(wanted), rows, resources, chosen, check=other, progress=bar)
-    choice = {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
-    report = report.model_copy(update={"settings": report.settings.model_copy(update=choice)})
-    show(report, out, markdown, plots)
+        return run_bench(pair, choices_of(wanted), rows, resources, settings, check=other, progress=bar)
 
 
 def quality_floor() -> QualityFloor:

@@ -102,7 +102,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def rows_of(report: Mapping[str, Any], path: Path) -> list[tuple[str, RowOrigins]]:
     """Label and origins of a report's rows, or of a tuning's choice."""
-    from components.bench.report import label_with_parameters
+    from components.bench.report.tables import label_with_parameters
 
     strategies = report.get("strategies")
     if isinstance(strategies, dict):

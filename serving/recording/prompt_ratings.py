@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from serving.runtime.commands import Step
-from serving.runtime.row_view import RowView
-from serving.runtime.session import Session
+from serving.runtime.session.row_view import RowView
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import StrategyResources
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 

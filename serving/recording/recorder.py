@@ -18,7 +18,7 @@ from serving.runtime.commands import Role
 from serving.runtime.output import Output
 from serving.runtime.random_streams import RandomStream
 from serving.runtime.sampling import residual
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.types import Rows
 
 log = logging.getLogger(__name__)

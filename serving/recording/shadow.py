@@ -14,9 +14,9 @@ from serving.errors import DraftwellError
 from serving.recording.recorder import PositionRecorder
 from serving.runtime.commands import SHADOW, Forward, Step
 from serving.runtime.engine.engine import Job
-from serving.runtime.lane import Lane
 from serving.runtime.output import Model, Output
-from serving.runtime.stats import Stats
+from serving.runtime.session.lane import Lane
+from serving.runtime.session.stats import Stats
 
 MOST_UNREAD = 8
 """Final tokens before the draft reads on. Fewer cost more forward passes; more hold more of the target's logits, and are lost where a stop

@@ -10,8 +10,8 @@ from serving.runtime.random_streams import Streams
 from serving.runtime.types import CandidateChoice, Draft, Rows, Verdict
 
 if TYPE_CHECKING:
-    from serving.runtime.lane import DraftSequence
-    from serving.runtime.session import Session
+    from serving.runtime.session.lane import DraftSequence
+    from serving.runtime.session.session import Session
 
 
 class Drafter(Protocol):

@@ -15,7 +15,7 @@ from components.replay.texts import Texts
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import PLAIN, StrategyResources
 
 COUNTED = ("target_calls", "draft_calls", "accepted")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serving.runtime.commands import Step
 from serving.runtime.protocols import Drafter
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.types import Draft
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from serving.runtime.commands import Step
 from serving.runtime.drafting.stopping import FixedLength
-from serving.runtime.row_view import RowView
-from serving.runtime.session import Session
+from serving.runtime.session.row_view import RowView
+from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, StopPolicy
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from serving.runtime.commands import Overlap, Step
-from serving.runtime.lane import DraftSequence, Lane
-from serving.runtime.session import Session
+from serving.runtime.session.lane import DraftSequence, Lane
+from serving.runtime.session.session import Session
 from serving.runtime.types import Draft
 
 

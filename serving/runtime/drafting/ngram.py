@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serving.runtime.commands import Step
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.types import Draft
 
 

@@ -21,7 +21,7 @@ from serving.runtime.failures import readable
 from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
 from serving.runtime.output import Model, Output
 from serving.runtime.requests import Sampling
-from serving.runtime.session import UNLIMITED, Session
+from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies.base import Strategy
 from serving.runtime.types import Emitted
 

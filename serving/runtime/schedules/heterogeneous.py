@@ -9,9 +9,9 @@ and nothing is left over. There is no bonus. The prompt's round drafts one token
 from __future__ import annotations
 
 from serving.runtime.commands import Overlap, Step
-from serving.runtime.lane import DraftSequence
 from serving.runtime.protocols import AcceptanceRule, CandidateRule, SequenceDrafter
-from serving.runtime.session import Session
+from serving.runtime.session.lane import DraftSequence
+from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Rows, Verdict
 
 

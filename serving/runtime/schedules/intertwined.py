@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from serving.runtime.commands import Overlap, Step
 from serving.runtime.protocols import AcceptanceRule, Drafter
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Rows, Verdict
 
 

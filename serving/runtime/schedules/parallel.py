@@ -14,7 +14,7 @@ from __future__ import annotations
 from serving.runtime.commands import Step
 from serving.runtime.protocols import AcceptanceRule, Drafter
 from serving.runtime.schedules.intertwined import verify_and_go_on
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.types import Draft
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from serving.runtime.commands import Step
 from serving.runtime.protocols import AcceptanceRule
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Rows, Verdict
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from serving.runtime.commands import Step
 from serving.runtime.protocols import AcceptanceRule, Drafter
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Verdict
 
 

@@ -14,7 +14,7 @@ from serving.artifacts.kinds import KINDS
 from serving.errors import DraftwellError
 from serving.runtime.commands import Role, Step
 from serving.runtime.output import Model
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.search_space import Space
 from serving.runtime.strategies.speculation import Speculation
 

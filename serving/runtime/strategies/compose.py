@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from serving.runtime.commands import Role, Step
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 
 

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from serving.errors import ContextTooLong, InvalidRequest, OutOfMemory
 from serving.runtime.requests import Sampling
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import Strategy
 from serving.runtime.types import Rating
 from serving.server.http.errors import APIError, internal_error, without_paths

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.types import Rating
 from serving.server.scheduling.detokenize import TokenInfo
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.server.deployment.deployment import CHECKER
 from serving.server.deployment.deployments import Deployments
 from serving.server.metrics.serving_state import ServingState

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
-from serving.runtime.session import UNLIMITED, Session
+from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies import Strategy
 from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 from serving.server.scheduling.costs import BatchCosts

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from serving.runtime.engine.engine import Engine
-from serving.runtime.session import UNLIMITED
+from serving.runtime.session.session import UNLIMITED
 from serving.runtime.strategies import Strategy
 from serving.server.scheduling.admission import FairQueue, QueueFull, ServiceRate
 from serving.server.scheduling.load_control import LoadControl

@@ -8,7 +8,7 @@ from typing import Any
 
 from serving.runtime.engine.engine import Job
 from serving.runtime.requests import FinishReason, Sampling
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import Strategy
 from serving.server.scheduling.detokenize import TextStream, TokenInfo
 

@@ -15,7 +15,7 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.runtime.pair import over_slots
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, table_resources

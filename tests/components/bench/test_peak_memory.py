@@ -6,7 +6,7 @@ import pytest
 from components.bench import peak_memory as memory
 from components.bench.peak_memory import peak_during, peaks_over_models, resident, touch_caches
 from components.bench.runner import Generation, contenders_of
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.models.tiny import llama_pair
 

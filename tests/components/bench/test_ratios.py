@@ -9,14 +9,14 @@ from components.bench.bench import run_bench
 from components.bench.metrics import BenchMetrics, time_share
 from components.bench.peak_memory import reset_peak
 from components.bench.ratios import curves, varied
-from components.bench.report import bench_markdown
+from components.bench.report.tables import bench_markdown
 from components.bench.runner import core_plan, labels_of, measure
 from components.bench.schema import BenchEntry, BenchReport
 from components.bench.settings import QUALITY_FLOOR, BenchSettings
 from components.prompts.prompt import Prompt
 from serving.runtime.models.padding import pad_to, parameter_count
 from serving.runtime.models.transformers_model import TransformersModel
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources

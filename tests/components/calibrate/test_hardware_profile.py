@@ -15,7 +15,7 @@ from components.calibrate.hardware_profile import (
 from components.report.provenance import provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.device import device_class
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from tests.support.errors import raises_code
 from tests.support.models.priced import Clock, Priced
 from tests.support.models.tiny import pair_of, table_pair

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from components.bench.plots import bench_plots
-from components.bench.report import rouge_l_column
+from components.bench.report.plots import bench_plots
+from components.bench.report.tables import rouge_l_column
 from components.bench.schema import BenchReport
 from components.calibrate.plots import acceptance_plot, rejection_tail
 from components.gate.verdict import Check, GateVerdict

@@ -28,7 +28,7 @@ from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code

@@ -40,7 +40,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import ContextTooLong, DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import PLAIN, STRATEGIES, StrategyChoice, StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code

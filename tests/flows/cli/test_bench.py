@@ -112,7 +112,7 @@ def test_a_padded_profile_is_never_kept(written: tuple[dict[str, Any], Path], ru
 
 def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The place reaches the loader, the report names one that is not the target's, and a profile of such a pair is not kept."""
-    from components.bench import report as bench_report
+    from components.bench.report import tables as bench_report
     from components.bench.schema import BenchReport
     from components.report import machine
     from flows.workspace import Workspace

@@ -15,8 +15,8 @@ from serving.errors import NotFinite
 from serving.runtime.output import Output
 from serving.runtime.random_streams import RandomStream
 from serving.runtime.requests import Sampling
-from serving.runtime.row_view import RowView
 from serving.runtime.sampling import LogitRows
+from serving.runtime.session.row_view import RowView
 from tests.support.models.resources import ORIGIN
 
 VOCAB, HIDDEN = 500, 6

@@ -127,7 +127,7 @@ def test_nothing_is_rated_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def costly(*arguments: Any) -> Any:
         raise AssertionError("the hot path rates tokens")
 
-    monkeypatch.setattr("serving.runtime.session.rate", costly)
+    monkeypatch.setattr("serving.runtime.session.session.rate", costly)
     _, handed = decode("vanilla_sd")
     assert {token.rating for token in handed} == {None}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from serving.runtime.acceptance.exact import Exact
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.types import Draft, Verdict
 
 COUNTERS = [field.name for field in fields(Stats) if not field.name.endswith("_seconds") and field.name != "timeline"]

@@ -18,7 +18,7 @@ from serving.runtime.engine.task import Task
 from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import warp
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serving.runtime.acceptance.exact import Exact
-from serving.runtime.row_view import RowView
+from serving.runtime.session.row_view import RowView
 from serving.runtime.types import Draft, Rows, Verdict
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serving.runtime.commands import Step
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
 from serving.runtime.strategies.speculation import Speculation
 

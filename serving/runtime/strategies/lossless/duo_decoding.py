@@ -13,7 +13,7 @@ from serving.runtime.commands import Step
 from serving.runtime.drafting.multi_sequence import MultiSequence
 from serving.runtime.models.onnx.onnx_model import OnnxModel
 from serving.runtime.schedules.heterogeneous import heterogeneous
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
 from serving.runtime.strategies.search_space import space
 from serving.runtime.strategies.speculation import Speculation

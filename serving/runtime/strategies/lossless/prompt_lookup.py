@@ -10,7 +10,7 @@ from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Step
 from serving.runtime.drafting.ngram import NGram
 from serving.runtime.schedules.serial import serial
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
 from serving.runtime.strategies.search_space import Span, space
 from serving.runtime.strategies.speculation import Speculation

@@ -11,7 +11,7 @@ from serving.runtime.commands import Step
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.schedules.serial import serial
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
 from serving.runtime.strategies.search_space import space
 from serving.runtime.strategies.speculation import Speculation

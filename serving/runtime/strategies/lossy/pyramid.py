@@ -16,7 +16,7 @@ from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.output import Model
 from serving.runtime.protocols import AcceptanceRule
 from serving.runtime.schedules.pyramid import pyramid
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
 from serving.runtime.strategies.search_space import space
 

@@ -10,7 +10,7 @@ from serving.artifacts.verifier import Verifier
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Step
 from serving.runtime.schedules.sequential import sequential
-from serving.runtime.session import Session
+from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig
 from serving.runtime.strategies.search_space import space
 from serving.runtime.strategies.speculation import Speculation

@@ -16,7 +16,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
-from serving.runtime.session import UNLIMITED
+from serving.runtime.session.session import UNLIMITED
 from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy, describe
 from serving.runtime.types import Draft, Verdict
 from tests.support.models.enumeration import distance, joint_law, true_law

@@ -8,7 +8,7 @@ import pytest
 
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
-from serving.runtime.session import UNLIMITED, Session
+from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.resources import NEEDED, table_pair, table_resources

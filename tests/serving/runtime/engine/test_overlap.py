@@ -16,7 +16,7 @@ from serving.runtime.engine.engine import Engine
 from serving.runtime.engine.workers import shares
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair, table_resources
 

@@ -12,7 +12,7 @@ from serving.runtime.acceptance.divergence import divergence
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import build_strategy
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest

@@ -17,12 +17,12 @@ import torch
 
 from serving.runtime.acceptance import exact
 from serving.runtime.engine.engine import Engine
-from serving.runtime.lane import Lane
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.random_streams import RandomStream, Streams
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
-from serving.runtime.stats import Stats
+from serving.runtime.session.lane import Lane
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
 from serving.runtime.types import Draft, Verdict
 from tests.support.models.enumeration import distance, joint_law, true_law

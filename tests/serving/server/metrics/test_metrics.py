@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.runtime.requests import Sampling
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import build_strategy
 from serving.server.app import create_app
 from serving.server.deployment.deployment import CHECKER

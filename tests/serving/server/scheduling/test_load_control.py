@@ -9,7 +9,7 @@ import pytest
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
-from serving.runtime.session import UNLIMITED
+from serving.runtime.session.session import UNLIMITED
 from serving.runtime.strategies import Strategy, build_strategy
 from serving.server.http.schemas import CompletionRequest
 from serving.server.scheduling.costs import BatchCosts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.bench.report import entries_of
+from components.bench.report.tables import entries_of
 from components.bench.schema import BenchReport
 from components.report.drawing import FAINT, INK, SECOND, drawing
 

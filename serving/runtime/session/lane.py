@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from serving.runtime.commands import Forward, Role, Step
 from serving.runtime.output import Model, Output, Recorder
 from serving.runtime.requests import Sampling
-from serving.runtime.stats import Stats
+from serving.runtime.session.stats import Stats
 from serving.runtime.types import Draft, Rows
 
 

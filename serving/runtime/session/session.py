@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from serving.runtime.commands import Role, Step
 from serving.runtime.failures import check_request
-from serving.runtime.lane import Lane
 from serving.runtime.output import Model, Recorder
 from serving.runtime.random_streams import Streams
 from serving.runtime.requests import Sampling, Text
-from serving.runtime.row_view import RowView
 from serving.runtime.sampling import rate
-from serving.runtime.stats import Stats
+from serving.runtime.session.lane import Lane
+from serving.runtime.session.row_view import RowView
+from serving.runtime.session.stats import Stats
 from serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
 
 UNLIMITED = sys.maxsize

@@ -1,0 +1,1 @@
+"""A bench as tables and plots."""

@@ -1,0 +1,1 @@
+"""One request in flight: its text, its counters, and its lane on each model."""
