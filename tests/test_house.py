@@ -130,17 +130,6 @@ def test_no_tracked_text_names_a_path_of_one_machine() -> None:
     assert not found
 
 
-SHARED_TESTS = {
-    "tests/components/drift/test_feedback_contract.py",
-    "tests/serving/bundle/test_bundle_home.py",
-    "tests/serving/bundle/test_no_unpickling.py",
-    "tests/serving/server/feedback/test_persistence.py",
-    "tests/serving/server/model/test_snapshots.py",
-    "tests/serving/server/test_process.py",
-}
-"""Test modules that still import helpers of the server's test modules."""
-
-
 def imports_of_tests(path: Path) -> set[str]:
     """The other test modules that a test module imports; a child process may import the module that starts it."""
     own = ".".join(path.relative_to(REPO).with_suffix("").parts)
@@ -156,7 +145,7 @@ def imports_of_tests(path: Path) -> set[str]:
 def test_no_test_module_imports_another() -> None:
     """What tests share is in tests/support: a change of one test module then never breaks another."""
     importing = {str(path.relative_to(REPO)) for path in sorted((REPO / "tests").rglob("*.py")) if imports_of_tests(path)}
-    assert importing == SHARED_TESTS
+    assert not importing
 
 
 def test_no_tracked_file_is_too_large() -> None:

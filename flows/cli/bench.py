@@ -105,10 +105,8 @@ def bench(
     rows = chosen_rows(loaded, rows, chosen)
     resources = workspace.resources(loaded, names, folder=artifacts)
     if concurrency is not None:
-        bench_batches(loaded, resources, wanted, rows, chosen, out)
-        return
-    other = workspace.load(device="cpu") if check_cpu else None
-    report = bench_strategies(loaded, resources, wanted, rows, chosen, other)
+        return bench_batches(loaded, resources, wanted, rows, chosen, out)
+    report = bench_strategies(loaded, resources, wanted, rows, chosen, workspace.load(device="cpu") if check_cpu else None)
     choice = {"mix": mix, "max_prompt_tokens": max_prompt_tokens, "prompts_file": prompts.name if prompts else "demo"}
     show(report.model_copy(update={"settings": report.settings.model_copy(update=choice)}), out, markdown, plots)
 
