@@ -82,6 +82,9 @@ def test_import_contracts_are_declared(project: dict[str, Any]) -> None:
     assert {"prefect", "mlflow"} <= set(contracts["plain-components"]["forbidden_modules"])
     assert contracts["runtime-layers"]["containers"] == ["serving.runtime"]
     assert "drafting | acceptance | schedules" in contracts["runtime-layers"]["layers"]
+    assert contracts["no-circles"]["ancestors"] == ["flows", "components", "registry", "serving"]
+    assert "ignore_imports" not in contracts["no-circles"]
+    assert contracts["components-layers"]["layers"][-1] == "prompts | report"
 
 
 def test_base_install_has_neither_prefect_nor_mlflow(project: dict[str, Any]) -> None:
