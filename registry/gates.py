@@ -18,7 +18,7 @@ class Gates(Strict):
     min_speedup_lower_bound: float = Field(ge=0, description="lower end of the speedup over autoregressive")
     lossless_identical: bool = Field(description="lossless strategies give autoregressive's tokens in float32")
     min_acceptance_ratio: float = Field(ge=0, description="acceptance rate over the baseline's")
-    min_quality_ratio: float = Field(ge=0, description="quality of a lossy strategy over autoregressive's")
+    min_quality_ratio: float = Field(ge=0, le=1, description="quality of a lossy strategy over autoregressive's")
     max_p95_tpot_ratio: float = Field(gt=0, description="p95 time per output token over autoregressive's")
     max_prediction_loss_ratio: float = Field(ge=1, description="log loss of table and verifier over the champion's, on the same traces")
     max_bundle_mb: float = Field(gt=0, description="size of the bundle without the models that are fetched, in 10^6 bytes")

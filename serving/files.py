@@ -92,7 +92,7 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from components.collect.collect import is_complete
+from components.collect.plan import is_complete
 from components.drift.spool import read_spool
 from components.tune.report.html import write_tuning_report
 from flows.orchestration.deployments import settings_class

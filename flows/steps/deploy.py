@@ -48,4 +48,5 @@ def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
     if why := objection(champion, gate_record(champion)) or withdrawal(champion):
         announce(f"{champion.name}, the champion, is not deployed: {why}")
         return None
-    return relink(store, champion, out) or announced(build_bundle(store, space.spec, space.files(), device=device, out=out), champion)
+    bundle = relink(store, champion, out) or build_bundle(store, space.spec, space.files(), device=device, out=out)
+    return announced(bundle, champion)

@@ -104,10 +104,13 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
             step.workspace.say(f"{release.name} is the champion: its record, from before, is kept")
         elif not settings.dry_run:
             total = sum(beside, start=verdict)
-            if total.passed:
-                keep_judged(bundle, release)
             record = record_of(release, total, rival.release, open_bundle(bundle).manifest.digest)
             keep_verdict(store, record, total, report, judging.entry(report.strategies), written)
+            if total.passed:
+                try:
+                    keep_judged(bundle, release, others=[rival.release.version] if rival.release else [])
+                except OSError as error:  # the verdict counts more: without the bundle a deployment builds it again and says so
+                    step.workspace.say(f"the judged bundle was not kept ({error}): `draftwell deploy` will build it again")
     return {"report": report.to_json(), "verdict": verdict, "passed": verdict.passed, "release": release.version,
             "checks": [vars(c) for c in verdict.checks]}
 

@@ -8,7 +8,6 @@ removed. Two builds of one release with one runtime are byte-identical: nothing 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from registry.bundles.judged import copy_bundle, find_judged
+from registry.bundles.judged import take_judged
 from registry.bundles.requirements import locked
 from registry.bundles.text import dockerfile, readme, requirements_name, serve_script
 from registry.bundles.wheel import runtime_wheel
@@ -31,7 +30,7 @@ from serving.artifacts.base import read_manifest
 from serving.artifacts.pair_files import DTYPES, PairFiles, combine_fingerprint, is_artifact, models_root, tokenizer_digest
 from serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
 from serving.errors import DraftwellError
-from serving.files import sha256_file
+from serving.files import file_lock, sha256_file
 
 UNFINISHED = ".build."
 """How names of folders begin that are still being built, or that a killed deployment left."""
@@ -70,8 +69,7 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
     with _alone(home):
         place = Path(tempfile.mkdtemp(dir=home, prefix=UNFINISHED))
         try:
-            if not why and not with_weights and (judged := find_judged(release)):
-                copy_bundle(judged, place)
+            if not why and not with_weights and take_judged(release, place):
                 _set_rights(place)
                 _link_models(pair_spec, files, place)
             else:
@@ -118,21 +116,10 @@ def _link_models(pair_spec: PairSpec, files: PairFiles, bundle: Path) -> None:
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
     """One deployment of a pair at a time, others wait; what a killed one left is removed."""
-    with _locked(home):
+    with file_lock(home):
         for left in home.glob(f"{UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
         yield
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time; no file is left for it."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # the system lets go of it with the process, however that ends
-        yield
-    finally:
-        os.close(handle)
 
 
 def bundle_bytes(bundle: Path) -> int:
@@ -141,26 +128,27 @@ def bundle_bytes(bundle: Path) -> int:
 
 
 def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
-    """Let `current` lead to the champion's newest bundle that was built earlier; None where there is none, or only damaged ones.
+    """Let `current` lead to a bundle of the champion that was built earlier; None where there is none, or only damaged ones.
 
-    It waits for no build, so that a rollback takes seconds.
+    The one that the gate judged comes first, then others that were deployed with the gate's consent, the newest first. It waits for no
+    build, so that a rollback takes seconds.
 
     Raises:
         DraftwellError: the release is not the champion any more, or was rolled back; `current` stays.
     """
-    for bundle in reversed(list(_standing(out / release.pair, release))):
-        if _is_whole(bundle, release):
-            _link(store, release, bundle, crowned=True)
-            return bundle
-    return None
-
-
-def _is_whole(bundle: Path, release: ReleaseVersion) -> bool:
-    """Whether a bundle is undamaged and of this very release."""
-    try:
-        return open_bundle(bundle).manifest.release_digest == release.published.digest
-    except DraftwellError:
-        return False
+    record = gate_record(release)
+    found: list[tuple[tuple[bool, bool], Path]] = []
+    for bundle in _standing(out / release.pair, release):
+        with contextlib.suppress(DraftwellError):  # a damaged one
+            manifest = open_bundle(bundle).manifest
+            if manifest.release_digest == release.published.digest:
+                judged = record is not None and manifest.digest == record.bundle_digest
+                found.append(((judged, manifest.gated), bundle))
+    if not found:
+        return None
+    best = max(found, key=lambda rated: rated[0] + (found.index(rated),))[1]
+    _link(store, release, best, crowned=True)
+    return best
 
 
 def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool) -> None:
@@ -174,7 +162,7 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
     Raises:
         DraftwellError: it was rolled back, or is not the champion any more; `current` stays.
     """
-    with _locked(bundle.parent.parent):
+    with file_lock(bundle.parent.parent):
         now = replace(release, published=store.resolve("release", f"{release.pair}.{release.device}", release.version))
         why = withdrawal(now)
         if why == withdrawal(release):

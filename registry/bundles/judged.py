@@ -1,22 +1,26 @@
 """Bundles that the gate judged: kept on this machine, so that a deployment serves exactly the bytes that were judged.
 
 The gate records the digest of the bundle's manifest, which covers every file, in the release's gate record, and keeps the bundle of a
-release that passed under `$DRAFTWELL_HOME/judged/<pair>/<version>-<device>/`. Where that folder is missing (another machine judged) or
-is of another gate run, a deployment builds the bundle again, and `deviation` says in a line whether it differs from the judged one.
+release that passed, and the champion's, under `$DRAFTWELL_HOME/judged/<pair>/<version>-<device>/`. Where that folder is missing
+(another machine judged) or is of another gate run, a deployment builds the bundle again, and `deviation` says in a line whether it
+differs from the judged one.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from registry.releases import ReleaseVersion, gate_record
 from serving.artifacts.pair_files import draftwell_home
 from serving.bundle.bundle import MANIFEST, BundleError, open_bundle
 from serving.errors import DraftwellError
+from serving.files import file_lock, replace_folder
+
+UNFINISHED = ".keep."
 
 
 def judged_folder(release: ReleaseVersion) -> Path:
@@ -24,19 +28,44 @@ def judged_folder(release: ReleaseVersion) -> Path:
     return draftwell_home() / "judged" / release.pair / f"{release.version}-{release.device}"
 
 
-def keep_judged(bundle: Path, release: ReleaseVersion) -> Path:
-    """Keep a bundle that passed the gate; those of other releases for the same device are removed, `deploy` can build them again."""
+def keep_judged(bundle: Path, release: ReleaseVersion, *, others: Collection[int] = ()) -> Path:
+    """Keep a bundle that passed the gate; those of other releases for the same device are removed, `deploy` can build them again.
+
+    Args:
+        others: further versions whose bundles stay: the champion's, which a rollback may need.
+    """
     folder = judged_folder(release)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".keep."))
-    try:
-        copy_bundle(bundle, place)
+    with file_lock(folder.parent):
+        for left in folder.parent.glob(f"{UNFINISHED}*"):  # of a gate that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=UNFINISHED))
+        try:
+            copy_bundle(bundle, place)
+            replace_folder(place, folder)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        kept = {folder.name, *(f"{version}-{release.device}" for version in others)}
         for other in folder.parent.glob(f"[0-9]*-{release.device}"):
-            shutil.rmtree(other, ignore_errors=True)
-        os.replace(place, folder)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+            if other.name not in kept:
+                shutil.rmtree(other, ignore_errors=True)
     return folder
+
+
+def take_judged(release: ReleaseVersion, place: Path) -> bool:
+    """Copy the bundle that the gate judged into an empty folder; False where this machine does not have it.
+
+    Raises:
+        DraftwellError: it was changed since it was judged.
+    """
+    folder = judged_folder(release)
+    if not folder.is_dir():
+        return False
+    with file_lock(folder.parent):
+        judged = find_judged(release)
+        if judged is not None:
+            copy_bundle(judged, place)
+    return judged is not None
 
 
 def find_judged(release: ReleaseVersion) -> Path | None:

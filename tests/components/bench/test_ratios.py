@@ -128,7 +128,7 @@ def test_the_floor_is_argmax_share_and_rouge_together(report):
 
 
 def test_one_quality_floor_for_bench_tuner_and_gate():
-    from components.tune.constraints import ROUGE_POINTS, Constraints
+    from components.tune.settings import ROUGE_POINTS, Constraints
     from registry.gates import load_gates
 
     assert load_gates().min_quality_ratio == QUALITY_FLOOR.min_argmax_share == 1 - Constraints().max_quality_loss == 0.9

@@ -9,7 +9,8 @@ from components.calibrate.correction_memory import MemorySettings, build_correct
 from components.prompts.prompt import Prompt, prompts_digest
 from serving.artifacts.base import Provenance
 from serving.errors import ContextTooLong, NotFinite
-from serving.runtime.sampling import Streams, residual, warp
+from serving.runtime.random_streams import Streams
+from serving.runtime.sampling import residual, warp
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, table_pair
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import registry.bundles.build
-from registry.bundles.build import build_bundle, build_to_judge
+from registry.bundles.build import build_bundle, build_to_judge, relink
 from registry.bundles.judged import deviation, find_judged, judged_folder, keep_judged
 from registry.bundles.wheel import Wheel
 from registry.pairs import PairSpec
-from registry.releases import ReleaseVersion, find_release, promote
+from registry.promotion import promote
+from registry.releases import ReleaseVersion, find_release
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles
 from serving.bundle.bundle import open_bundle
@@ -91,3 +92,26 @@ def test_another_release_that_passes_replaces_the_kept_bundle(store: Store, spec
     (tmp_path / "again").mkdir()
     keep_judged(build_to_judge(store, second, spec, files, tmp_path / "again"), second)
     assert [path.name for path in first.parent.iterdir()] == [f"{second.version}-cpu"]
+
+
+def test_the_champions_bundle_stays_and_what_a_killed_gate_left_goes(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path,
+                                                                     judged: dict[str, bytes]) -> None:
+    champion = champion_of(store)
+    (judged_folder(champion).parent / ".keep.killed").mkdir()
+    second = release(store, spec, files, tmp_path / "second")
+    (tmp_path / "again").mkdir()
+    bundle = build_to_judge(store, second, spec, files, tmp_path / "again")
+    for _ in range(2):  # a second gate of the same release replaces what the first one kept
+        keep_judged(bundle, second, others=[champion.version])
+    kept = {path.name for path in judged_folder(champion).parent.iterdir()}
+    assert kept == {f"{champion.version}-cpu", f"{second.version}-cpu"}
+    assert find_judged(champion) == judged_folder(champion)
+
+
+def test_a_rollback_prefers_the_judged_bundle_to_a_newer_one(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path,
+                                                             judged: dict[str, bytes]) -> None:
+    out, champion = tmp_path / "dist", champion_of(store)
+    first = build_bundle(store, spec, files, out=out)
+    second = build_bundle(store, spec, files, out=out, with_weights=True)
+    assert first != second
+    assert relink(store, champion, out) == first
