@@ -34,7 +34,7 @@ class Traffic:
     """Drafted positions, by prompt.
 
     Args:
-        names: id of each prompt. Prompts of the same tokens count as one: what is said twice is no second witness.
+        names: id of each prompt. Prompts of the same tokens count as one: a repeated prompt is no further evidence.
         unit: `[rows]` index into `names`.
         confidence: `[rows]` float64, C.
         kept: `[rows]` float64, the chance that the target keeps the draft token: min(1, p/q), which is 0 or 1 at temperature 0.

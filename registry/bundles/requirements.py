@@ -90,7 +90,7 @@ def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
 
 
 def _torch(version: str, device: str) -> list[str]:
-    """PyTorch's line or lines: builds are told apart by what stands behind the plus, and only Linux has several."""
+    """PyTorch's lines: builds differ in the local version after the plus, and only Linux has several."""
     public = Version(version).public
     if device != "cpu":
         return [f"torch=={public}"]

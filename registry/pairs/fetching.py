@@ -1,8 +1,8 @@
 """Bringing a pair's models onto this machine.
 
-Everything ends as a folder with safetensors weights. Converted models and links to the hub's cache lie under
+Everything ends as a folder with safetensors weights. Converted models and links to the hub's cache are stored under
 `models_root()`, each under a name that a bundle can refer to on another machine. A folder appears there complete or
-not at all: it is written beside its place and renamed; of two processes that convert at once the slower discards its
+not at all: it is written next to its place and renamed; of two processes that convert at once the slower discards its
 own.
 """
 
@@ -33,7 +33,7 @@ def fetch(spec: PairSpec, *, progress: Progress | None = None) -> PairFiles:
     Args:
         progress: called with one line before each step that takes long.
     Raises:
-        DraftwellError: a model cannot be had; the line names it and the mend.
+        DraftwellError: a model cannot be had; the message names it and the fix.
     """
     say = progress or (lambda line: None)
     folders = {role: _fetch_model(spec, role, source, say) for role, source in spec.sources().items()}
@@ -109,7 +109,7 @@ def _snapshot(repo: str, revision: str, patterns: list[str]) -> Path:
 
 
 def place(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Build a folder beside its place and rename it there; where another process was faster, keep that one's."""
+    """Build a folder next to its place and rename it there; where another process was faster, keep that one's."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))

@@ -1,6 +1,6 @@
 """Artifacts: the small files that strategies need, with their provenance.
 
-An artifact on disk is a folder: `artifact.json` (provenance, and the sha256 of every other file) beside data files in
+An artifact on disk is a folder: `artifact.json` (provenance, and the sha256 of every other file) next to data files in
 safetensors, ONNX, Arrow or JSON. Nothing is ever unpickled. Loading refuses, by name, an artifact of another pair, of
 another kind, of a newer schema, or with a changed file.
 """

@@ -95,7 +95,7 @@ class CustomGenerate:
 
     @contextmanager
     def models(self, target: Any, slots: int, context: int) -> Iterator[dict[Role, Model]]:
-        """The modules behind the slot interface; afterwards they are as they were."""
+        """The modules wrapped in the slot interface; afterwards they are as they were."""
         modules: dict[Role, Any] = {"target": target}
         if "draft" in self.strategy.roles:
             if self.assistant_model is None:

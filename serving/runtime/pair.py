@@ -183,7 +183,7 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
 
 
 def over_slots(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> ModuleModel:
-    """A module behind the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
+    """A module wrapped in the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
 
     Args:
         int8: as in `LeanLlama`.

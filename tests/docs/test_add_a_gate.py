@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-
 from components.gate.gate import Check, GateVerdict
+
 from registry.gates import Gates
 from tests.support.markdown import fences
 

@@ -52,7 +52,7 @@ def checker_for(prompt: Prompt) -> Checker | None:
 
 
 def says_the_number(prompt: Prompt, answer: str) -> bool:
-    """Whether the answer's number equals the wanted one, as numbers: 1,200 is 1200.00, and 1/2 is .5."""
+    """Whether the answer's number equals the expected one, as numbers: 1,200 is 1200.00, and 1/2 is .5."""
     wanted = number_wanted(prompt)
     return wanted is not None and number_said(answer) == wanted
 

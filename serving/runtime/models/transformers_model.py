@@ -1,4 +1,4 @@
-"""Any causal language model of transformers behind the slot interface.
+"""Any causal language model of transformers, wrapped in the slot interface.
 
 All rows of a batch are packed into one sequence `[1, total]` with explicit positions; an attention function registered
 with transformers' `AttentionInterface` writes each row's keys and values into its slot and attends within the slot only.
