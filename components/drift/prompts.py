@@ -92,8 +92,8 @@ def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     """Prompts as JSONL that `read_prompts` reads; a conversation keeps what stands before its first turn, a raw text stays raw."""
     rows = []
     for p in prompts:
-        said = {"messages": [*p.messages, {"role": "user", "content": p.turns[0]}]} if p.messages else {"turns": p.turns}
-        rows.append({"id": p.id, "task": p.task, **said, **({"raw": True} if p.raw else {})})
+        body = {"messages": [*p.messages, {"role": "user", "content": p.turns[0]}]} if p.messages else {"turns": p.turns}
+        rows.append({"id": p.id, "task": p.task, **body, **({"raw": True} if p.raw else {})})
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 

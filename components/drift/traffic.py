@@ -68,12 +68,12 @@ class Traffic:
 
     def take(self, names: Sequence[str]) -> Traffic:
         """The prompts with these ids."""
-        these = set(names)
-        wanted = [i for i, name in enumerate(self.names) if name in these]
-        place = np.full(len(self.names), -1)
-        place[wanted] = np.arange(len(wanted))
-        rows = place[self.unit] >= 0
-        return Traffic(tuple(self.names[i] for i in wanted), place[self.unit[rows]], self.confidence[rows], self.kept[rows],
+        chosen = set(names)
+        kept = [i for i, name in enumerate(self.names) if name in chosen]
+        new_index = np.full(len(self.names), -1)
+        new_index[kept] = np.arange(len(kept))
+        rows = new_index[self.unit] >= 0
+        return Traffic(tuple(self.names[i] for i in kept), new_index[self.unit[rows]], self.confidence[rows], self.kept[rows],
                        self.judged[rows], self.pattern[rows], self.ratio[rows], {k: part[rows] for k, part in self.parts.items()},
                        self.others, self.undrafted)
 
