@@ -77,7 +77,7 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
             distribution = importlib.metadata.distribution(name)
         except PackageNotFoundError as error:
             raise DraftwellError(f"the package {name}, which a bundle's runtime needs, is not installed here: "
-                                 f"pip install '{PROJECT}[{EXTRA}]'") from error
+                                 f"pip install '{PROJECT}[{EXTRA}]'", code="missing_package") from error
         found[name] = distribution.version
         further = map(Requirement, distribution.requires or [])
         waiting += [r for r in further if _applies(r, requirement.extras)]

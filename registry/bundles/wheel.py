@@ -85,7 +85,8 @@ def build_wheel(package: Path) -> Wheel:
         built = list(out.glob("*.whl"))
         if done.returncode != 0 or len(built) != 1:
             last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise DraftwellError(f"the runtime's wheel was not built ({last}): pip install 'setuptools>=77'")
+            raise DraftwellError(f"the runtime's wheel was not built ({last}): pip install 'setuptools>=77'",
+                                 code="wheel_not_built")
         return Wheel(built[0].name, version, built[0].read_bytes())
 
 
