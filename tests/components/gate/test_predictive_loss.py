@@ -18,7 +18,6 @@ from components.train.examples import Examples, read_examples, split_by_prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
@@ -162,5 +161,5 @@ def test_a_verifier_is_judged_on_prompts_that_it_has_not_learnt_from(good: dict[
 def test_a_sampled_trace_judges_no_table(good: dict[str, Any], tmp_path: Path) -> None:
     """Its rollouts begin with rejected tokens, so that the gloomiest table would predict them best."""
     sampled = collect_traces(llama_pair(noise=0.02), [Prompt("p", None, ["abcab"])], tmp_path, max_tokens=12, rollout=3, temperature=0.7)
-    with pytest.raises(DraftwellError, match=r"sampled at temperature 0\.7.*collect one at temperature 0"):
+    with raises_code("sampled_trace", "temperature 0.7", "temperature 0 "):
         predictions({"acceptance_table": good["acceptance_table"]}, {}, sampled)
