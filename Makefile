@@ -26,8 +26,7 @@ JOBS ?= 2
 side_by_side = -n $(JOBS) --dist loadfile
 GATE_OUT ?= .draftwell/gate
 # Files and folders whose wording `make lint` checks; empty: all of the project.
-WORDING ?= README.md CONTRIBUTING.md SECURITY.md docs/methods.md docs/glossary.md docs/tutorial.md docs/install.md docs/add_a_gate.md \
-  docs/architecture.md docs/benchmarks.md docs/compose.md docs/deploying.md docs/exporting.md docs/learning.md docs/proofs.md docs/tuning.md
+WORDING ?=
 # Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
 FLAGS ?=
 

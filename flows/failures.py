@@ -28,7 +28,7 @@ def disk_full_as_error() -> Iterator[None]:
     """Turn what any library raises for lack of room into one line that says where and what to do.
 
     Raises:
-        DiskFull: a write found no room. Other errors pass as they are, those that are told in one line already too.
+        DiskFull: a write found no room. Other errors pass as they are, including those that are one line already.
     """
     try:
         yield
@@ -69,10 +69,10 @@ def where(error: BaseException) -> str:
 
 
 def worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
-    """Prefect's question before it tries a failed task again: not where a person must mend something first.
+    """Whether Prefect may retry a failed task: not where a person must fix something first.
 
-    A server or database that does not answer is worth waiting for, in whatever words that is told. (A plain function: Prefect takes any
-    other callable for "never".)
+    A server or database that does not answer is worth waiting for, however its library words the error. (A plain function: Prefect
+    takes any other callable for "never".)
     """
     error = state.data
     if not isinstance(error, BaseException):

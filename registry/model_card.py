@@ -105,7 +105,7 @@ def _confirmed(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def write_mlmodel(folder: Path, manifest: dict[str, Any], location: str, run_id: str, model_id: str) -> None:
-    """Write MLmodel and an input example beside the artifact's files."""
+    """Write MLmodel and an input example next to the artifact's files."""
     from mlflow.models import Model
     from mlflow.models.utils import _save_example
 

@@ -39,7 +39,7 @@ class Plan(BaseModel):
 
 @contextmanager
 def exclusive_folder(folder: Path, what: str = "collection", fix: str = "choose another folder") -> Iterator[None]:
-    """Hold a folder against other processes that write to it.
+    """Lock a folder, so that no other process writes to it.
 
     Args:
         what, fix: of the error: who else is writing, and what to do about it.

@@ -1,5 +1,5 @@
-"""The prompts behind a spool, to calibrate on: request bodies where the spool keeps them, else what its traces begin with. And those of
-a trace, to hear what another strategy says to them."""
+"""The prompts of recorded traffic, to calibrate on: request bodies where the spool keeps them, else what its traces begin with.
+And the prompts of a trace, to run another strategy on them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def spooled_prompts(folder: Path, pair: LoadedPair, rows: pa.Table, *, window: i
         window: newest prompts, at most.
         fewest: less than this is refused.
         shards: names of those that `rows` are of; request bodies that a server wrote with others are left out. None takes all.
-        notes: what was left out before, said where too few are left.
+        notes: what was left out before, reported where too few are left.
     Raises:
-        DraftwellError: no texts, or too few prompts; the message says what the server must be told.
+        DraftwellError: no texts, or too few prompts; the message says which option the server needs.
     """
     files = [path for path in jsonl_files(folder) if shards is None or watched(path, shards)]
     found, wrong = readable_requests(files) if files else (decoded(pair, rows), [])
@@ -46,8 +46,8 @@ def spooled_prompts(folder: Path, pair: LoadedPair, rows: pa.Table, *, window: i
                              "on: start the server with --feedback-text", code="spool_without_text")
     different = list({(tuple(p.turns), json.dumps(p.messages), p.raw): p for p in found}.values())[-window:]
     if len(different) < fewest:
-        beside = "; ".join([*([f"{len(wrong)} requests cannot: {wrong[0]}"] if wrong else []), *notes])
-        odd = f" ({beside})" if beside else ""
+        left_out = "; ".join([*([f"{len(wrong)} requests cannot: {wrong[0]}"] if wrong else []), *notes])
+        odd = f" ({left_out})" if left_out else ""
         raise DraftwellError(f"{folder} holds {len(different)} different prompts that can be read{odd}, {fewest} are needed to "
                              "recalibrate: wait for more traffic, or let the server record requests with their text",
                              code="too_few_prompts")
@@ -77,7 +77,7 @@ def decoded(pair: LoadedPair, rows: pa.Table) -> list[Prompt]:
 
 
 def prompts_of_trace(traces: TraceSet) -> list[Prompt]:
-    """The prompts that the target's texts of a trace were written behind, token by token: conversations and cut ones too."""
+    """The prompts that the target's texts of a trace continue, token by token: conversations and cut ones too."""
     rows = traces.read(["prompt_id", "task", "turn", "kind", "prompt_tokens"]).to_pylist()
     begun = sorted((row for row in rows if row["kind"] == "target" and row["prompt_tokens"] is not None), key=lambda row: row["turn"])
     found: dict[str, list[tuple[int, ...]]] = {}
@@ -92,8 +92,8 @@ def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     """Prompts as JSONL that `read_prompts` reads; a conversation keeps what stands before its first turn, a raw text stays raw."""
     rows = []
     for p in prompts:
-        said = {"messages": [*p.messages, {"role": "user", "content": p.turns[0]}]} if p.messages else {"turns": p.turns}
-        rows.append({"id": p.id, "task": p.task, **said, **({"raw": True} if p.raw else {})})
+        body = {"messages": [*p.messages, {"role": "user", "content": p.turns[0]}]} if p.messages else {"turns": p.turns}
+        rows.append({"id": p.id, "task": p.task, **body, **({"raw": True} if p.raw else {})})
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 

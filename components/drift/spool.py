@@ -35,7 +35,7 @@ class RecentTraffic:
         digest: sha256 over these shards.
         shards: their files' names.
         newest: when the newest of them was written; None where none was read.
-        others: prompts beside them that were left out, because they were sampled at another temperature.
+        others: further prompts that were left out, because they were sampled at another temperature.
         notes: what was left out, and why.
     """
 

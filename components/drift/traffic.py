@@ -34,7 +34,7 @@ class Traffic:
     """Drafted positions, by prompt.
 
     Args:
-        names: id of each prompt. Prompts of the same tokens count as one: what is said twice is no second witness.
+        names: id of each prompt. Prompts of the same tokens count as one: a repeated prompt is no further evidence.
         unit: `[rows]` index into `names`.
         confidence: `[rows]` float64, C.
         kept: `[rows]` float64, the chance that the target keeps the draft token: min(1, p/q), which is 0 or 1 at temperature 0.
@@ -68,12 +68,12 @@ class Traffic:
 
     def take(self, names: Sequence[str]) -> Traffic:
         """The prompts with these ids."""
-        these = set(names)
-        wanted = [i for i, name in enumerate(self.names) if name in these]
-        place = np.full(len(self.names), -1)
-        place[wanted] = np.arange(len(wanted))
-        rows = place[self.unit] >= 0
-        return Traffic(tuple(self.names[i] for i in wanted), place[self.unit[rows]], self.confidence[rows], self.kept[rows],
+        chosen = set(names)
+        kept = [i for i, name in enumerate(self.names) if name in chosen]
+        new_index = np.full(len(self.names), -1)
+        new_index[kept] = np.arange(len(kept))
+        rows = new_index[self.unit] >= 0
+        return Traffic(tuple(self.names[i] for i in kept), new_index[self.unit[rows]], self.confidence[rows], self.kept[rows],
                        self.judged[rows], self.pattern[rows], self.ratio[rows], {k: part[rows] for k, part in self.parts.items()},
                        self.others, self.undrafted)
 

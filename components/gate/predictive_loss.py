@@ -58,7 +58,7 @@ def judge_predictions(predictions: Sequence[PredictiveLoss], thresholds: Thresho
     checks = []
     for p in predictions:
         better, low, high = paired_bootstrap_ratio(p.reference, p.tokens, p.losses, p.tokens)
-        checks.append(Check(f"{p.kind} foretells", 1 / high, limit, 1 / high <= limit,
+        checks.append(Check(f"{p.kind} predicts", 1 / high, limit, 1 / high <= limit,
                             f"log loss {sum(p.losses) / sum(p.tokens):.4f} a token, {1 / better:.2f} x {p.against} "
                             f"[{1 / high:.2f}, {1 / low:.2f}] (lower end at most {limit:.2f})"))
     return GateVerdict(tuple(checks))

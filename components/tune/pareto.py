@@ -20,7 +20,7 @@ def front(points: Sequence[Sequence[float]]) -> list[int]:
     [0, 1, 3]
     """
     if any(not math.isfinite(value) for point in points for value in point):
-        raise DraftwellError("a Pareto front needs finite figures: measure again what has none")
+        raise DraftwellError("a Pareto front needs finite metrics: repeat the measurement that has none", code="measurement_not_finite")
     return [i for i, point in enumerate(points) if not any(dominates(other, point) for other in points)]
 
 

@@ -37,7 +37,7 @@ def collect_task(settings: PipelineSettings) -> dict[str, Any]:
     wanted = CollectionSettings(max_tokens=settings.collect_tokens)
     load_with = collect_step.loading(Workspace(settings.pair, settings.dtype), prompts, wanted)
     traces = collect_step.run_collect(open_from_settings(settings, **load_with), prompts, wanted, fresh=True,
-                                      fan=worker_pool_of(settings))
+                                      pool=worker_pool_of(settings))
     return {"folder": str(traces.folder), "digest": traces.digest()}
 
 

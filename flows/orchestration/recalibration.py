@@ -133,7 +133,7 @@ def collect_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
     if not promoted(settings, folder):
         step, prompts = open_job(settings, folder)
         traces = collect_step.run_collect(step, prompts["collect"], CollectionSettings(max_tokens=settings.collect_tokens), fresh=True,
-                                          fan=worker_pool_of(settings))
+                                          pool=worker_pool_of(settings))
         keep_matching_steps(folder, {"traces": traces.digest(),
                                "settings": settings.model_dump(mode="json", exclude=BESIDES | PLACES | {"drift"})})
     return {"folder": str(traces.folder), "digest": traces.digest()}

@@ -24,23 +24,23 @@ UNWRITTEN = "…"
 
 
 def run_collect(step: StepContext, prompts: Sequence[Prompt], settings: CollectionSettings, *, folder: Path | None = None,
-                fresh: bool = False, fan: WorkerPool | None = None, log: Callable[[str, float, int], None] | None = None) -> TraceSet:
+                fresh: bool = False, pool: WorkerPool | None = None, log: Callable[[str, float, int], None] | None = None) -> TraceSet:
     """Collect traces of the pair on prompts; a collection that was cut short resumes where it stopped.
 
     Args:
         folder: of the trace; None takes the workspace's.
         fresh: replace traces of other prompts or settings in the folder.
-        fan: how shards are spread over workers; None writes them here.
+        pool: how shards are spread over workers; None writes them here.
         log: as in `components.collect.collect.collect_traces`.
     """
     from components.collect.collect import collect_traces
 
     traces = folder or step.workspace.traces
     spread = None
-    if fan is not None:
+    if pool is not None:
         from flows.workers.task_runners import spread_shards
 
-        spread = spread_shards(fan, step, prompts, traces, settings)
+        spread = spread_shards(pool, step, prompts, traces, settings)
     return collect_traces(step.pair, prompts, traces, settings, fresh=fresh, spread=spread, progress=step.bar, log=log)
 
 

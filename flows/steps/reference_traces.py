@@ -37,7 +37,7 @@ class Served:
     """What traffic is served with.
 
     Args:
-        name: of the release, or of what stands in its place.
+        name: of the release, or what to call the workspace without one.
         fingerprint: of the pair that it was made for.
         artifacts: kind → artifact.
         release: the champion, None without one.
@@ -84,30 +84,30 @@ def of_release(release: ReleaseVersion) -> Served:
 
 
 def find_reference(space: Workspace, champion: Served, named: Path | None) -> TraceSet:
-    """The traces that served traffic is compared with: those that were named, what a lossy champion's own strategy wrote, where that was
-    collected, else those that the champion was calibrated on."""
+    """The traces that served traffic is compared with: the named ones; else what a lossy champion's own strategy wrote, if
+    that was collected; else those that the champion was calibrated on."""
     if named is not None:
         return TraceSet(named, fingerprint=champion.fingerprint)
-    if champion.lossy is not None and is_whole(folder := served_reference(space, champion)):
+    if champion.lossy is not None and is_usable(folder := served_reference(space, champion)):
         return TraceSet(folder, fingerprint=champion.fingerprint)
     return calibration_traces(space, champion)
 
 
 def calibration_traces(space: Workspace, champion: Served) -> TraceSet:
     """The traces that the champion was calibrated on."""
-    wanted = champion.trace_digest
-    if wanted is None:
+    digest = champion.trace_digest
+    if digest is None:
         raise DraftwellError(f"{champion.name} does not name the traces it was calibrated on: name them with "
                              f"--reference, or calibrate again",
                              code="no_reference")
-    for folder in (kept_reference(space, wanted), space.traces, *sorted((space.root / RECALIBRATIONS).glob("*/traces"))):
+    for folder in (kept_reference(space, digest), space.traces, *sorted((space.root / RECALIBRATIONS).glob("*/traces"))):
         traces = TraceSet(folder, fingerprint=champion.fingerprint)
         try:
-            if traces.shards and traces.digest() == wanted:
+            if traces.shards and traces.digest() == digest:
                 return traces
         except TraceError:
-            continue  # of another dtype, or broken: not what is looked for
-    raise DraftwellError(f"the traces that {champion.name} was calibrated on (digest {wanted[:12]}) are not in {space.root}: name them "
+            continue  # of another dtype, or broken: not the one to find
+    raise DraftwellError(f"the traces that {champion.name} was calibrated on (digest {digest[:12]}) are not in {space.root}: name them "
                          "with --reference, or recalibrate", code="no_reference")
 
 
@@ -138,7 +138,7 @@ def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
 
 
 def served_reference(space: Workspace, champion: Served) -> Path:
-    """Where that is kept which a lossy champion's strategy wrote on the prompts that it was calibrated on: named by all that it rests on,
+    """The folder of what a lossy champion's strategy wrote on the prompts that it was calibrated on. Its name is a digest of all inputs,
     so that another release with the same config, artifacts and traces finds it too."""
     from serving.runtime.strategies import find_strategy
 
@@ -151,8 +151,8 @@ def served_reference(space: Workspace, champion: Served) -> Path:
     return space.root / "drift" / "references" / f"served-{name}"
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a collection was begun in a folder, ended, and can be read."""
+def is_usable(folder: Path) -> bool:
+    """Whether a folder holds a finished collection that can be read."""
     from components.collect.plan import is_complete, read_plan
 
     if read_plan(folder) is None or not is_complete(folder):
@@ -196,9 +196,9 @@ def collect_served(step: StepContext, space: Workspace, champion: Served) -> Non
     traces = calibration_traces(space, champion)
     keep_reference(space, traces, traces.digest())
     folder = served_reference(space, champion)
-    if is_whole(folder):
+    if is_usable(folder):
         return
-    if is_complete(folder) and read_plan(folder) is not None:  # ended, and yet it cannot be read: a disk's fault, which no run would mend
+    if is_complete(folder) and read_plan(folder) is not None:  # a damaged file, which no further run would repair
         forget(folder)
     space.say(f"collecting what {config.strategy} serves, for monitoring")
     strategy, header = (

@@ -169,7 +169,8 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
             why = "it is not the champion any more" if crowned and not is_champion(store, release) else None
         if why:
             raise DraftwellError(f"{bundle} stands, but `current` is not moved to {release.name}, {why}: run "
-                                 f"`draftwell deploy --pair {release.pair}` where the champion of today has no bundle")
+                                 f"`draftwell deploy --pair {release.pair}` where the champion of today has no bundle",
+                                 code="link_not_moved")
         link_current(bundle.parent, bundle)
 
 
@@ -193,7 +194,7 @@ def _download_pins(store: Store, release: ReleaseVersion, place: Path) -> dict[s
     for kind, published in pinned.items():
         if published.digest != release.contents.pins[kind].digest:
             raise DraftwellError(f"{published.name} version {published.version} is not what {release.name} pins "
-                                 "(digest differs): create the release again")
+                                 "(digest differs): create the release again", code="pinned_artifact_changed")
         store.download(published, place / "artifacts" / kind)
     return pinned
 
@@ -242,7 +243,8 @@ def _dtype(release: ReleaseVersion, files: PairFiles, records: dict[str, ModelRe
         if combine_fingerprint(weights, tokenizer, dtype) == release.fingerprint:
             return dtype
     raise DraftwellError(f"{release.name} was made for other models (fingerprint {release.fingerprint[:12]}) than those "
-                         f"of pair {release.pair} here: fetch the weights it names, or calibrate and release it again")
+                         f"of pair {release.pair} here: fetch the weights it names, or calibrate and release it again",
+                         code="other_weights")
 
 
 def _copy_model(folder: Path, into: Path) -> None:

@@ -77,7 +77,7 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
             distribution = importlib.metadata.distribution(name)
         except PackageNotFoundError as error:
             raise DraftwellError(f"the package {name}, which a bundle's runtime needs, is not installed here: "
-                                 f"pip install '{PROJECT}[{EXTRA}]'") from error
+                                 f"pip install '{PROJECT}[{EXTRA}]'", code="missing_package") from error
         found[name] = distribution.version
         further = map(Requirement, distribution.requires or [])
         waiting += [r for r in further if _applies(r, requirement.extras)]
@@ -90,7 +90,7 @@ def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
 
 
 def _torch(version: str, device: str) -> list[str]:
-    """PyTorch's line or lines: builds are told apart by what stands behind the plus, and only Linux has several."""
+    """PyTorch's lines: builds differ in the local version after the plus, and only Linux has several."""
     public = Version(version).public
     if device != "cpu":
         return [f"torch=={public}"]

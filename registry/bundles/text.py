@@ -20,10 +20,10 @@ environment outside of this folder:
     $install
 
     ./serve.sh                       # answers OpenAI's API on 127.0.0.1:8000
-    ./serve.sh --port 9000           # options go on to draftwell-serve
+    ./serve.sh --port 9000           # options are passed to draftwell-serve
 
-What the server writes lies in `$$DRAFTWELL_HOME`: by default `.draftwell` where it is started, and `~/.draftwell` where that is this
-folder, in which it writes nothing but digests beside weights. It refuses a home, a `--state-dir` or a `--feedback-dir` in here.
+The server writes to `$$DRAFTWELL_HOME`: by default `.draftwell` where it is started, and `~/.draftwell` where that is this
+folder, in which it writes nothing but digests next to the weights. It refuses a home, a `--state-dir` or a `--feedback-dir` in here.
 
 The wheel is the decoding runtime and its server, nothing else: no Prefect, no MLflow. `$requirements` names the exact
 version of every package that these need, as installed where the bundle was built.$index As a container:
@@ -49,7 +49,7 @@ Models that are not bundled are looked for in `$DRAFTWELL_MODELS` (by default `m
 name, and their weights are checked. `draftwell deploy --with-weights` puts them into the bundle."""
 SERVE = Template("""\
 #!/bin/sh
-# Serves this bundle; options go on to draftwell-serve.
+# Serves this bundle; options are passed to draftwell-serve.
 set -eu
 here="$$(cd "$$(dirname "$$0")" && pwd)" # not -P: the server sees the link `current` move
 if ! command -v draftwell-serve > /dev/null; then

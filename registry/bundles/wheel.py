@@ -71,7 +71,7 @@ def build_wheel(package: Path) -> Wheel:
     """Build the runtime's wheel.
 
     Args:
-        package: the folder `serving`; the project's licence lies beside it, or with the installed project.
+        package: the folder `serving`; the project's licence is next to it, or with the installed project.
     Raises:
         DraftwellError: setuptools is missing or refuses.
     """
@@ -85,12 +85,13 @@ def build_wheel(package: Path) -> Wheel:
         built = list(out.glob("*.whl"))
         if done.returncode != 0 or len(built) != 1:
             last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise DraftwellError(f"the runtime's wheel was not built ({last}): pip install 'setuptools>=77'")
+            raise DraftwellError(f"the runtime's wheel was not built ({last}): pip install 'setuptools>=77'",
+                                 code="wheel_not_built")
         return Wheel(built[0].name, version, built[0].read_bytes())
 
 
 def _stage(package: Path, staged: Path) -> str:
-    """Copy the sources, write pyproject.toml beside them, and return the version that it states."""
+    """Copy the sources, write pyproject.toml next to them, and return the version that it states."""
     digest = hashlib.sha256()
     for file in sorted(_sources(package)):
         name = (Path("serving") / file.relative_to(package)).as_posix()
@@ -124,7 +125,7 @@ def _licences(package: Path) -> list[Path]:
 
 
 def _copy(file: Path, to: Path) -> None:
-    """Copy a file's contents; its date and rights stay behind."""
+    """Copy a file's contents; without its date and permissions."""
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, to)
     to.chmod(0o644)

@@ -1,4 +1,4 @@
-"""The catalogue of pairs (`*.yaml` beside this file) and how their models get onto this machine."""
+"""The catalogue of pairs (`*.yaml` next to this file) and how their models get onto this machine."""
 
 from registry.pairs.catalogue import NAME, ModelSource, PackageFile, PairSpec, find_pair, list_pairs, write_pair
 from registry.pairs.fetching import fetch

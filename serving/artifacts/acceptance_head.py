@@ -53,7 +53,7 @@ class AcceptanceHead(Artifact):
         """
         if state.shape != self.weight.shape:
             raise ArtifactError(f"the acceptance head reads states of {self.weight.numel()} numbers, the draft's have {state.numel()}: "
-                                f"train it for this pair (`{KINDS[self.kind].made_by}`)")
+                                f"train it for this pair (`{KINDS[self.kind].made_by}`)", code="state_size_differs")
         return float(torch.sigmoid(self.logit(state.float().cpu())))
 
     def logit(self, states: Tensor) -> Tensor:

@@ -81,5 +81,6 @@ class AcceptanceTable(Artifact):
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
         rows = json.loads((folder / "table.json").read_text())
         if tuple(rows["edges"]) != EDGES:
-            raise ArtifactError(f"{folder}: the acceptance table was made with other bin edges: calibrate again")
+            raise ArtifactError(f"{folder}: the acceptance table was made with other bin edges: calibrate again",
+                                code="bin_edges_differ")
         return cls(rows["total"], rows["accepted"], provenance)

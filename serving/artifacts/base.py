@@ -1,6 +1,6 @@
 """Artifacts: the small files that strategies need, with their provenance.
 
-An artifact on disk is a folder: `artifact.json` (provenance, and the sha256 of every other file) beside data files in
+An artifact on disk is a folder: `artifact.json` (provenance, and the sha256 of every other file) next to data files in
 safetensors, ONNX, Arrow or JSON. Nothing is ever unpickled. Loading refuses, by name, an artifact of another pair, of
 another kind, of a newer schema, or with a changed file.
 """
@@ -106,22 +106,26 @@ class Artifact(ABC):
         """
         manifest = read_manifest(folder)
         if manifest["kind"] != cls.kind:
-            raise ArtifactError(f"{folder} holds a {manifest['kind']}, not a {cls.kind}")
+            raise ArtifactError(f"{folder} holds a {manifest['kind']}, not a {cls.kind}", code="another_kind")
         if manifest["schema_version"] > cls.schema_version:
             raise ArtifactError(f"{cls.kind} in {folder} has schema {manifest['schema_version']}, this runtime reads up to "
-                                f"{cls.schema_version}: upgrade draftwell")
+                                f"{cls.schema_version}: upgrade draftwell", code="newer_schema")
         present = {p.name for p in folder.iterdir()} - {MANIFEST}
         if extra := sorted(present - set(manifest["files"])):
-            raise ArtifactError(f"{folder / extra[0]} does not belong to the {cls.kind} there: publish or deploy it again")
+            raise ArtifactError(f"{folder / extra[0]} does not belong to the {cls.kind} there: publish or deploy it again",
+                                code="unlisted_file")
         for name, expected in manifest["files"].items():
             if not (folder / name).is_file():
-                raise ArtifactError(f"{cls.kind} in {folder} lacks its file {name}: publish or deploy it again")
+                raise ArtifactError(f"{cls.kind} in {folder} lacks its file {name}: publish or deploy it again",
+                                    code="missing_file")
             if sha256_file(folder / name) != expected:
-                raise ArtifactError(f"{folder / name} was changed since it was made (sha256 differs): publish or deploy it again")
+                raise ArtifactError(f"{folder / name} was changed since it was made (sha256 differs): publish or deploy it again",
+                                    code="changed_file")
         provenance = Provenance.model_validate(manifest["provenance"])  # checked by read_manifest
         if fingerprint is not None and provenance.fingerprint != fingerprint:
             raise ArtifactError(f"the {cls.kind} in {folder} belongs to pair {provenance.pair} with fingerprint "
-                                f"{provenance.fingerprint[:12]}, not {fingerprint[:12]}: calibrate this pair (draftwell calibrate)")
+                                f"{provenance.fingerprint[:12]}, not {fingerprint[:12]}: calibrate this pair (draftwell calibrate)",
+                                code="another_pair")
         try:
             artifact = cls.read_files(folder, provenance)
         except (KeyError, ValueError, TypeError, OSError) as error:
@@ -135,13 +139,13 @@ def read_manifest(folder: Path) -> dict:  # type: ignore[type-arg]
     """The parsed `artifact.json` of a folder."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise ArtifactError(f"{folder} holds no artifact (no {MANIFEST})")
+        raise ArtifactError(f"{folder} holds no artifact (no {MANIFEST})", code="no_artifact")
     try:
         manifest = json.loads(path.read_text())
         ManifestFile.model_validate(manifest)
     except ValueError as error:
         raise ArtifactError(f"{path} is not an artifact manifest of this schema: publish or deploy it again, "
-                            "or upgrade draftwell") from error
+                            "or upgrade draftwell", code="bad_manifest") from error
     return manifest  # type: ignore[no-any-return]
 
 

@@ -54,7 +54,7 @@ class DistilledDraft(Artifact):
         """Refuse a target whose embeddings are not the ones that the draft was trained on."""
         if donor != self.donor:
             raise ArtifactError(f"the distilled draft borrows the embeddings of weights {self.donor[:12]}, not {donor[:12]}: "
-                                "distil a draft for this target")
+                                "distil a draft for this target", code="another_donor")
 
     def write_files(self, folder: Path) -> None:
         from safetensors.torch import save_file

@@ -86,7 +86,7 @@ def weights_digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise DraftwellError(f"{folder} holds no safetensors weights: fetch the model again, "
-                             "or convert it with save_pretrained")
+                             "or convert it with save_pretrained", code="no_weights")
     known = _read_sidecar(folder)
     entries = {}
     for file in files:
@@ -127,7 +127,8 @@ def tokenizer_digest(folder: Path) -> str:
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
             return combine_digests({path.name: sha256_file(path) for path in paths})
-    raise DraftwellError(f"{folder} holds no tokenizer (tokenizer.json): fetch the model again, or save one there")
+    raise DraftwellError(f"{folder} holds no tokenizer (tokenizer.json): fetch the model again, or save one there",
+                         code="no_tokenizer")
 
 
 def settings_digest(files: PairFiles) -> str:
@@ -149,7 +150,7 @@ def combine_fingerprint(weights: Mapping[ModelRole, str], tokenizer: str, dtype:
         dtype: one of `DTYPES`.
     """
     if dtype not in DTYPES:
-        raise DraftwellError(f"unknown dtype {dtype}: choose from {', '.join(DTYPES)}")
+        raise DraftwellError(f"unknown dtype {dtype}: choose from {', '.join(DTYPES)}", code="unknown_dtype")
     return hashlib.sha256(json.dumps([sorted(weights.items()), tokenizer, dtype]).encode()).hexdigest()
 
 

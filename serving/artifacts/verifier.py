@@ -76,7 +76,8 @@ class Verifier(Artifact):
     def __init__(self, weight: Tensor, bias: float, features: tuple[str, ...], threshold: float, ratio: float,
                  provenance: Provenance):
         if not features or tuple(features) != tuple(f for f in self.parts if f in features):
-            raise ArtifactError(f"unknown verifier features {features}: choose from {self.parts}, in that order")
+            raise ArtifactError(f"unknown verifier features {features}: choose from {self.parts}, in that order",
+                                code="unknown_features")
         if not bool(torch.isfinite(weight).all()) or not math.isfinite(bias):
             raise ArtifactError("the verifier's weights are not finite: train it again")
         self.weight, self.bias, self.features = weight.float(), float(bias), tuple(features)
@@ -84,7 +85,8 @@ class Verifier(Artifact):
         states = [f for f in features if f != "scalars"]
         end = self.weight.numel() - len(SCALARS) * ("scalars" in features)
         if end < len(states) or end % max(1, len(states)) or (end and not states):
-            raise ArtifactError(f"{self.weight.numel()} weights do not fit the features {', '.join(features)}: train the verifier again")
+            raise ArtifactError(f"{self.weight.numel()} weights do not fit the features {', '.join(features)}: train the verifier again",
+                                code="weights_do_not_fit")
         self._of_states = dict(zip(states, self.weight[:end].chunk(len(states)), strict=True)) if states else {}
         self._of_scalars: list[float] = self.weight[end:].tolist()
 
@@ -113,7 +115,7 @@ class Verifier(Artifact):
             state = (after if name == "after" else row).hidden(0)  # type: ignore[union-attr]
             if state.shape != weight.shape:
                 raise ArtifactError(f"the verifier reads states of {weight.numel()} numbers, the draft's have {state.numel()}: train it "
-                                    f"for this pair (`{KINDS[self.kind].made_by}`)")
+                                    f"for this pair (`{KINDS[self.kind].made_by}`)", code="state_size_differs")
             z += float(torch.dot(state.float().cpu(), weight))
         if self._of_scalars:
             seen = row.token_figures(0, token)
@@ -143,7 +145,8 @@ class Verifier(Artifact):
         try:
             from onnx import TensorProto, helper, numpy_helper
         except ImportError as error:
-            raise ArtifactError("writing a verifier needs the package onnx: pip install 'draftwell[pipeline]'") from error
+            raise ArtifactError("writing a verifier needs the package onnx: pip install 'draftwell[pipeline]'",
+                                code="missing_package") from error
         weight = numpy_helper.from_array(self.weight.numpy().reshape(-1, 1), "weight")
         bias = numpy_helper.from_array(torch.tensor([self.bias]).numpy(), "bias")
         axes = numpy_helper.from_array(torch.tensor([1]).numpy(), "axes")

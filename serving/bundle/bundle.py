@@ -1,6 +1,6 @@
 """Bundles: what `make deploy` writes and the server loads. Everything is checked before anything is loaded.
 
-A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, where asked for, `models/<role>/`; beside them lies what
+A bundle is a folder with `manifest.json`, `artifacts/<kind>/` and, where asked for, `models/<role>/`; next to them is what
 installs and starts the runtime (a wheel, requirements, `Dockerfile`, `serve.sh`), which the runtime itself never runs. The manifest
 names every file with size and sha256 and carries a digest over itself. Weights that are not bundled are named by a
 folder under `$DRAFTWELL_MODELS` and by their digest. Invariant: an open `Bundle` has passed every check.
@@ -140,7 +140,7 @@ def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
 
 
 def _check_tree(path: Path, manifest: Manifest) -> None:
-    """Refuse links, and files that the manifest does not list; digests that the runtime keeps beside weights are neither, nor is
+    """Refuse links, and files that the manifest does not list; digests that the runtime keeps next to weights are neither, nor is
     what another server, or one that was killed, has written of them."""
     models = {path / record.folder for record in manifest.models.values()}
     listed = {*manifest.files, MANIFEST, *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values())}

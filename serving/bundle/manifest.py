@@ -60,7 +60,7 @@ class Manifest(_Strict):
     ungated_reason: str | None = Field(None, description="why it was deployed without one")
     versions: dict[str, int] = Field(description="kind → registered version")
     runs: dict[str, str] = Field(description="kind → run id in the registry")
-    runtime: str | None = Field(None, description="version of the runtime whose wheel lies in the bundle")
+    runtime: str | None = Field(None, description="version of the runtime whose wheel is in the bundle")
     models: dict[ModelRole, ModelRecord]
     origins: dict[ModelRole, str] = Field(
         default_factory=dict, description="where the weights of bundled models come from, worded as a source")

@@ -1,7 +1,7 @@
-"""What both models say at every position of one request's output, kept as the rows of a trace while it is decoded.
+"""What both models predict at every position of one request's output, kept as the rows of a trace while it is decoded.
 
 Monitoring wants *every* position (docs/drift.md): a strategy drafts where the draft is sure, and those positions alone would look like
-another traffic. The target judges or samples every token, so it has said something about each. The draft has read every token but the
+other traffic. The target judges or samples every token, so it has a row for each. The draft has read every token but the
 last few; where it did not draft (after a bonus token) its row comes with the next forward pass, one more row of logits.
 
 Nothing here changes what is decoded: random streams are the recorder's own, and a recorder that fails only stops recording.
@@ -32,7 +32,7 @@ server), and that text is given up."""
 
 @dataclass(frozen=True)
 class ModelRow:
-    """What a model says after `sequence[:index]`: one row of a forward pass."""
+    """What a model predicts after `sequence[:index]`: one row of a forward pass."""
 
     sequence: Sequence[int]
     output: Output
@@ -57,18 +57,18 @@ class PositionRecorder:
         self.failed = self.stopped = False
         self._session = session
         self._random = RandomStream(session.sampling.seed, PURPOSE)
-        self._said: dict[Role, dict[int, list[ModelRow]]] = {"target": {}, "draft": {}}
+        self._rows: dict[Role, dict[int, list[ModelRow]]] = {"target": {}, "draft": {}}
         session.record(self)
 
     def saw(self, role: Role, sequence: Sequence[int], output: Output, steps: int) -> None:
-        """Keep the rows of a forward pass until both models have spoken about a final token."""
+        """Keep the rows of a forward pass until both models have read up to a final token."""
         try:
             if steps > 1:
                 sequence = [*sequence, *output.rows(self.sampling).top[:-1]]
             first = len(sequence) - len(output) + 1
             for row in range(len(output)):
                 if first + row >= self._next:
-                    self._said[role].setdefault(first + row, []).append(ModelRow(sequence, copy_row(output, row, hidden=self.hidden)))
+                    self._rows[role].setdefault(first + row, []).append(ModelRow(sequence, copy_row(output, row, hidden=self.hidden)))
             self.catch_up()
             self._forget_contradicted()
             if self.waiting > MOST_WAITING:
@@ -87,31 +87,31 @@ class PositionRecorder:
         return self.positions
 
     def catch_up(self) -> None:
-        """Record the final tokens that both models have spoken about, in order."""
+        """Record, in order, the final tokens for which both models have a row."""
         while (index := self._next) < len(self.text.ids):
             target, draft = self._valid("target", index), self._valid("draft", index)
             if target is None or draft is None:
                 return
             self.positions.append(self._position(index, rows_of(draft, self), rows_of(target, self)))
-            for said in self._said.values():
-                said.pop(index, None)
+            for of_role in self._rows.values():
+                of_role.pop(index, None)
 
     @property
     def waiting(self) -> int:
         """Rows of one model that wait for the other's view."""
-        return sum(len(rows) for of_role in self._said.values() for rows in of_role.values())
+        return sum(len(rows) for of_role in self._rows.values() for rows in of_role.values())
 
     def _forget_contradicted(self) -> None:
-        """Let go of rows after guesses that the text has gone past: where many are rejected they outnumber all others."""
-        for of_role in self._said.values():
+        """Drop rows that follow rejected guesses: where many are rejected they outnumber all others."""
+        for of_role in self._rows.values():
             for index in list(of_role):
-                of_role[index] = [said for said in of_role[index] if self._agrees(said, index)]
+                of_role[index] = [row for row in of_role[index] if self._follows_text(row, index)]
 
-    def _agrees(self, said: ModelRow, index: int) -> bool:
-        """Whether what a row was read after is the text's, as far as there is text."""
+    def _follows_text(self, row: ModelRow, index: int) -> bool:
+        """Whether a row's sequence is the text's, as far as there is text."""
         start = self.text.prompt_length
-        behind = self.text.ids[start:index]
-        return list(said.sequence[start : start + len(behind)]) == behind
+        written = self.text.ids[start:index]
+        return list(row.sequence[start : start + len(written)]) == written
 
     def give_up(self, error: Exception) -> None:
         """Stop because of an error, and keep nothing."""
@@ -124,7 +124,7 @@ class PositionRecorder:
 
     def _valid(self, role: Role, index: int) -> ModelRow | None:
         """The newest row of a model about a token that was read after what became the text."""
-        return next((said for said in reversed(self._said[role].get(index, ())) if self._agrees(said, index)), None)
+        return next((row for row in reversed(self._rows[role].get(index, ())) if self._follows_text(row, index)), None)
 
     def _position(self, index: int, draft: Rows, target: Rows) -> dict[str, Any]:
         """The numbers of one position (docs/methods.md, "Two pairs of distributions")."""
@@ -155,12 +155,12 @@ class PositionRecorder:
     def _stop(self) -> None:
         self.stopped = True
         self._session.record(None)
-        self._said = {"target": {}, "draft": {}}
+        self._rows = {"target": {}, "draft": {}}
 
 
-def rows_of(said: ModelRow, recorder: PositionRecorder) -> Rows:
+def rows_of(row: ModelRow, recorder: PositionRecorder) -> Rows:
     """One row under the request's sampling parameters."""
-    return said.output.rows(recorder.sampling)
+    return row.output.rows(recorder.sampling)
 
 
 def copy_row(output: Output, row: int, *, hidden: bool) -> Output:

@@ -148,7 +148,7 @@ class TraceSet:
 
     def _present(self) -> list[Path]:
         if not self.shards:
-            raise TraceError(f"{self.folder} holds no trace: collect one with `draftwell collect`")
+            raise TraceError(f"{self.folder} holds no trace: collect one with `draftwell collect`", code="no_traces")
         return self.shards
 
     def _read(self, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -166,12 +166,12 @@ class TraceSet:
         header = _header(path)
         if self.fingerprint is not None and header.fingerprint != self.fingerprint:
             raise TraceError(f"{path} is a trace of pair {header.pair} with fingerprint {header.fingerprint[:12]}, not "
-                             f"{self.fingerprint[:12]}: collect one with this pair and dtype")
+                             f"{self.fingerprint[:12]}: collect one with this pair and dtype", code="another_pair")
         first = self._present()[0]
         if path != first and header != (other := _header(first)):
             unlike = next(name for name in TraceHeader.model_fields if getattr(header, name) != getattr(other, name))
             raise TraceError(f"{path} has another {unlike} ({getattr(header, unlike)}) than {first.name} ({getattr(other, unlike)}): the "
-                             "shards of a folder are of one collection, put this one elsewhere")
+                             "shards of a folder are of one collection, put this one elsewhere", code="mixed_traces")
         return header
 
 
@@ -203,10 +203,11 @@ def _parse(path: Path, raw: bytes) -> TraceHeader:
         fields = json.loads(raw)
         version = int(fields["version"])
     except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} is no draftwell trace (no header): give a folder of `draftwell collect`") from error
+        raise TraceError(f"{path} is no draftwell trace (no header): give a folder of `draftwell collect`",
+                         code="no_trace_header") from error
     if version > TRACE_VERSION:
         raise TraceError(f"{path} has trace schema {version}, this runtime reads up to {TRACE_VERSION}: "
-                         "upgrade draftwell")
+                         "upgrade draftwell", code="newer_schema")
     try:
         return TraceHeader.model_validate(fields)
     except ValidationError as error:
@@ -214,6 +215,7 @@ def _parse(path: Path, raw: bytes) -> TraceHeader:
 
 
 def _broken(path: Path) -> TraceError:
-    return TraceError(f"{path} is truncated or no Parquet file: delete it and run the same `draftwell collect` again")
+    return TraceError(f"{path} is truncated or no Parquet file: delete it and run the same `draftwell collect` again",
+                      code="unreadable_trace")
 
 

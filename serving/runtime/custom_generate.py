@@ -46,7 +46,8 @@ def draftwell_generate(strategy: str | Strategy = "vanilla_sd", *, assistant_mod
     if isinstance(strategy, str):
         strategy = build_strategy(strategy, parameters, resources)
     elif parameters:
-        raise DraftwellError(f"a strategy that is built already takes no settings ({', '.join(parameters)}): give its name instead")
+        raise DraftwellError(f"a strategy that is built already takes no settings ({', '.join(parameters)}): give its name instead",
+                             code="parameters_of_a_built_strategy")
     return CustomGenerate(strategy, assistant_model, streamer, seed, vocab_size)
 
 
@@ -70,7 +71,8 @@ class CustomGenerate:
         refuse(config, logits_processor or (), stopping_criteria or (), model_kwargs)
         prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
         if self.streamer is not None and len(prompts) > 1:
-            raise InvalidRequest(f"a streamer takes one prompt, not {len(prompts)}: leave it out, or ask one by one")
+            raise InvalidRequest(f"a streamer takes one prompt, not {len(prompts)}: leave it out, or ask one by one",
+                                 code="streamer_of_many")
         requests = [self.sampling(config, config.max_length - input_ids.shape[1], row) for row in range(len(prompts))]
         context = max(len(prompt) + request.max_tokens for prompt, request in zip(prompts, requests, strict=True))
         with self.models(model, len(prompts), context) as models:
@@ -95,12 +97,12 @@ class CustomGenerate:
 
     @contextmanager
     def models(self, target: Any, slots: int, context: int) -> Iterator[dict[Role, Model]]:
-        """The modules behind the slot interface; afterwards they are as they were."""
+        """The modules wrapped in the slot interface; afterwards they are as they were."""
         modules: dict[Role, Any] = {"target": target}
         if "draft" in self.strategy.roles:
             if self.assistant_model is None:
                 raise DraftwellError(f"strategy {self.strategy.name} needs a draft: give assistant_model to draftwell_generate(…), which "
-                                     "generate(…) keeps to itself")
+                                     "generate(…) keeps to itself", code="model_missing")
             modules["draft"] = self.assistant_model
         before = {role: (module.config._attn_implementation, module.training) for role, module in modules.items()}
         try:
@@ -155,7 +157,8 @@ def refuse(config: Any, processors: Sequence[Any], criteria: Sequence[Any], mode
     if cache is not None and cache.get_seq_length() > 0:
         names.append("a filled past_key_values")
     if names:
-        raise DraftwellError(f"Draftwell's strategies do not know {', '.join(names)}: leave that out, or leave custom_generate out")
+        raise DraftwellError(f"Draftwell's strategies do not know {', '.join(names)}: leave that out, or leave custom_generate out",
+                             code="unsupported_option")
 
 
 def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:

@@ -38,9 +38,10 @@ def check_request(prompt: Sequence[int], sampling: Sampling, models: Mapping[Rol
     for name, tokens in named.items():
         wrong = next((t for t in tokens if not 0 <= t < size), None)
         if wrong is not None:
-            raise InvalidRequest(f"{name} holds token {wrong}, the vocabulary ends at {size - 1}: encode with the pair's own tokenizer")
+            raise InvalidRequest(f"{name} holds token {wrong}, the vocabulary ends at {size - 1}: encode with the pair's own tokenizer",
+                                 code="token_out_of_vocabulary")
     if len(sampling.banned_token_ids) >= size:
-        raise InvalidRequest(f"banned_token_ids names all {size} tokens: leave at least one")
+        raise InvalidRequest(f"banned_token_ids names all {size} tokens: leave at least one", code="every_token_banned")
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

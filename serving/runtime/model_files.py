@@ -22,13 +22,15 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():
-        raise DraftwellError(f"{folder} holds no model (no config.json): check the pair's paths with `draftwell pairs`")
+        raise DraftwellError(f"{folder} holds no model (no config.json): check the pair's paths with `draftwell pairs`",
+                             code="no_model")
     try:
         with room_for(f"the weights of {folder.name}", "choose a smaller dtype or another device"):
             module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
             return module.to(device).eval()
     except BROKEN as error:
-        raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again") from error
+        raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again",
+                             code="unreadable_model") from error
 
 
 def build_distilled(draft: DistilledDraft, target: Any, device: str | None = None) -> Any:
@@ -48,14 +50,16 @@ def build_distilled(draft: DistilledDraft, target: Any, device: str | None = Non
     module.set_output_embeddings(lent[1])
     missing, unexpected = module.load_state_dict(draft.state, strict=False)
     if unexpected or set(missing) - lent_names(module):
-        raise DraftwellError(f"the distilled draft does not fit its own config ({[*unexpected, *missing][:2]} …): distil it again")
+        raise DraftwellError(f"the distilled draft does not fit its own config ({[*unexpected, *missing][:2]} …): distil it again",
+                             code="weights_do_not_fit")
     return module.to(place).eval()  # weights have the target's dtype already; rotary frequencies stay float32, as the target's are
 
 
 def check_same_tokenizer(target: Path, draft: Path, tokenizer: Any) -> None:
     """Refuse a draft whose token ids mean something else: every id that both have must be the same token."""
     if not (draft / "tokenizer.json").is_file() and not (draft / "tokenizer_config.json").is_file():
-        raise DraftwellError(f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: save one next to its weights")
+        raise DraftwellError(f"draft {draft.name} brings no tokenizer, so nobody knows what its ids mean: save one next to its weights",
+                             code="no_tokenizer")
     mine, other = ({i: token for token, i in t.get_vocab().items()} for t in (tokenizer, load_tokenizer(draft)))
     if any(other[i] != mine[i] for i in mine.keys() & other.keys()):
         raise VocabularyMismatch(f"draft {draft.name} and target {target.name} have different tokenizers: "
@@ -69,4 +73,5 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except BROKEN as error:
-        raise DraftwellError(f"{folder} holds no tokenizer that can be read ({type(error).__name__}): fetch or save it again") from error
+        raise DraftwellError(f"{folder} holds no tokenizer that can be read ({type(error).__name__}): fetch or save it again",
+                             code="unreadable_tokenizer") from error

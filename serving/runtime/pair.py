@@ -95,7 +95,8 @@ class LoadedPair:
         try:
             return list(self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
         except TemplateError as error:
-            raise DraftwellError(f"the model's chat template refuses these messages: {error}") from error
+            raise DraftwellError(f"the model's chat template refuses these messages: {error}",
+                                 code="messages_refused") from error
 
     def encode_messages(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """As `encode_chat` where the pair is for chat; elsewhere the messages' plain text, a blank line between two."""
@@ -183,7 +184,7 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
 
 
 def over_slots(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> ModuleModel:
-    """A module behind the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
+    """A module wrapped in the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
 
     Args:
         int8: as in `LeanLlama`.

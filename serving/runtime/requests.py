@@ -89,7 +89,7 @@ class Text:
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling):
         if not prompt:
-            raise InvalidRequest("the prompt is empty: give at least one token")
+            raise InvalidRequest("the prompt is empty: give at least one token", code="empty_prompt")
         self.ids = list(prompt)
         self.prompt_length = len(prompt)
         self.sampling = sampling

@@ -173,7 +173,8 @@ class LogitRows:
     def hidden(self, row: int) -> Tensor:
         """Last hidden state `[hidden]` of a row."""
         if self._hidden is None:
-            raise DraftwellError("this model returns no hidden states, which the strategy needs")
+            raise DraftwellError("this model returns no hidden states, which the strategy needs",
+                                 code="no_hidden_states")
         _ = self.top  # checks for NaN
         return self._hidden[row]
 

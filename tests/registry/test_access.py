@@ -14,6 +14,7 @@ from registry.access import check_address, hidden, refusal
 from registry.connection import connect
 from registry.store import Store
 from serving.errors import DraftwellError
+from tests.support.errors import raises_code
 from tests.support.loop.publishing import publish, table
 from tests.support.server.processes import mlflow_server
 
@@ -113,10 +114,10 @@ def be(monkeypatch: pytest.MonkeyPatch, user: str | None, password: str | None) 
 def test_a_registry_behind_basic_auth(guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address, _ = guarded
     be(monkeypatch, None, None)
-    with pytest.raises(DraftwellError, match=r"wants to know who you are: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"):
+    with raises_code("registry_refused", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         Store(address).resolve("acceptance_table", "tiny", 1)
     be(monkeypatch, ADMIN, "not-the-password")
-    with pytest.raises(DraftwellError, match="does not know the user keeper with this password") as refused:
+    with raises_code("registry_refused", "user keeper") as refused:
         publish(Store(address), table("f" * 64), tmp_path / "table")
     assert "not-the-password" not in str(refused.value)
     be(monkeypatch, ADMIN, PASSWORD)
@@ -139,7 +140,7 @@ def test_who_may_only_read_is_told_so(guarded: tuple[str, Path], tmp_path: Path,
     be(monkeypatch, "ann", "anns-own-password")
     store = Store(address)
     assert store.resolve("acceptance_table", "tiny", made.version).digest == made.digest
-    with pytest.raises(DraftwellError, match=r"does not allow this to ann .* ask who runs it for the permission EDIT"):
+    with raises_code("registry_refused", "ann", "EDIT"):
         store.set_alias(made, "champion")
     be(monkeypatch, ADMIN, PASSWORD)
     admin.grant_user_permission("ann", "registered_model", "acceptance_table.tiny", "EDIT")

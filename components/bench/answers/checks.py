@@ -43,7 +43,7 @@ def checker_for(prompt: Prompt) -> Checker | None:
         return passes_assertions
     if choices_of(prompt) and key_of(prompt):
         return picks_the_choice
-    if number_wanted(prompt) is not None:
+    if expected_number(prompt) is not None:
         return says_the_number
     return None
 
@@ -52,12 +52,12 @@ def checker_for(prompt: Prompt) -> Checker | None:
 
 
 def says_the_number(prompt: Prompt, answer: str) -> bool:
-    """Whether the answer's number equals the wanted one, as numbers: 1,200 is 1200.00, and 1/2 is .5."""
-    wanted = number_wanted(prompt)
-    return wanted is not None and number_said(answer) == wanted
+    """Whether the answer's number equals the expected one, as numbers: 1,200 is 1200.00, and 1/2 is .5."""
+    wanted = expected_number(prompt)
+    return wanted is not None and stated_number(answer) == wanted
 
 
-def number_wanted(prompt: Prompt) -> Fraction | None:
+def expected_number(prompt: Prompt) -> Fraction | None:
     """`answer`, bare or after a worked solution's "####"; of prompts about maths the reference where it is a bare number."""
     answer = prompt.fields.get("answer")
     if answer is None and "math" in (prompt.task or ""):
@@ -65,16 +65,16 @@ def number_wanted(prompt: Prompt) -> Fraction | None:
     text = str(answer).strip()
     if "####" not in text and not NUMBER.fullmatch(text):
         return None
-    return number_said(text)
+    return stated_number(text)
 
 
-def number_said(text: str) -> Fraction | None:
+def stated_number(text: str) -> Fraction | None:
     """The number that a text ends up with, None if there is none.
 
     It follows the last "####" before a number, else the last "answer is" (there after the "=" of its line, if it
     has one), else it is the last number of all.
 
-    >>> number_said("16 - 3 = 13, then 13 * 2 = 26.\\n#### 26"), number_said("The answer is $1,234.50 for 3 days.")
+    >>> stated_number("16 - 3 = 13, then 13 * 2 = 26.\\n#### 26"), stated_number("The answer is $1,234.50 for 3 days.")
     (Fraction(26, 1), Fraction(2469, 2))
     """
     marks = [*SOLUTION.finditer(text)] or [*ANSWER.finditer(text)]
@@ -98,7 +98,7 @@ def value_of(found: re.Match[str]) -> Fraction:
 
 def picks_the_choice(prompt: Prompt, answer: str) -> bool:
     """Whether the answer names the right choice, by its letter or by its text."""
-    return choice_said(answer, choices_of(prompt)) == key_of(prompt)
+    return stated_choice(answer, choices_of(prompt)) == key_of(prompt)
 
 
 def key_of(prompt: Prompt) -> str | None:
@@ -117,13 +117,13 @@ def choices_of(prompt: Prompt) -> list[str]:
     return [re.sub(r"^\s*\(?[A-Z]\)\s*", "", str(choice)) for choice in choices[: len(ascii_uppercase)]]
 
 
-def choice_said(text: str, choices: Sequence[str]) -> str | None:
+def stated_choice(text: str, choices: Sequence[str]) -> str | None:
     """The letter of the choice that a text picks; None if it picks none, or several, or text that two choices share.
 
     Looked for in turn: a letter after "answer is", a letter that begins the text (not the article "A"), the only letter in
     brackets, the only choice whose text occurs. Marks of Markdown and quotes around a letter do not count.
 
-    >>> [choice_said(text, ["bank", "river bank"]) for text in ("A bank.", "B) river bank", "I say river bank", "Is it (A) or (B)?")]
+    >>> [stated_choice(text, ["bank", "river bank"]) for text in ("A bank.", "B) river bank", "I say river bank", "Is it (A) or (B)?")]
     ['A', 'B', 'B', None]
     """
     letters = ascii_uppercase[: len(choices)]

@@ -63,9 +63,9 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
     rows = load(prompts, limit, split=split, column=column)
     load_with = collect_step.loading(Workspace(pair, dtype, say), rows, settings)
     rates: dict[str, float] = {}
-    fan = worker_pool(runner, workers, threads, device)
+    pool = worker_pool(runner, workers, threads, device)
     with open_with_progress("collect", pair, dtype, device, threads, **load_with) as opened:
-        traces = collect_step.run_collect(opened, rows, settings, folder=out, fresh=fresh, fan=fan,
+        traces = collect_step.run_collect(opened, rows, settings, folder=out, fresh=fresh, pool=pool,
                                           log=lambda name, value, shard: rates.update({name: value}))
     if rate := rates.get("collect_tokens_per_second"):
         generated = rates.get("generate_tokens_per_second")

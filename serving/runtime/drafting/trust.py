@@ -21,7 +21,7 @@ class Untrusted(FixedLength):
         super().__init__(cap)
         if "after" in verifier.features:
             raise DraftwellError("this verifier reads the state after a token, which a stop policy does not have: train one with "
-                                 "the features before or scalars")
+                                 "the features before or scalars", code="unsupported_features")
         self.verifier, self.tau = verifier, verifier.threshold if tau is None else tau
 
     def stop_after(self, row: Rows, token: int) -> bool:

@@ -131,7 +131,7 @@ def refuse_recurrent(module: Any) -> None:
     config = module.config.get_text_config()
     if getattr(module, "_is_stateful", False) or RECURRENT_LAYERS & set(getattr(config, "layer_types", None) or ()):
         raise DraftwellError(f"{config.model_type} models carry a recurrent state, which cannot be rolled back after a rejected draft: "
-                             "choose a model with attention only")
+                             "choose a model with attention only", code="unsupported_architecture")
 
 
 def logit_scaling(config: Any) -> Callable[[Tensor], Tensor] | None:
@@ -147,5 +147,6 @@ def logit_scaling(config: Any) -> Callable[[Tensor], Tensor] | None:
         return lambda logits: operation(logits, factor)
     named = [name for name in SCALINGS if getattr(config, name, None) not in (None, 1, 1.0)]
     if named:
-        raise DraftwellError(f"{kind} models scale their logits ({named[0]}) in a way that is not known here: choose another model")
+        raise DraftwellError(f"{kind} models scale their logits ({named[0]}) in a way that is not known here: choose another model",
+                             code="unsupported_architecture")
     return None

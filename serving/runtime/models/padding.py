@@ -60,7 +60,8 @@ def pad_to(module: Any, parameters: float) -> int:
     mlps = gated_feed_forwards(module)
     before = parameter_count(module)
     if not before <= parameters < float("inf"):
-        raise DraftwellError(f"the target has {before:,} parameters and cannot be padded to {parameters:g}: name a larger number")
+        raise DraftwellError(f"the target has {before:,} parameters and cannot be padded to {parameters:g}: name a larger number",
+                             code="bad_pad_target")
     per_unit = sum(parameter_count(mlp) / mlp.gate_proj.out_features for mlp in mlps)
     units = round((parameters - before) / per_unit / ALIGN) * ALIGN
     if not units:
@@ -82,7 +83,7 @@ def gated_feed_forwards(module: Any) -> list[Any]:
     projections = [getattr(mlp, name, None) for mlp in found for name in ("gate_proj", "up_proj", "down_proj")]
     if not found or not all(isinstance(p, nn.Linear) and p.bias is None for p in projections):
         raise DraftwellError(f"{module.config.model_type} models have no plain gated feed-forward that could be widened: "
-                             "only a Llama-shaped target can be padded")
+                             "only a Llama-shaped target can be padded", code="unsupported_architecture")
     return found
 
 

@@ -40,7 +40,8 @@ class Slots:
     def open(self) -> int:
         """Take a free slot."""
         if not self._free:
-            raise DraftwellError(f"all {self.count} slots are in use: wait for a request to end or start with more slots")
+            raise DraftwellError(f"all {self.count} slots are in use: wait for a request to end or start with more slots",
+                                 code="no_free_slot")
         slot = self._free.pop()
         self.lengths[slot] = 0
         return slot

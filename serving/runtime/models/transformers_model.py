@@ -1,4 +1,4 @@
-"""Any causal language model of transformers behind the slot interface.
+"""Any causal language model of transformers, wrapped in the slot interface.
 
 All rows of a batch are packed into one sequence `[1, total]` with explicit positions; an attention function registered
 with transformers' `AttentionInterface` writes each row's keys and values into its slot and attends within the slot only.
@@ -110,9 +110,11 @@ def check_supported(module: Any, config: Any) -> None:
     name = config.model_type
     refuse_recurrent(module)
     if config._attn_implementation != ATTENTION or name in OWN_ATTENTION:
-        raise DraftwellError(f"{name} models bring their own attention code and cannot run over slots: choose another model")
+        raise DraftwellError(f"{name} models bring their own attention code and cannot run over slots: choose another model",
+                             code="unsupported_architecture")
     strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     sinks = any(part.endswith("sinks") for part, _ in module.named_parameters())
     if strange or sinks:
         what = "attention sinks" if sinks else f"layers of {', '.join(sorted(strange))}"
-        raise DraftwellError(f"{name} models have {what}, which attention over slots does not know: choose another model")
+        raise DraftwellError(f"{name} models have {what}, which attention over slots does not know: choose another model",
+                             code="unsupported_architecture")

@@ -38,10 +38,11 @@ class UnbatchedModel(ModuleModel):
         config = module.config.get_text_config()
         refuse_recurrent(module)
         if config.model_type not in UNBATCHED:
-            raise DraftwellError(f"{config.model_type} models have not been checked with a cache of their own: choose another model")
+            raise DraftwellError(f"{config.model_type} models have not been checked with a cache of their own: choose another model",
+                                 code="unsupported_architecture")
         if getattr(config, "alibi", False):  # Falcon's; transformers 5.23: eager and sdpa differ by .27 on two tiny layers
             raise DraftwellError(f"{config.model_type} models with ALiBi get other logits from each attention of transformers: "
-                                 "choose another model")
+                                 "choose another model", code="unsupported_architecture")
         limit = next((getattr(config, name) for name in LIMITS if getattr(config, name, None)), ALIBI_LIMIT)
         memory = CacheSlots(slots, min(max_context or 4096, limit), module.dtype, module.device)
         super().__init__(module.eval(), memory, **settings)

@@ -3,7 +3,7 @@
 One file per state in the folder given by `--state-dir`: `everybody.json`, or `tenant-<digest>.json`. Its first line has the sha256 of the
 second, which holds counts and numbers, and names the bundle that they were learnt over. A file that is damaged, of another bundle or of
 another schema is not used: one line in the log, and the server starts from the bundle; the next write takes its place. Each appears by
-an atomic rename, so that a kill at any moment leaves the last whole one; what a killed write left behind is removed at the next start.
+an atomic rename, so that a kill at any moment leaves the last complete one; remains of a killed write are removed at the next start.
 One server a folder.
 """
 

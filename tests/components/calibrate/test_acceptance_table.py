@@ -8,7 +8,6 @@ from components.prompts.prompt import Prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.errors import DraftwellError
-from serving.recording.trace_schema import TraceError
 from serving.runtime.strategies import build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
@@ -51,7 +50,7 @@ def test_texts_by_others_than_the_target_do_not_count(tmp_path):
     own = collect_traces(pair, PROMPTS, tmp_path / "t", max_tokens=12, rollout=3)
     assert build_acceptance_table(mixed, ORIGIN).total == build_acceptance_table(own, ORIGIN).total
     drafted = collect_traces(pair, PROMPTS, tmp_path / "d", max_tokens=12, rollout=3, prefix_kinds=("draft",))
-    with pytest.raises(TraceError, match="target"):
+    with raises_code("no_target_texts", "target"):
         build_acceptance_table(drafted, ORIGIN)
 
 

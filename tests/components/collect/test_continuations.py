@@ -8,9 +8,9 @@ import pytest
 
 from components.collect.continuations import WrittenText, cut_messages, template_around, write_texts
 from components.prompts.prompt import Message, Prompt, context_of, ids_of
-from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from tests.support.collecting import small
+from tests.support.errors import raises_code
 from tests.support.server.served_pair import MAX_CONTEXT, tiny_pair
 
 SCRIPTS = ["今天天气怎么样？", "كيف حالك اليوم؟", "🙂👩‍👩‍👧 ok", "Grüße an die Füße"]
@@ -51,7 +51,7 @@ def test_a_pair_that_is_not_for_chat_reads_plain_text(pair: LoadedPair) -> None:
 
 
 def test_a_template_that_refuses_a_conversation_is_named_in_one_line(pair: LoadedPair) -> None:
-    with pytest.raises(DraftwellError, match="a system message must come first") as error:
+    with raises_code("messages_refused", "a system message must come first") as error:
         write(pair, [Prompt("p", None, ["hello"], messages=(user("a"), {"role": "system", "content": "b"}))])
     assert "\n" not in str(error.value)
 

@@ -16,7 +16,6 @@ from components.drift.prompts import spooled_prompts, write_prompts
 from components.drift.spool import Shard, newest, read_spool
 from components.drift.traffic import shared_kinds
 from components.prompts.prompt import Prompt, ids_of, read_prompts
-from serving.errors import DraftwellError
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
 from tests.support.loop.drift_traffic import FINGERPRINT, HEADER, rows, spool, traffic
@@ -95,7 +94,7 @@ def test_a_spool_without_a_readable_shard_is_an_error(tmp_path: Path) -> None:
     with raises_code("spool_empty", str(tmp_path)):
         read_spool(tmp_path, FINGERPRINT, window=10)
     (tmp_path / "shard-00000.parquet").write_text("{}")
-    with pytest.raises(DraftwellError, match="truncated or no Parquet"):
+    with raises_code("unreadable_trace", "shard-00000.parquet"):
         read_spool(tmp_path, FINGERPRINT, window=10)
 
 
@@ -154,7 +153,7 @@ def test_an_odd_request_does_not_keep_the_others_from_being_used(tmp_path: Path)
     (tmp_path / "requests-2.jsonl").write_text('{"prompt": "the inn"}\n{"prompt": "the')
     found = spooled_prompts(tmp_path, pair, traces.read(), window=10, fewest=5)
     assert sorted(prompt.prompt for prompt in found) == ["a hen", "an onion", "in an hour", "ten men", "the inn"]
-    with pytest.raises(DraftwellError, match=r"5 different prompts that can be read \(7 requests cannot: .*line 1: its prompt is empty"):
+    with raises_code("too_few_prompts", "5 different prompts", "7 requests", "line 1: its prompt is empty"):
         spooled_prompts(tmp_path, pair, traces.read(), window=10, fewest=6)
 
 
@@ -171,7 +170,7 @@ def test_request_bodies_are_those_of_the_shards_that_are_looked_at(tmp_path: Pat
     asked: dict[str, Any] = {"window": 10, "shards": found.shards, "notes": found.notes}
     told = spooled_prompts(tmp_path, pair, found.rows, fewest=2, **asked)
     assert sorted(prompt.prompt for prompt in told) == ["a hen", "one hour", "ten men", "the inn"]
-    with pytest.raises(DraftwellError, match=r"4 different prompts.*\(1 prompts of the feedback left out: sampled at another temperature"):
+    with raises_code("too_few_prompts", "4 different prompts", "(1 prompts of the feedback left out"):
         spooled_prompts(tmp_path, pair, found.rows, fewest=5, **asked)
 
 

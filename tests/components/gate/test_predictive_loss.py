@@ -18,7 +18,6 @@ from components.train.examples import Examples, read_examples, split_by_prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
@@ -68,7 +67,7 @@ def judged(candidate: dict[str, Any], champion: dict[str, Any], traces: TraceSet
 def test_an_unchanged_candidate_has_a_ratio_of_one_every_time(good: dict[str, Any], traces: TraceSet) -> None:
     for _ in range(10):
         checks = judged(good, good, traces)
-        assert set(checks) == {"acceptance_table foretells", "verifier foretells"}
+        assert set(checks) == {"acceptance_table predicts", "verifier predicts"}
         assert {check.value for check in checks.values()} == {1.0}
         assert all(check.passed for check in checks.values())
 
@@ -79,14 +78,14 @@ def test_a_shuffled_table_is_caught(good: dict[str, Any], traces: TraceSet, seed
     order = list(range(20))
     random.Random(seed).shuffle(order)
     shuffled = AcceptanceTable([table.total[i] for i in order], [table.accepted[i] for i in order], ORIGIN)
-    check = judged({"acceptance_table": shuffled}, good, traces)["acceptance_table foretells"]
+    check = judged({"acceptance_table": shuffled}, good, traces)["acceptance_table predicts"]
     assert not check.passed, check.detail
 
 
 def test_without_a_champion_an_empty_table_is_the_rival(good: dict[str, Any], traces: TraceSet) -> None:
-    assert judged(good, {}, traces)["acceptance_table foretells"].passed
+    assert judged(good, {}, traces)["acceptance_table predicts"].passed
     gloomy = AcceptanceTable([1000] * 20, [50] * 20, ORIGIN)
-    assert not judged({"acceptance_table": gloomy}, {}, traces)["acceptance_table foretells"].passed
+    assert not judged({"acceptance_table": gloomy}, {}, traces)["acceptance_table predicts"].passed
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -95,7 +94,7 @@ def test_a_worse_verifier_is_caught(good: dict[str, Any], traces: TraceSet, seed
     fine = good["verifier"]
     noise = torch.randn(4, generator=torch.Generator().manual_seed(seed)) * fine.weight.std() / 10
     worse = Verifier(noise - fine.weight, fine.bias, ("scalars",), 0.5, 1.2, ORIGIN)
-    check = judged({"verifier": worse}, good, traces)["verifier foretells"]
+    check = judged({"verifier": worse}, good, traces)["verifier predicts"]
     assert not check.passed, check.detail
 
 
@@ -108,12 +107,12 @@ def test_a_better_artifact_passes(good: dict[str, Any], traces: TraceSet) -> Non
 
 def test_a_first_verifier_is_held_against_a_constant(good: dict[str, Any], traces: TraceSet) -> None:
     fine = good["verifier"]
-    check = judged({"verifier": fine}, {}, traces)["verifier foretells"]
+    check = judged({"verifier": fine}, {}, traces)["verifier predicts"]
     assert check.passed
     assert check.value < 1
     assert "a constant's" in check.detail
     turned = Verifier(-fine.weight, -fine.bias, ("scalars",), 0.5, 1.2, ORIGIN)
-    assert not judged({"verifier": turned}, {}, traces)["verifier foretells"].passed
+    assert not judged({"verifier": turned}, {}, traces)["verifier predicts"].passed
 
 
 def test_a_champion_that_cannot_be_compared_gives_way_to_a_constant(good: dict[str, Any], traces: TraceSet) -> None:
@@ -162,5 +161,5 @@ def test_a_verifier_is_judged_on_prompts_that_it_has_not_learnt_from(good: dict[
 def test_a_sampled_trace_judges_no_table(good: dict[str, Any], tmp_path: Path) -> None:
     """Its rollouts begin with rejected tokens, so that the gloomiest table would predict them best."""
     sampled = collect_traces(llama_pair(noise=0.02), [Prompt("p", None, ["abcab"])], tmp_path, max_tokens=12, rollout=3, temperature=0.7)
-    with pytest.raises(DraftwellError, match=r"sampled at temperature 0\.7.*collect one at temperature 0"):
+    with raises_code("sampled_trace", "temperature 0.7", "temperature 0 "):
         predictions({"acceptance_table": good["acceptance_table"]}, {}, sampled)

@@ -228,5 +228,5 @@ def test_a_collected_trace_is_read_and_read_texts_refuses_it(tmp_path: Path) -> 
         assert ((kept >= 0) & (kept <= 1)).all()
         rejectable = [i for i, chance in enumerate(kept) if chance < 1]
         assert all(text.tokens[i][0] != text.output[i] for i in rejectable)
-    with pytest.raises(TraceError, match=r"temperature 0\.7"):
+    with raises_code("sampled_trace", "temperature 0.7"):
         read_texts(trace)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.tune.pareto import front
-from serving.errors import DraftwellError
+from tests.support.errors import raises_code
 
 VALUES = st.integers(0, 4).map(float)  # few values, so that ties in one objective, and in all of them, are common
 
@@ -33,5 +33,5 @@ def test_equal_points_stay_together_and_one_objective_is_a_minimum() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_no_number_is_refused(bad: float) -> None:
-    with pytest.raises(DraftwellError, match="finite"):
+    with raises_code("measurement_not_finite"):
         front([(1.0, 1.0), (bad, 0.5)])

@@ -16,11 +16,11 @@ from components.tune.evidence import Trial
 from components.tune.search.search import Search
 from components.tune.search.space import REPLAYED
 from components.tune.search.studies import Studies
-from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice
 from tests.support.collecting import collect_shard, collect_traces
+from tests.support.errors import raises_code
 from tests.support.loop.scripted_clock import Clock
 from tests.support.loop.tuning import run_tuner
 from tests.support.models.tiny import llama_pair
@@ -74,7 +74,7 @@ def test_shards_by_others_in_any_order_are_the_same_trace(pair: LoadedPair, alon
 
 def test_shards_that_nobody_wrote_are_told_and_made_up_for(pair: LoadedPair, alone: TraceSet, tmp_path: Path) -> None:
     folder = tmp_path / "spread"
-    with pytest.raises(DraftwellError, match=r"1 of 3 shards .* were not written: run the same `draftwell collect` again"):
+    with raises_code("missing_shards", "1 of 3 shards", "`draftwell collect`"):
         collect_traces(pair, PROMPTS, folder, spread=by_workers(folder, lambda missing: missing[1:], iter([pair] * 3)), **SETTINGS)
     assert not is_complete(folder)
     asked: list[int] = []

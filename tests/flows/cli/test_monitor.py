@@ -23,8 +23,8 @@ from flows.steps import monitor as monitor_step
 from flows.steps.reference_traces import kept_reference
 from flows.workspace import Workspace
 from serving.artifacts.decoding_config import DecodingConfig
-from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from tests.support.errors import raises_code
 from tests.support.loop import drift_traffic as drifting
 from tests.support.loop import traffic
 from tests.support.loop.drift_traffic import compared, rows
@@ -245,7 +245,7 @@ def test_a_new_collection_does_not_lose_the_reference(step: StepContext, pool: p
         traffic.spool(step.workspace.traces, traffic.some(pool, 5, seed=1))
         assert monitor_step.check(step.workspace, spool=folder)[0].digest == first.digest
         shutil.rmtree(kept_reference(step.workspace, first.reference.digest))
-        with pytest.raises(DraftwellError, match="name them with --reference"):
+        with raises_code("no_reference", "--reference"):
             monitor_step.check(step.workspace, spool=folder)
         named, _ = monitor_step.check(step.workspace, spool=folder, reference=away)
         assert named.checks == first.checks

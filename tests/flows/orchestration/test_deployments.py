@@ -180,7 +180,7 @@ def test_given_settings_reach_the_flows_that_have_them_and_leave_the_file_as_it_
     assert [d["parameters"] for d in done["deployments"]] == [{"settings": {"pair": "tiny", "trials": 3, "threads": 1}, "other": 1},
                                                               {"settings": {"pair": "tiny", "threads": 1, "spool": "here"}}]
     assert json.dumps(contents) == before
-    with pytest.raises(DraftwellError, match="no flow has a setting spoll"):
+    with raises_code("unknown_setting", "spoll"):
         schedules.for_pair(contents, {"pair": "tiny", "spoll": "here"}, lambda entrypoint: classes[entrypoint])
 
 
@@ -567,7 +567,7 @@ def test_collection(prefect_server: None, settings: PipelineSettings, space: Wor
     assert json.loads(shown[0].data)[0]["digest"] == done["made"]["traces"][:12]
     (shard,) = TraceSet(space.traces).shards
     shard.write_bytes(shard.read_bytes()[:100])
-    with pytest.raises(TraceError, match="delete it and run the same"):
+    with raises_code("unreadable_trace", shard.name):
         scheduled.collection(settings)
     assert len(tried) == 3
     shard.unlink()

@@ -143,7 +143,7 @@ def test_a_worse_verifier_is_caught(resources: StrategyResources, traces: TraceS
     worse = Verifier(fine.weight + noise, fine.bias, fine.features, fine.threshold, fine.ratio, fine.provenance)
     found, notes = predictions({"verifier": worse}, {"verifier": fine}, traces)
     assert notes == []
-    assert failed(judge_predictions(found, THRESHOLDS)) == ["verifier foretells"]
+    assert failed(judge_predictions(found, THRESHOLDS)) == ["verifier predicts"]
     assert judge_predictions(predictions({"verifier": fine}, {"verifier": fine}, traces)[0], THRESHOLDS).passed
 
 
@@ -154,7 +154,7 @@ def test_a_shuffled_table_is_caught(spide_resources: StrategyResources, traces: 
     random.Random(seed).shuffle(order)
     shuffled = AcceptanceTable([fine.total[i] for i in order], [fine.accepted[i] for i in order], fine.provenance)
     found, _ = predictions({"acceptance_table": shuffled}, {"acceptance_table": fine}, traces)
-    assert failed(judge_predictions(found, THRESHOLDS)) == ["acceptance_table foretells"]
+    assert failed(judge_predictions(found, THRESHOLDS)) == ["acceptance_table predicts"]
 
 
 @pytest.mark.parametrize("number", TIMES)

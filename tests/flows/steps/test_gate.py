@@ -110,7 +110,7 @@ def test_a_verdict_is_a_table_markdown_and_junit(champion: Path, place: Path) ->
     text = (place / "gate.md").read_text()
     assert text.startswith("### release 1\n\n**Gate passed**")
     assert (place / "dry.md").read_text().splitlines()[0] == "### release 1"
-    for check in ("speedup", "bundle size", "start-up", "acceptance_table foretells"):
+    for check in ("speedup", "bundle size", "start-up", "acceptance_table predicts"):
         assert f"| {check} | " in text
     assert suites(place / "gate.xml") == {"release 1": []}
     record = gate_record(find_release(Store(), "tiny", "cpu", 1))
@@ -163,11 +163,11 @@ def test_a_table_turned_round_is_refused_and_the_champion_stays(champion: Path, 
         table.save(folder)
     assert number == 2
     assert done.exit_code == 1, (done.output, done.exception)
-    assert suites(place / "gate.xml") == {"release 2": ["acceptance_table foretells"]}
+    assert suites(place / "gate.xml") == {"release 2": ["acceptance_table predicts"]}
     assert "**Gate failed**" in (place / "gate.md").read_text()
     done = call("promote", "--release", 2)
     assert done.exit_code == 2
-    assert "its gate failed (acceptance_table foretells)" in done.stderr
+    assert "its gate failed (acceptance_table predicts)" in done.stderr
     assert Store().get_aliases("release", "tiny.cpu")["champion"] == 1
 
 

@@ -21,6 +21,7 @@ from flows.workers import task_runners as runners
 from flows.workers.task_runners import WorkerPool, failure_of, worker_pool_for
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from tests.support.errors import raises_code
 from tests.support.paths import REPO
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("prefect_ray") is None,
@@ -31,12 +32,12 @@ def test_how_a_station_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker_pool_for("threads", 1) is None
     assert worker_pool_for("threads", 2, threads=5) == WorkerPool("threads", 2, 2)
     assert worker_pool_for("threads", 4, threads=2) == WorkerPool("threads", 4, 1), "never less than one thread each"
-    with pytest.raises(DraftwellError, match="choose threads or ray"):
+    with raises_code("unknown_runner", "threads", "ray"):
         worker_pool_for("dask", 2)
-    with pytest.raises(DraftwellError, match="would wait for one GPU"):
+    with raises_code("threads_share_gpu", "GPU"):
         worker_pool_for("threads", 2, device="cuda")
     monkeypatch.setitem(__import__("sys").modules, "prefect_ray", None)
-    with pytest.raises(DraftwellError, match=r"needs the package prefect-ray: pip install .*draftwell\[ray\]"):
+    with raises_code("ray_missing", "prefect-ray", "draftwell[ray]"):
         worker_pool_for("ray", 2)
 
 

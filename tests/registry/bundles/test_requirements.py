@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from registry.bundles.requirements import closure, locked, runtime_requirements
-from serving.errors import DraftwellError
+from tests.support.errors import raises_code
 
 
 def pins(text: str) -> dict[str, str]:
@@ -86,5 +86,5 @@ def test_a_cpu_bundle_that_is_built_beside_cuda_libraries_leaves_them_out(instal
 
 def test_what_is_not_installed_is_named(installed: Callable[..., None]) -> None:
     installed({"a": ("1", ["missing-thing"])})
-    with pytest.raises(DraftwellError, match=r"the package missing-thing, which a bundle's runtime needs, .*: pip install"):
+    with raises_code("missing_package", "missing-thing", "pip install"):
         closure(["a"])

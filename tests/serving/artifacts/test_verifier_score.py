@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from components.replay.trace_model import NotInTrace, TraceModel, TraceRows
-from serving.artifacts.base import ArtifactError
 from serving.artifacts.verifier import Verifier, logistic
 from serving.errors import NotFinite
 from serving.runtime.output import Output
@@ -17,6 +16,7 @@ from serving.runtime.random_streams import RandomStream
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
 from serving.runtime.session.row_view import RowView
+from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN
 
 VOCAB, HIDDEN = 500, 6
@@ -94,12 +94,12 @@ def test_a_score_never_spreads_a_reduced_head_over_the_vocabulary() -> None:
 
 def test_weights_that_fit_nothing_are_refused() -> None:
     for size, features in ((3, ("scalars",)), (5, ("scalars",)), (4, ("before", "scalars")), (5, ("before", "after")), (0, ("before",))):
-        with pytest.raises(ArtifactError, match="do not fit"):
+        with raises_code("weights_do_not_fit", str(size), *features):
             Verifier(torch.ones(size), 0.0, features, 0.5, 1.2, ORIGIN)
-    with pytest.raises(ArtifactError, match="order"):
+    with raises_code("unknown_features", "scalars", "before"):
         Verifier(torch.ones(6), 0.0, ("scalars", "before"), 0.5, 1.2, ORIGIN)
     row, _ = outputs(0, VOCAB, None)
-    with pytest.raises(ArtifactError, match=f"states of 7 numbers, the draft's have {HIDDEN}"):
+    with raises_code("state_size_differs", "7 numbers", str(HIDDEN)):
         Verifier(torch.ones(7), 0.0, ("before",), 0.5, 1.2, ORIGIN).score_drafted(row.rows(Sampling()), None, 0)
 
 
@@ -112,7 +112,7 @@ def test_a_replay_has_no_ranks() -> None:
 def test_a_score_that_is_no_number_is_refused() -> None:
     """`min(60.0, nan)` is 60.0: the token would count as certainly accepted."""
     for z in (math.nan, math.inf, -math.inf):
-        with pytest.raises(NotFinite, match="score is NaN or infinite"):
+        with raises_code("not_finite", "score", error=NotFinite):
             logistic(z)
     assert 0 < logistic(-1e9) < logistic(1e9) <= 1
     row = Output(torch.zeros(1, VOCAB), torch.full((1, HIDDEN), math.nan)).rows(Sampling())

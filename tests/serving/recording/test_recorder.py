@@ -124,7 +124,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     _, recorder = run("autoregressive", recorded=True, max_tokens=60, shadow=False)
     assert recorder is not None
     assert recorder.failed
-    assert recorder._said == {"target": {}, "draft": {}}
+    assert recorder._rows == {"target": {}, "draft": {}}
 
 
 @pytest.mark.parametrize("guesses", [10, 16, 32])
@@ -221,7 +221,7 @@ def test_what_waits_holds_its_own_rows_and_not_the_batch() -> None:
     job = engine.submit(PROMPT, Sampling(max_tokens=20), strategy)
     recorder = PositionRecorder(job.session, lossless=True, hidden=True)
     engine.run([job])
-    kept = [said.output for of_role in recorder._said.values() for rows in of_role.values() for said in rows]
+    kept = [row.output for of_role in recorder._rows.values() for rows in of_role.values() for row in rows]
     assert len(kept) > 10
     for output in kept:
         assert output.compact.untyped_storage().nbytes() == VOCAB * 4

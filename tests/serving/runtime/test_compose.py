@@ -11,7 +11,6 @@ import torch
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.verifier import Verifier
-from serving.errors import DraftwellError
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.acceptance.rescue import Rescue
 from serving.runtime.drafting.cascade import Cascade
@@ -25,6 +24,7 @@ from serving.runtime.schedules.intertwined import intertwined
 from serving.runtime.schedules.serial import serial
 from serving.runtime.strategies import Strategy, build_strategy
 from serving.runtime.strategies.compose import compose
+from tests.support.errors import raises_code
 from tests.support.models.enumeration import joint_law, true_law
 from tests.support.models.joint_distributions import furthest
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
@@ -129,7 +129,7 @@ def test_drafts_end_at_the_first_distrusted_token():
     assert inside
     assert not any(draft[-1] for draft in inside[:-1])
     assert {len(draft) for draft in drafts} >= {1, 3}
-    with pytest.raises(DraftwellError, match="before or scalars"):
+    with raises_code("unsupported_features", "before", "scalars"):
         Untrusted(trusting(("after",)))
 
 
@@ -176,7 +176,7 @@ def test_rescue_in_spide_keeps_what_the_gate_lets_through_and_saves_target_calls
 def test_a_composition_names_the_model_it_lacks():
     models = table_pair(8)
     del models["draft"]
-    with pytest.raises(DraftwellError, match="composed needs a draft"):
+    with raises_code("model_missing", "composed", "draft"):
         Engine(models).generate([1], Sampling(max_tokens=3), cascade())
     lookup = compose(lambda session: serial(session, NGram(3, 4), Exact()), roles=("target",))
     assert len(Engine(models).generate([1], Sampling(max_tokens=3), lookup).output) == 3

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from serving.errors import DraftwellError
 from serving.runtime.custom_generate import draftwell_generate
+from tests.support.errors import raises_code
 from tests.support.models.resources import table_resources
 from tests.support.models.tiny import EOS, llama, near
 
@@ -43,7 +43,7 @@ def test_a_padded_batch_gets_generates_own_tokens(models: tuple[Any, Any], strat
 def test_the_modules_are_as_they_were_even_after_an_error(models: tuple[Any, Any]) -> None:
     target, draft = models
     before = [(m.config._attn_implementation, m.training) for m in models]
-    with pytest.raises(DraftwellError, match="vocabulary"):
+    with raises_code("token_out_of_vocabulary", "token 999"):
         target.generate(torch.tensor([[999]]), max_new_tokens=2, do_sample=False, custom_generate=draftwell_generate(assistant_model=draft))
     assert [(m.config._attn_implementation, m.training) for m in models] == before
 
@@ -119,12 +119,12 @@ def test_a_streamer_hears_prompt_and_output(models: tuple[Any, Any]) -> None:
     ({"min_new_tokens": 4, "eos_token_id": EOS}, "MinNewTokensLengthLogitsProcessor")])
 def test_what_would_be_ignored_is_refused(models: tuple[Any, Any], asked: dict[str, Any], named: str) -> None:
     target, draft = models
-    with pytest.raises(DraftwellError, match=named):
+    with raises_code("unsupported_option", named):
         target.generate(PROMPTS[1:2], **{"max_new_tokens": 5, "do_sample": False, **asked},
                         custom_generate=draftwell_generate(assistant_model=draft))
 
 
 def test_a_draft_in_the_wrong_place_is_told_the_right_one(models: tuple[Any, Any]) -> None:
     target, draft = models
-    with pytest.raises(DraftwellError, match="draftwell_generate"):
+    with raises_code("model_missing", "draftwell_generate", "assistant_model"):
         target.generate(PROMPTS[1:2], max_new_tokens=5, do_sample=False, assistant_model=draft, custom_generate=draftwell_generate())

@@ -15,6 +15,7 @@ from serving.runtime.output import Output
 from serving.runtime.random_streams import RandomStream, Streams
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows, adjusted, residual, warp
+from tests.support.errors import raises_code
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(torch.tensor)
 DISTINCT = st.lists(st.integers(-800, 800), min_size=2, max_size=12, unique=True).map(lambda values: torch.tensor(values) / 100)
@@ -147,7 +148,7 @@ LOOKS = {"top": lambda r: r.top, "probs": lambda r: r.probs(0), "raw": lambda r:
 @pytest.mark.parametrize("support", [None, torch.tensor([0, 3])], ids=["whole", "reduced"])
 def test_nan_and_infinite_logits_of_any_row_are_named_at_the_first_look(look, bad, temperature, support):
     logits = torch.tensor([[1.0, 2.0], [1.0, bad], [1.0, 2.0]])
-    with pytest.raises(NotFinite, match="NaN or infinite") as caught:
+    with raises_code("not_finite", "logits", error=NotFinite) as caught:
         look(Output(logits, torch.zeros(3, 4), support, 5).rows(Sampling(temperature=temperature)))
     assert "\n" not in str(caught.value)
 
@@ -200,7 +201,7 @@ WRONG = [{"max_tokens": 0}, {"temperature": -1}, {"temperature": math.inf}, {"te
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_wrong_sampling_is_refused(wrong):
-    with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+    with raises_code("invalid_request", next(iter(wrong)), error=InvalidRequest):
         Sampling(**wrong)
 
 

@@ -73,7 +73,8 @@ class OnnxModel:
         slot = self.slots.open_branch()
         if slot >= self.slots.count * (1 + BRANCHES):
             self.slots.close(slot)
-            raise DraftwellError(f"a draft in ONNX Runtime holds {1 + BRANCHES} sequences a request at most: draft fewer")
+            raise DraftwellError(f"a draft in ONNX Runtime holds {1 + BRANCHES} sequences a request at most: draft fewer",
+                                 code="too_many_branches")
         return slot
 
     def close(self, slot: int) -> None:

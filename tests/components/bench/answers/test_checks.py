@@ -14,12 +14,12 @@ from components.bench.answers.checks import (
     assertions_program,
     body,
     checker_for,
-    choice_said,
-    number_said,
     passes_assertions,
     passes_unit_test,
     picks_the_choice,
     says_the_number,
+    stated_choice,
+    stated_number,
     unit_test_program,
     without_prose,
 )
@@ -45,13 +45,13 @@ def asked(prompt: str = "?", task: str | None = None, reference: str | None = No
     ("16 - 4", "4"), ("= -4", "-4"), ("−4", "-4"), ("-$20", "-20"), ("$-20", "-20"), ("10-20", "20"), (".5", "1/2"), ("1,2345", "2345"),
     ("in 2024, 3 of them", "3"), ("v2 has 7 parts, see H2", "7"), ("1,000,000 people", "1000000"), ("উত্তর ১৮", "18")])
 def test_the_number_of_an_answer(text: str, number: str) -> None:
-    assert number_said(text) == Fraction(number)
+    assert stated_number(text) == Fraction(number)
 
 
 def test_no_number_is_none_and_many_digits_do_no_harm() -> None:
-    assert number_said("none at all") is None
-    assert number_said("") is None
-    assert number_said("7" * 10_000) is not None  # int() refuses so many
+    assert stated_number("none at all") is None
+    assert stated_number("") is None
+    assert stated_number("7" * 10_000) is not None  # int() refuses so many
 
 
 @pytest.mark.parametrize(("prompt", "answer", "right"), [
@@ -79,7 +79,7 @@ CHOICES = ["bank", "library", "department store", "store", "new york", "twice", 
     ("maybe (A), maybe (B)", None), ("twice", None),
     ("a bank or a library", None), ("bankers", None), ("A building", None), ("", None), ("H", None)])
 def test_the_letter_of_an_answer(text: str, letter: str | None) -> None:
-    assert choice_said(text, CHOICES) == letter
+    assert stated_choice(text, CHOICES) == letter
 
 
 @pytest.mark.parametrize("fields", [
@@ -178,7 +178,7 @@ def test_reference_numbers_pass_and_others_do_not(name: str) -> None:
     assert {checker_for(prompt) for prompt in prompts} == {says_the_number}
     for prompt in prompts:
         assert prompt.reference is not None
-        number = number_said(prompt.reference)
+        number = stated_number(prompt.reference)
         assert number is not None
         assert says_the_number(prompt, prompt.reference), prompt.id
         assert not says_the_number(prompt, f"{prompt.reference.partition('####')[0]}\n#### {float(number) + 1}"), prompt.id

@@ -13,6 +13,7 @@ from serving.runtime.commands import Forward
 from serving.runtime.models.slots import Slots
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
+from tests.support.errors import raises_code
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -64,14 +65,14 @@ def test_models_that_would_give_wrong_numbers_are_refused():
     import transformers as tf
 
     neo = tf.GPTNeoConfig(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]])
-    with pytest.raises(DraftwellError, match="gpt_neo models bring their own attention"):
+    with raises_code("unsupported_architecture", "gpt_neo", "attention code"):
         TransformersModel(tf.AutoModelForCausalLM.from_config(neo))
     for adapter in (TransformersModel, over_slots):
-        with pytest.raises(DraftwellError, match="llama models scale their logits"):
+        with raises_code("unsupported_architecture", "llama", "logits_scaling"):
             adapter(tf.AutoModelForCausalLM.from_config(tf.LlamaConfig(**SIZES, logits_scaling=4.0)))
     sinks = tf.GptOssConfig(vocab_size=61, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
                             num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
-    with pytest.raises(DraftwellError, match="gpt_oss models have attention sinks"):
+    with raises_code("unsupported_architecture", "gpt_oss", "attention sinks"):
         TransformersModel(tf.AutoModelForCausalLM.from_config(sinks))
 
 

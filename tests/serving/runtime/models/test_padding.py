@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.padding import feed_forwards, pad_to, parameter_count
 from serving.runtime.models.transformers_model import TransformersModel
+from tests.support.errors import raises_code
 from tests.support.models.tiny import llama
 from tests.support.paths import REPO
 
@@ -94,12 +94,12 @@ def test_zeros_are_written_pages() -> None:
 
 @pytest.mark.parametrize("parameters", [10, float("inf"), float("nan"), -1.0])
 def test_a_number_that_cannot_be_reached_is_refused(parameters: float) -> None:
-    with pytest.raises(DraftwellError, match="larger number"):
+    with raises_code("bad_pad_target", f"{parameters:g}"):
         pad_to(copy.deepcopy(llama(1)), parameters)
 
 
 def test_a_feed_forward_of_another_shape_is_refused() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    with pytest.raises(DraftwellError, match="Llama-shaped"):
+    with raises_code("unsupported_architecture", "gpt2", "Llama"):
         pad_to(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=24)), 1e6)

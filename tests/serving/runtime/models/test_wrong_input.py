@@ -19,6 +19,7 @@ from serving.runtime.output import Output
 from serving.runtime.pair import over_slots
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, Strategy, build_strategy
+from tests.support.errors import raises_code
 from tests.support.models.resources import table_pair, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
 from tests.support.models.variants import VARIANTS
@@ -175,7 +176,7 @@ def test_weights_without_room_are_not_called_broken(tmp_path, monkeypatch):
 
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
-    with pytest.raises(OutOfMemory, match="smaller dtype"):
+    with raises_code("out_of_memory", tmp_path.name, "smaller dtype", error=OutOfMemory):
         load_module(tmp_path, torch.float32, "cpu")
 
 
@@ -221,7 +222,7 @@ def test_vocabularies_that_differ_are_refused_by_name():
     models = table_pair(vocab=8)
     models["draft"] = TableModel.random(vocab_size=5, seed=0)
     engine = Engine(models)
-    with pytest.raises(VocabularyMismatch, match="the draft knows 5 tokens and the target 8"):
+    with raises_code("vocabulary_mismatch", "draft knows 5", "target 8", error=VocabularyMismatch):
         engine.submit([1], Sampling(), build_strategy("vanilla_sd"))
     assert len(engine.generate([1], Sampling(max_tokens=3), build_strategy("autoregressive")).output) == 3
 
@@ -237,7 +238,7 @@ def lengths_of(name: str) -> list[tuple[str, int]]:
 def test_gamma_zero_is_one_line(name):
     required = next((parameters for known, parameters in VARIANTS if known == name), {})
     for field, minimum in lengths_of(name):
-        with pytest.raises(DraftwellError, match=field) as caught:
+        with raises_code("bad_parameter", field) as caught:
             build_strategy(name, {**required, field: minimum - 1})
         assert "\n" not in str(caught.value)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from serving.artifacts.acceptance_table import EDGES, MIDPOINTS, AcceptanceTable
-from serving.errors import DraftwellError
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
+from tests.support.errors import raises_code
 from tests.support.models.counters import judged_positions
 from tests.support.models.resources import ORIGIN, counting_pair, table_pair, table_resources
 
@@ -91,7 +91,7 @@ def test_a_continuation_that_is_unlikely_to_be_kept_ends_early(monkeypatch):
 
 def test_a_shorter_continuation_needs_a_continuation():
     for settings in ({"parallel": False}, {"dynamic": False}):
-        with pytest.raises(DraftwellError, match="overlap_tau"):
+        with raises_code("bad_parameter", "overlap_tau"):
             build_strategy("spide", {"overlap_tau": 0.1, **settings}, table_resources())
 
 
