@@ -1,4 +1,8 @@
-"""Settings of the pipeline: strict, validated before anything runs, the same for the CLI, the flows and deployments."""
+"""Settings of the pipeline: strict, validated before anything runs, the same for the CLI, the flows and deployments.
+
+Prompts and tokens here are the demo's and the schedules'. Those of a single command are in components/collect/settings.py and
+components/tune/settings.py.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,6 @@ class PipelineSettings(BaseModel):
     runner: str = Field("threads", pattern="^(threads|ray)$", description="where shards and replays run; timings are always "
                         "taken in one place, one at a time")
     workers: int = Field(1, ge=1, description="shards or replays at the same time")
-
 
     def evidence(self, pair: str) -> dict[str, Any]:
         """What is published with a release: all but the folders and files of this machine; `pair` is the pair's name."""

@@ -26,7 +26,8 @@ def targets_own(table: pa.Table) -> pa.Table:
         raise TraceError("the trace holds no rows: collect one with `draftwell collect`", code="empty_trace")
     rows = table.filter(pc.equal(table.column("kind"), "target"))
     if rows.num_rows == 0:
-        raise TraceError("the trace holds no text written by the target: collect with the prefix kind target", code="no_target_texts")
+        raise TraceError("the trace holds no text written by the target: collect some with `draftwell collect --kinds target --fresh`",
+                         code="no_target_texts")
     return rows
 
 

@@ -119,7 +119,8 @@ def verifier_prediction(verifier: Verifier, rival: Any, trace: TraceSet) -> tupl
     """
     examples = read_examples(trace)
     if missing := absent(verifier, examples):
-        raise DraftwellError(f"the traces lack the feature {missing}, which the verifier reads: collect them again with it",
+        raise DraftwellError(f"the traces lack the feature {missing}, which the verifier reads: collect them "
+                             "again (`draftwell collect --fresh`)",
                              code="feature_missing")
     tested, notes = untouched(verifier, examples, trace)
     labels = tested.ratio <= verifier.ratio

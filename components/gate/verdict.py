@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from serving.errors import DraftwellError
+
 
 @dataclass(frozen=True)
 class Thresholds:
@@ -23,8 +25,15 @@ class Thresholds:
 
     @classmethod
     def of(cls, gates: Mapping[str, Any]) -> Thresholds:
-        """Those of a gates file."""
-        return cls(**{field.name: gates[field.name] for field in fields(cls) if field.name in gates})
+        """Those of a gates file.
+
+        Raises:
+            DraftwellError: a threshold that no check reads.
+        """
+        if unknown := sorted(set(gates) - {field.name for field in fields(cls)}):
+            raise DraftwellError(f"no check reads the threshold {', '.join(unknown)}: add it to Thresholds in components/gate/verdict.py "
+                                 "or remove it from registry/gates.yaml", code="unknown_threshold")
+        return cls(**gates)
 
 
 @dataclass(frozen=True)

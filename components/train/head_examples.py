@@ -43,7 +43,8 @@ def read_mixed(pair: LoadedPair, trace: TraceSet, mixing: float, seed: int) -> E
     rng = np.random.default_rng(seed)
     parts = [mixed_text(pair, rows, mixing, rng) for rows in target_texts(trace.read(COLUMNS))]
     if not parts:
-        raise DraftwellError(f"{trace.folder} holds no text written by the target: collect with the prefix kind target",
+        raise DraftwellError(f"{trace.folder} holds no text written by the target: collect some with "
+                             "`draftwell collect --kinds target --fresh`",
                              code="no_target_texts")
     states, ratio, confidence, accepted, prompt = (np.concatenate(values) for values in zip(*parts, strict=True))
     for name, values in (("hidden states", states), ("ratio", ratio), ("confidence", confidence), ("probability of acceptance", accepted)):

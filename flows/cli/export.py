@@ -1,4 +1,4 @@
-"""`draftwell export`: the tuned settings in another engine's format."""
+"""`draftwell export`: the tuned settings in another engine's format. The command has one parameter for each flag."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
                "--save-draft", help="New folder for the complete weights of a distilled draft, which other engines need.")] = None,
            out: Annotated[Path | None, typer.Option("--out", help="File to write (default: print the document).")] = None) -> None:
     """Write the tuned settings as documented settings of another engine, with notes on what it cannot express.
-
-    One parameter of this function is one flag.
 
     Example: draftwell export --to vllm --pair vicuna-68m-7b --config config.json --out vllm.json
     """

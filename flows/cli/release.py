@@ -49,15 +49,15 @@ def gate(pair: Pair = "default", device: Device = DEFAULTS.device,
              "--dry-run", help="Measure and judge, but keep no verdict and move no alias; the exit code is that of the verdict.")]
          = DEFAULTS.dry_run,
          unmeasured: Annotated[str | None, typer.Option(
-             "--unmeasured", help="Let the release pass although the champion or the traces cannot be measured here; this reason is kept "
-                                  "with the verdict.")] = DEFAULTS.unmeasured,
+             "--unmeasured", help="Reason to pass a release although the champion or the traces cannot be measured on this machine; "
+                                  "stored with the verdict.")] = DEFAULTS.unmeasured,
          markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the verdict as Markdown, for a pull request.")] = None,
          junit: Annotated[Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML, for CI.")] = None,
          prompts: Prompts = None, limit: Limit = DEFAULTS.limit, max_tokens: MaxTokens = DEFAULTS.max_tokens, dtype: DtypeOption = None,
          threads: Threads = None) -> None:
     """Judge a release, or this checkout against its recorded baseline; exit code 1 if the gate fails, 2 on an error.
 
-    Without a release (a fresh clone) only the deterministic part is judged.
+    Without a release (a fresh clone) only counts (target calls, accepted tokens) and outputs are compared with registry/baselines.
 
     Example: draftwell gate --pair default
     """

@@ -54,7 +54,7 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
         with_weights: copy the models into the bundle.
     Raises:
         DraftwellError: the release is missing or ungated, or the models are others; nothing was changed. Or it was rolled back, or
-            another became champion in its place, while it was built: the bundle is kept, `current` is not moved.
+            another became champion in its place, while it was built: the bundle is kept, `current` still points to the old one.
     """
     release = find_release(store, pair_spec.name, device, alias)
     crowned = alias == "champion" or is_champion(store, release)
@@ -168,9 +168,9 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
         if why == withdrawal(release):
             why = "it is not the champion any more" if crowned and not is_champion(store, release) else None
         if why:
-            raise DraftwellError(f"{bundle} stands, but `current` is not moved to {release.name}, {why}: run "
-                                 f"`draftwell deploy --pair {release.pair}` where the champion of today has no bundle",
-                                 code="link_not_moved")
+            raise DraftwellError(f"{release.name}: {why}; the bundle was built at {bundle}, but `current` still points to the old one: "
+                                 f"run `draftwell deploy --pair {release.pair}` if the present champion has no bundle",
+                                 code="current_not_moved")
         link_current(bundle.parent, bundle)
 
 

@@ -1,38 +1,92 @@
-"""The example of docs/add_a_gate.md, run as it stands."""
+"""The example of docs/add_a_gate.md, run as it stands: its three fields, its judgement, and its line of gates.yaml."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
-from components.gate.gate import Check, GateVerdict
+from pydantic import Field
 
-from registry.gates import Gates
+import registry.gates
+from components.bench.schema import BenchEntry
+from components.gate.verdict import Check, GateVerdict, Thresholds
+from registry.gates import Gates, load_gates
+from registry.strict import read_yaml
+from tests.support.errors import raises_code
 from tests.support.markdown import fences
 
 BLOCKS = [fence for fence in fences() if fence.page.name == "add_a_gate.md"]
+MODULE = "add_a_gate_example"
 
 
-@pytest.fixture(scope="module")
-def judge() -> Any:
-    known: dict[str, Any] = {"Mapping": Mapping, "Any": Any, "Check": Check, "GateVerdict": GateVerdict}
-    source = next(block.body for block in BLOCKS if "def judge_first_token" in block.body)
-    exec(compile(source, "add_a_gate.md", "exec", dont_inherit=True), known)
-    return known["judge_first_token"]
+def block(part: str) -> str:
+    """The only Python block with this text."""
+    (found,) = [b.body for b in BLOCKS if b.language == "python" and part in b.body]
+    return found
 
 
-@pytest.mark.parametrize(("candidate", "passed"), [(100.0, True), (150.0, True), (151.0, False)])
-def test_the_judgement(judge: Any, candidate: float, passed: bool) -> None:
-    thresholds = yaml.safe_load(next(block.body for block in BLOCKS if block.language == "yaml"))
-    assert judge(candidate, 100.0, thresholds).passed is passed
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module with `NewGates`, `NewThresholds` and `judge_first_token`, made of the page's blocks."""
+    module: Any = ModuleType(MODULE)
+    monkeypatch.setitem(sys.modules, MODULE, module)  # dataclasses and pydantic look annotations up there
+    vars(module).update(Gates=Gates, Field=Field, Thresholds=Thresholds, dataclass=dataclass, BenchEntry=BenchEntry, Check=Check,
+                        GateVerdict=GateVerdict)
+    source = (f"class NewGates(Gates):\n    {block('max_ttft_ratio: float = Field')}\n"
+              f"@dataclass(frozen=True)\nclass NewThresholds(Thresholds):\n    {block('max_ttft_ratio: float | None')}\n"
+              + block("def judge_first_token"))
+    exec(compile(source, "add_a_gate.md", "exec", dont_inherit=True), vars(module))
+    return module
 
 
-def test_an_absent_threshold_is_not_checked(judge: Any) -> None:
-    assert judge(1000.0, 1.0, {}).checks == ()
+@pytest.fixture
+def gates_file(tmp_path: Path) -> Path:
+    """The project's thresholds with the page's."""
+    added = next(b.body for b in BLOCKS if b.language == "yaml")
+    (tmp_path / "gates.yaml").write_text((Path(registry.gates.HERE) / "gates.yaml").read_text() + "\n" + added)
+    return tmp_path / "gates.yaml"
+
+
+def entry(first_token: float | None) -> BenchEntry:
+    return BenchEntry(strategy="spide", ttft_ms=first_token)
+
+
+@pytest.mark.parametrize(("candidate", "passed"), [(100.0, True), (150.0, True), (151.0, False), (None, False)])
+def test_the_judgement(example: Any, gates_file: Path, candidate: float | None, passed: bool) -> None:
+    thresholds = example.NewThresholds.of(read_yaml(gates_file, example.NewGates).model_dump())
+    judge: Callable[..., GateVerdict] = example.judge_first_token
+    assert thresholds.max_ttft_ratio == 1.5
+    assert judge(entry(candidate), entry(100.0), thresholds).passed is passed
+
+
+def test_an_absent_threshold_is_not_checked(example: Any) -> None:
+    assert example.judge_first_token(entry(1000.0), entry(1.0), example.NewThresholds()).checks == ()
+
+
+def test_a_forgotten_place_is_an_error(example: Any, gates_file: Path) -> None:
+    with raises_code("unknown_key", "max_ttft_ratio"):
+        load_gates(gates_file)
+    with raises_code("unknown_threshold", "max_ttft_ratio", "components/gate/verdict.py"):
+        Thresholds.of(read_yaml(gates_file, example.NewGates).model_dump())
+
+
+def test_the_named_places_exist() -> None:
+    """What the page tells a reader to edit; `BenchJudge.of` is where its last block is called."""
+    from flows.steps.gate import BenchJudge
+
+    page = BLOCKS[0].page.read_text()
+    assert all(name in page for name in ("`Gates`", "`Thresholds`", "`BenchJudge.of`", "`gate_release`", "`CLOCKED`"))
+    assert callable(BenchJudge.of)
+    assert "max_ttft_ratio" in yaml.safe_load(next(b.body for b in BLOCKS if b.language == "yaml"))
 
 
 def test_the_threshold_is_not_taken_yet() -> None:
     """Otherwise the page would tell a reader to add what is there."""
     assert "max_ttft_ratio" not in Gates.model_fields
+    assert not hasattr(Thresholds, "max_ttft_ratio")

@@ -1,4 +1,4 @@
-"""`draftwell collect`: traces of the texts that target and draft write."""
+"""`draftwell collect`: traces of the texts that target and draft write. The command has one parameter for each flag."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
             threads: Threads = None) -> None:
     """Collect traces: texts of the target and the draft, with what both models say at every position.
 
-    A run that was stopped resumes where it was. One parameter of this function is one flag.
+    A run that was stopped resumes where it was.
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """

@@ -1,4 +1,4 @@
-"""`draftwell distill`: a draft for a target that has no small sibling."""
+"""`draftwell distill`: a draft for a target that has no small sibling. The command has one parameter for each flag."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def distill(target: Annotated[str, typer.Option(
             dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None, publish: Publish = True) -> None:
     """Make a draft of a few of a target's own layers, trained on what the target writes, and a pair of both.
 
-    A run that was stopped resumes where it was. One parameter of this function is one flag.
+    A run that was stopped resumes where it was.
 
     Example: draftwell distill --target HuggingFaceTB/SmolLM2-360M-Instruct --minutes 60
     """

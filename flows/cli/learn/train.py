@@ -37,8 +37,8 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
                                                                      "prompts is held out.")] = None,
           ratio: Annotated[float | None, typer.Option("--ratio", help="Verifier: lambda, the largest q/p of an acceptable token; "
                                                                         "default: 1.2.")] = None,
-          eta_fp: Annotated[float | None, typer.Option("--eta-fp", help="Verifier: share of tokens with q/p > 1 that it may keep, which "
-                                                                          "sets its threshold; default: 0.1.")] = None,
+          eta_fp: Annotated[float | None, typer.Option("--eta-fp", help="Verifier: false-positive rate that sets its threshold: share of "
+                                                                          "tokens with q/p > 1 that it may accept; default: 0.1.")] = None,
           features: Annotated[str | None, typer.Option("--features", help="Verifier: comma-separated names out of before, after and "
                                                                             "scalars; default: the best set by cross-validation.")] = None,
           seed: Seed = 0, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:

@@ -48,7 +48,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
              "--study", help="SQLite file of trials to resume or to create; default: the workspace's.")] = None,
          pad_target: PadTarget = None, publish: Publish = True, runner: RunnerOption = Runner.threads, workers: Workers = 1,
          dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
-    """Choose strategy and parameters: many by replay, a few by measurement; plain decoding where nothing is surely faster.
+    """Replays many configurations, measures the best few, and picks plain decoding unless one is measurably faster.
 
     An interrupted run resumes where it stopped. The choice is registered as a release, the candidate, together with the artifacts of
     the workspace. With --pad-target nothing is saved or registered.

@@ -2,8 +2,8 @@
 
 Clients are served round robin, and a client's own requests keep their order. So a client that sends a thousand requests delays another
 client's by one request per round, not by a thousand. When the queue is full, a new request displaces the newest request of the client
-with the most waiting, if that one has not started and the new client would not then have more waiting; otherwise the new one is refused. A
-request for several answers is several tickets, which are queued and displaced together.
+with the most waiting, only if that request has not started and the new client would still have no more waiting than the other;
+otherwise the new one is refused. A request for several answers is several tickets, which are queued and displaced together.
 """
 
 from __future__ import annotations

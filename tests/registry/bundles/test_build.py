@@ -251,7 +251,7 @@ def test_the_bundle_before_is_linked_again_if_it_is_whole_and_the_releases_own(
     assert relink(champion, good, tmp_path / "elsewhere") is None
     assert relink(champion, good, out) == first
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
-    with raises_code("link_not_moved", "`current`", "release.tiny.cpu version 2", "not the champion"):
+    with raises_code("current_not_moved", "release.tiny.cpu version 2", "not the champion any more", "`current`"):
         relink(champion, find_release(champion, "tiny", "cpu", 2), out)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
     link_current(out / "tiny", out / "tiny" / "2-cpu")
@@ -334,7 +334,7 @@ def test_a_rollback_is_not_undone_by_a_build_that_still_runs(
         return runtime_wheel()
 
     monkeypatch.setattr(registry.bundles.build, "runtime_wheel", held_up)
-    with raises_code("link_not_moved", "`current`", "release.tiny.cpu version 2", "rolled back", "too slow"):
+    with raises_code("current_not_moved", "release.tiny.cpu version 2", "it was rolled back on", "too slow", "`current`"):
         build_bundle(second, spec, files, alias=alias, out=out)
     assert os.readlink(out / "tiny" / "current") == "1-cpu"
     assert newest_champion(second) == 1
