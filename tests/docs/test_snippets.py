@@ -14,7 +14,7 @@ import yaml
 from registry.pairs import PairSpec
 from tests.support.markdown import SHELL, Fence, fences
 
-LANGUAGES = {*SHELL, "python", "json", "yaml", "toml", "text", "html", "http", "dockerfile", "ini"}
+LANGUAGES = {*SHELL, "python", "json", "yaml", "toml", "text", "html", "http", "dockerfile", "ini", "diff"}
 OURS = ("flows", "components", "registry", "serving")
 
 
