@@ -60,7 +60,7 @@ class Rows(Protocol):
 
     @property
     def top(self) -> list[int]:
-        """The most likely token of each row."""
+        """The most likely token of each row, after penalties and biases; not the argmax of the raw row."""
 
     def probs(self, row: int) -> Tensor:
         """Warped probabilities `[vocab]` float32 of a row."""

@@ -51,19 +51,28 @@ class Strategy(ABC):
     """Base of all strategies. Class attributes describe it to people (`draftwell strategies`)."""
 
     name: ClassVar[str]
+    """Key in `STRATEGIES`, as users write it: lower case with underscores."""
     lossless: ClassVar[bool]
+    """Whether outputs follow the target's distribution exactly; at temperature 0: whether they equal plain decoding's."""
     paper: ClassVar[str]
+    """Source in one line: author, year, arXiv number, algorithm or section; an unpublished rule: "none: " and what it is."""
     roles: ClassVar[tuple[Role, ...]] = ("target", "draft")
+    """Models that it runs: a pair without one of them is refused."""
     prefers_onnx: ClassVar[bool] = False
     """Whether the draft in ONNX Runtime takes the draft's place where the pair was loaded with it."""
     artifacts: ClassVar[tuple[str, ...]] = ()
-    overlaps: bool = False
+    """Kinds of the artifacts that it needs (keys of `KINDS`); `artifact` returns one of them."""
+    overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
+    """Its parameters, each with bounds and a description; one without a default must be given by the user."""
     search_space: ClassVar[Space] = {}
     """Parameter → values that a tuner may try; empty: the strategy is not tuned."""
     replayable: ClassVar[bool] = False
-    """Whether replay over a trace predicts the strategy exactly; else a tuner measures it."""
+    """Whether replay over a trace predicts the strategy exactly; else a tuner measures it.
+
+    True only for a lossless strategy that reads nothing but what a trace holds: docs/add_a_strategy.md, "Replayable".
+    """
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         self.config: Any = config

@@ -85,7 +85,7 @@ def test_engines_with_a_threshold_get_it(engine: str) -> None:
 @pytest.mark.parametrize(("engine", "strategy", "code", "fix"), [
     *((engine, strategy, "no_constant_length", "--draft-tokens") for engine, strategy in (
         ("vllm", "hf_dynamic"), ("sglang", "draft_verify"), ("transformers", "svip"), ("llama.cpp", "sprinter"))),
-    ("vllm", "pyramid_fuzzy", "three_models", "draftwell deploy"), ("tgi", "vanilla_sd", "unknown_engine", "vllm")])
+    ("vllm", "pyramid_fuzzy", "not_exportable", "draftwell deploy"), ("tgi", "vanilla_sd", "unknown_engine", "vllm")])
 def test_what_cannot_be_said_is_refused_with_the_mend(engine: str, strategy: str, code: str, fix: str) -> None:
     with raises_code(code, fix):
         export_config(engine, strategy, {}, WEIGHTS)
