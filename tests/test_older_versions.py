@@ -14,6 +14,7 @@ import pytest
 
 from components.collect.plan import is_complete
 from components.drift.spool import read_spool
+from components.tune.evidence import TuningEvidence
 from components.tune.report.html import write_tuning_report
 from flows.orchestration.deployments import settings_class
 from flows.steps.lineage import read_report, rows_of
@@ -65,7 +66,7 @@ def test_the_evidence_of_a_choice_is_shown_or_refused_in_one_line(tmp_path: Path
     assert config.evidence["trials"]
     refusal = ""
     try:
-        write_tuning_report(config.evidence, tmp_path, pair="tiny")
+        write_tuning_report(TuningEvidence.read(config.evidence), tmp_path, pair="tiny")
     except DraftwellError as error:
         refusal = str(error)
     assert (tmp_path / "tuning.html").is_file() or ("draftwell tune" in refusal and "\n" not in refusal), refusal

@@ -110,7 +110,7 @@ def open_bundle(path: Path) -> Bundle:
     """
     path = path.resolve()
     if not path.is_dir():
-        raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`")
+        raise BundleError(f"there is no bundle at {path}: build one with `draftwell deploy`", code="no_bundle")
     manifest = read_bundle_manifest(path)
     _check_tree(path, manifest)
     with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing lets go of the interpreter; the first wrong file in order is named
@@ -135,8 +135,8 @@ def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
         return
     for name, folder in written.items():
         if folder.resolve().is_relative_to(bundle):
-            raise BundleError(f"{name} would be {folder}, inside the bundle {bundle}, which may hold no file but its own: "
-                              f"let {name} name a folder elsewhere")
+            raise BundleError(f"{name} would be {folder}, inside the bundle {bundle}, where nothing may be written: "
+                              f"set {name} to another folder", code="folder_inside_bundle")
 
 
 def _check_tree(path: Path, manifest: Manifest) -> None:
@@ -146,7 +146,7 @@ def _check_tree(path: Path, manifest: Manifest) -> None:
     listed = {*manifest.files, MANIFEST, *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values())}
     for file in sorted(_entries(path)):
         if file.is_symlink():
-            raise BundleError(f"{file} is a link, and a bundle has none: remove it or deploy again")
+            raise BundleError(f"{file} is a link, and bundles must not contain links: remove it or deploy again", code="link_in_bundle")
         if file.parent in models and is_left_over(file.name, SIDECAR):
             continue
         if not file.is_dir() and file.relative_to(path).as_posix() not in listed:
@@ -164,7 +164,7 @@ def _check_file(path: Path, name: str, record: FileRecord) -> None:
     if not file.is_file():
         raise BundleError(f"the bundle lacks its file {file}: deploy again", code="missing_file")
     if (size := file.stat().st_size) != record.size:
-        raise BundleError(f"{file} has {size} bytes, not {record.size}: it was cut or changed, deploy again")
+        raise BundleError(f"{file} has {size} bytes, not {record.size}: it was truncated or changed, deploy again", code="changed_file")
     if sha256_file(file) != record.sha256:
         raise BundleError(f"{file} was changed since it was made (sha256 differs): deploy again", code="changed_file")
 
@@ -172,7 +172,7 @@ def _check_file(path: Path, name: str, record: FileRecord) -> None:
 def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     folder = path / "artifacts" / kind
     if kind not in KINDS:
-        raise BundleError(f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell")
+        raise BundleError(f"{path} holds a {kind}, which this runtime does not know: upgrade draftwell", code="newer_bundle")
     if f"artifacts/{kind}/artifact.json" not in manifest.files:
         raise BundleError(f"the bundle {path} lacks its artifact {kind}: deploy again", code="missing_file")
     try:
@@ -180,10 +180,10 @@ def _check_artifact(path: Path, kind: str, manifest: Manifest) -> None:
     except ArtifactError as error:
         raise BundleError(f"{folder} holds no artifact: deploy again", code="wrong_artifact") from error
     if found["kind"] != kind:
-        raise BundleError(f"{folder} holds a {found['kind']}, not a {kind}: deploy again")
+        raise BundleError(f"{folder} holds a {found['kind']}, not a {kind}: deploy again", code="wrong_artifact")
     if found["schema_version"] > KINDS[kind].schema_version:
         raise BundleError(f"the {kind} in {folder} has schema {found['schema_version']}, this runtime reads up to "
-                          f"{KINDS[kind].schema_version}: upgrade draftwell")
+                          f"{KINDS[kind].schema_version}: upgrade draftwell", code="newer_bundle")
     mark = found["provenance"]["fingerprint"]
     if KINDS[kind].fingerprinted and mark != manifest.fingerprint:
         raise BundleError(f"the {kind} in {folder} has fingerprint {mark[:12]}, the bundle "

@@ -86,24 +86,24 @@ def read_bundle_manifest(path: Path) -> Manifest:
     try:
         data: Any = json.loads(file.read_text())
     except FileNotFoundError as error:
-        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`") from error
+        raise BundleError(f"{path} is not a bundle (no {MANIFEST}): build one with `draftwell deploy`", code="no_bundle") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{file} is cut or not JSON: deploy again") from error
+        raise BundleError(f"{file} is truncated or not JSON: deploy again", code="damaged_manifest") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA:
-        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell")
+        raise BundleError(f"{file} has schema {version}, this runtime reads up to {SCHEMA}: upgrade draftwell", code="newer_bundle")
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again") from error
+        raise BundleError(f"{file} is not a bundle manifest ({place}: {first['msg']}): deploy again", code="damaged_manifest") from error
     if manifest.digest != digest_of_body({key: value for key, value in data.items() if key != "digest"}):
-        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again")
+        raise BundleError(f"{file} was changed since it was made (its digest differs): deploy again", code="changed_file")
     if "target" not in manifest.models:
-        raise BundleError(f"{file} names no target: deploy again")
+        raise BundleError(f"{file} names no target: deploy again", code="damaged_manifest")
     for name in (*manifest.files, *(record.folder for record in manifest.models.values())):
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again")
+            raise BundleError(f"{file} names the path {name!r}, which leaves the bundle: deploy again", code="damaged_manifest")
     return manifest

@@ -51,14 +51,14 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(m
     assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     (check,) = judge_release(entry, None, None, IDENTITY).checks
     assert not check.passed
-    assert "tokens were kept without the target's consent" in check.detail
+    assert "tokens were kept that the target did not choose" in check.detail
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_lossless_config_never_fails(seed: int) -> None:
     pair = noisy_pair(seed)
     name = ("vanilla_sd", "svip", "prompt_lookup", "spide")[seed % 4]
-    entry = identity_entry(pair, fixed_resources(pair), (name, {}), PROMPTS, max_tokens=48)
+    entry = identity_entry(pair, fixed_resources(pair), StrategyChoice(name), PROMPTS, max_tokens=48)
     assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     assert judge_release(entry, None, None, IDENTITY).passed
 
