@@ -79,6 +79,7 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_p
     from components.prompts.prompt import Prompt, ids_of
     from flows.steps.collect import context_for
     from flows.workspace import Workspace
+    from serving.runtime import model_files
     from serving.runtime import pair as loading
     from tests.support.collecting import small
 
@@ -90,7 +91,8 @@ def test_a_long_chat_template_cuts_nothing_from_a_message(pair_file: Path, tmp_p
         tokenizer.chat_template = "{% for message in messages %}" + words + "{{ message.content }}" + words + "{% endfor %}"
         return tokenizer
 
-    monkeypatch.setattr(loading, "load_tokenizer", wordy)
+    for module in (model_files, loading):
+        monkeypatch.setattr(module, "load_tokenizer", wordy)
     space = Workspace(str(pair_file))
     prompt = Prompt("p", None, ["one two"], raw=raw)
     needed = context_for(space, [prompt], small(max_tokens=6, rollout=4))

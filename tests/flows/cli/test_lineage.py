@@ -181,7 +181,7 @@ def test_mistakes_are_one_line(run: Any, home: Path, tmp_path: Path) -> None:
     whole = write("bench.json", spide={"artifacts": {"acceptance_table": "a" * 64}}).read_text()
     for name, text, words in (
             ("cut.json", whole[: len(whole) // 2], ("cut.json", "only a part")), ("empty.json", "", ("empty.json", "only a part")),
-            ("list.json", "[]", ("list.json", "no report")), ("verifier.json", '{"auc": 0.8}', ("verifier.json", "no report")),
+            ("list.json", "[]", ("list.json", "not a report")), ("verifier.json", '{"auc": 0.8}', ("verifier.json", "not a report")),
             ("old.json", json.dumps({"pair": "tiny", "strategies": {"spide": {"speedup": 1.2}}}), ("old.json", "names no origins")),
             ("none.json", json.dumps({"pair": "tiny", "strategies": {}}), ("none.json", "names no origins")),
             ("odd.json", json.dumps({"pair": "tiny", "strategies": {"spide": {"artifacts": "all"}}}), ("odd.json", "names no origins")),

@@ -52,9 +52,9 @@ def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
     gate = flows.orchestration.release_tasks.gate_release
 
-    def refuse(*arguments: Any, all_strategies: bool, **options: Any) -> dict[str, Any]:
-        result = gate(*arguments, all_strategies=all_strategies, **options)
-        if all_strategies:
+    def refuse(step: Any, prompts: Any, settings: Any, **options: Any) -> dict[str, Any]:
+        result = gate(step, prompts, settings, **options)
+        if settings.all_strategies:
             result |= {"passed": False, "checks": [{"passed": False, "detail": "too slow"}, {"passed": True, "detail": "fine"}]}
         return result
 

@@ -166,13 +166,13 @@ def test_a_lossy_config_called_lossless_is_caught(
     begin = IDENTITY_PROMPTS * (number // len(LOSSY))
     prompts = demo_prompts(begin + IDENTITY_PROMPTS)[begin:]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(exact, resources, (name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(exact, resources, StrategyChoice(name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     assert failed(judge_release(entry, None, None, Thresholds(lossless_identical=True))) == ["identical outputs"], entry.per_prompt
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "spide"])
 def test_a_lossless_config_is_none(exact: LoadedPair, spide_resources: StrategyResources, name: str) -> None:
-    entry = identity_entry(exact, spide_resources, (name, {}), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(exact, spide_resources, StrategyChoice(name), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
     assert judge_release(entry, None, None, Thresholds(lossless_identical=True)).passed, entry.per_prompt
 
 

@@ -230,7 +230,7 @@ def test_the_gate_is_not_judged_on_what_was_tuned_on(champion: Path, call: Calla
 
     seen: list[str] = []
 
-    def look(step: Any, prompts: Any, **options: Any) -> Any:
+    def look(step: Any, prompts: Any, *arguments: Any, **options: Any) -> Any:
         seen.extend(prompt.id for prompt in prompts)
         raise RuntimeError("seen")
 

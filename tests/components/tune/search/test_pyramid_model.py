@@ -137,4 +137,4 @@ def test_the_tuner_begins_with_what_is_predicted(pair: LoadedPair):
     assert {name: len(configs) for name, configs in first.items()} == {"pyramid_assisted": 4}
     for choice in first["pyramid_assisted"]:
         build_strategy(choice.name, dict(choice.parameters))
-    assert min(time_qualifier(pair, PROFILE).t_verify.values()) > 0
+    assert min(time_qualifier(pair).values()) > 0
