@@ -318,12 +318,12 @@ def test_tuning_waits_for_a_collection_that_takes_over_its_hours(place: Place, d
         collect_step = client.create_flow_run_from_deployment(deployment.id, state=Running()).id  # under way, so no worker takes it
         tuning = client.create_flow_run_from_deployment(client.read_deployment_by_name("tuning/tiny").id).id
     wait_for("a word that it waits", lambda: says(tuning, "waiting for collection/tiny ("), place.worker_log)
-    assert not says(tuning, "waiting for the turn of tiny")
+    assert not says(tuning, "waiting for a slot of ")
     with place.client() as client:
         assert (client.read_flow_run(collect_step).state.is_running(), client.read_flow_run(tuning).state.is_running()) == (True, True)
         client.set_flow_run_state(collect_step, Completed(), force=True)
     place.ended(tuning)
-    assert says(tuning, "waiting for the turn of tiny")
+    assert says(tuning, "waiting for a slot of ")
 
 
 def test_drift_starts_a_recalibration_with_what_the_check_said(place: Place) -> None:
