@@ -349,7 +349,7 @@ def test_a_hands_change_of_the_champion_is_not_undone_by_a_build_that_still_runs
 
     with monkeypatch.context() as patch:
         patch.setattr(registry.bundles.build, "runtime_wheel", held_up)
-        with raises_code("link_not_moved", "not the champion"):
+        with raises_code("current_not_moved", "not the champion"):
             build_bundle(second, spec, files, alias="2", out=tmp_path / "dist")
     assert os.readlink(tmp_path / "dist" / "tiny" / "current") == "1-cpu"
     assert build_bundle(second, spec, files, alias="2", out=tmp_path / "dist").name == "2-cpu", "who names a number knows what it is"
