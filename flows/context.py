@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.workspace import Workspace
-from serving.artifacts.base import digest_of
+from serving.artifacts.base import MANIFEST, digest_of, read_manifest
 from serving.artifacts.kinds import find_kind
 from serving.errors import DraftwellError
 from serving.files import write_json
 
 if TYPE_CHECKING:
+    from components.prompts.overlap import TrainingPrompts
+    from components.prompts.prompt import Prompt
+    from serving.artifacts.base import Artifact
     from serving.recording.trace import TraceSet
     from serving.runtime.pair import LoadedPair
 
 Bar = Callable[..., None]
+MADE_OF_NO_PROMPTS = ("hardware_profile",)
+"""Kinds of artifacts that learn nothing from prompts."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,9 @@ class StepContext:
     pair: LoadedPair
     bar: Bar | None = None
 
-    def report(self, name: str, value: Any) -> Path:
-        """Write a JSON report into the workspace."""
-        return write_json(self.workspace.reports / f"{name}.json", value)
+    def report(self, name: str, value: Any, *, per_device: bool = False) -> Path:
+        """Write a JSON report into the workspace; `per_device`: among those of this device."""
+        return write_json((self.workspace.device_reports if per_device else self.workspace.reports) / f"{name}.json", value)
 
     def stamp(self, kind: str) -> None:
         """Note in an artifact's pictures, freshly drawn, which one they are of."""
@@ -39,31 +44,93 @@ class StepContext:
 
         for picture in pictures_of(self.workspace, kind):
             if picture.suffix == ".png":
-                note_artifact(picture, digest_of(self.workspace.artifacts / kind))
+                note_artifact(picture, digest_of(self.workspace.folder(kind)))
 
     def parents(self, *kinds: str) -> dict[str, str]:
         """kind → digest of artifacts in the workspace that something is made from."""
-        return {k: digest_of(self.workspace.artifacts / k) for k in kinds if (self.workspace.artifacts / k).is_dir()}
+        folders = {kind: self.workspace.folder(kind) for kind in kinds}
+        return {kind: digest_of(folder) for kind, folder in folders.items() if folder.is_dir()}
 
 
-def open_trace(step: StepContext, folder: Path | None = None) -> TraceSet:
-    """The trace set to learn from."""
+def open_trace(step: StepContext, folder: Path | None = None, temperature: float = 0.0) -> TraceSet:
+    """The trace set to learn from; without a folder the workspace's for a temperature."""
     from components.collect.plan import is_complete
     from serving.recording.trace import TraceSet
 
-    traces = TraceSet(folder or step.workspace.traces, fingerprint=step.pair.fingerprint)
+    traces = TraceSet(folder or step.workspace.traces_at(temperature), fingerprint=step.pair.fingerprint)
     if not traces.shards:
-        raise DraftwellError(f"no traces in {traces.folder}: run `draftwell collect --pair "
-                             f"{step.workspace.spec.name}` first", code="no_traces")
+        sampled = f" --temperature {temperature:g}" if temperature else ""
+        raise DraftwellError(f"no traces in {traces.folder}: run `draftwell collect --pair {step.workspace.spec.name}{sampled}` first",
+                             code="no_traces")
     if not is_complete(traces.folder):
         raise DraftwellError(f"the collection in {traces.folder} is unfinished: run the same `draftwell collect` again, it resumes "
                              "where it stopped", code="collection_unfinished")
     return traces
 
 
+def training_prompts(space: Workspace, traces: Path | None = None, kinds: Iterable[str] = ()) -> TrainingPrompts:
+    """The prompts that a workspace's traces and artifacts were made from, so that nothing is measured on them.
+
+    Args:
+        traces: trace folder; None takes the workspace's.
+        kinds: of the artifacts, in the workspace or shipped with the pair, whichever strategies would get.
+    """
+    from components.collect.plan import prompt_hashes
+    from components.prompts.overlap import TrainingPrompts
+    from serving.recording.trace import TraceSet
+
+    found, recorded = TraceSet(traces or space.traces), dict[str, Iterable[str] | None]()
+    if found.shards:
+        hashes = prompt_hashes(found)
+        recorded["traces"] = None if hashes is None else hashes.values()
+    for kind in kinds:
+        folder = next((place / kind for place in (space.artifacts, space.shipped) if (place / kind / MANIFEST).is_file()), None)
+        if folder is not None and kind not in MADE_OF_NO_PROMPTS:
+            recorded[kind] = read_manifest(folder)["provenance"].get("training_prompts")
+    return TrainingPrompts.of(recorded)
+
+
+def prompts_behind(traces: TraceSet) -> list[str] | None:
+    """Hashes of the prompts of traces, for the provenance of what is made from them; None where they are not known."""
+    from components.collect.plan import prompt_hashes
+
+    hashes = prompt_hashes(traces)
+    return None if hashes is None else sorted(set(hashes.values()))
+
+
+def take_untouched(step: StepContext, used: TrainingPrompts, prompts: Sequence[Prompt], limit: int | None = None) -> list[Prompt]:
+    """At most `limit` prompts that nothing in `used` was made from; a person reads how many others were left out.
+
+    Raises:
+        DraftwellError: none is left (`no_untouched_prompts`).
+    """
+    left, lines = used.untouched(prompts, limit)
+    for line in lines:
+        step.workspace.say(line)
+    return left
+
+
+def artifact_prompts(artifacts: Mapping[str, Artifact], draft: Path | None = None) -> TrainingPrompts:
+    """The prompts that artifacts were made from.
+
+    Args:
+        artifacts: kind → artifact.
+        draft: the draft model's folder; one that was distilled is an artifact, too.
+    """
+    from components.prompts.overlap import TrainingPrompts
+
+    recorded: dict[str, Iterable[str] | None] = {
+        kind: artifact.provenance.training_prompts for kind, artifact in artifacts.items() if kind not in MADE_OF_NO_PROMPTS}
+    if draft is not None and (draft / MANIFEST).is_file():
+        recorded["distilled_draft"] = read_manifest(draft)["provenance"].get("training_prompts")
+    return TrainingPrompts.of(recorded)
+
+
 def pictures_of(space: Workspace, kind: str) -> list[Path]:
     """The plots and pages in the workspace's reports that belong to an artifact."""
-    return sorted(path for pattern in find_kind(kind).pictures for path in space.reports.glob(pattern))
+    of_kind = find_kind(kind)
+    reports = space.device_reports if of_kind.per_device else space.reports
+    return sorted(path for pattern in of_kind.pictures for path in reports.glob(pattern))
 
 
 def now() -> str:

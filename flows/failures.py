@@ -74,10 +74,12 @@ def worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
     A server or database that does not answer is worth waiting for, however its library words the error. (A plain function: Prefect
     takes any other callable for "never".)
     """
+    from prefect.task_engine import TaskRunTimeoutError
+
     error = state.data
     if not isinstance(error, BaseException):
         return True
-    if is_full(error):
+    if is_full(error) or isinstance(error, TaskRunTimeoutError):  # what hung for hours would hang again
         return False
     return will_pass(error) or not isinstance(error, MISTAKES)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from flows.context import Bar, StepContext
 from flows.progress import announce, counting
 from flows.workspace import Say, Workspace
 from serving.artifacts.pair_files import draftwell_home
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
@@ -30,7 +32,7 @@ def _loaded(*asked: Any) -> StepContext:
 
 def _load(name: str, dtype: str | None, device: str, slots: int, max_context: int | None, any_strategy: bool,
           pad_target: float | None, say: Say, *places: Path) -> StepContext:
-    workspace = Workspace(name, dtype, say)
+    workspace = Workspace(name, dtype, say, device)
     from serving.runtime.strategies import STRATEGIES
 
     strategies = STRATEGIES if any_strategy else ()
@@ -38,7 +40,7 @@ def _load(name: str, dtype: str | None, device: str, slots: int, max_context: in
                                              strategies=strategies))
 
 
-def open_pair(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, max_context: int | None = None,
+def open_pair(name: str, dtype: str | None = None, *, device: str = "cpu", slots: int = 4, max_context: int | None = None,  # noqa: PLR0913
                  say: Say = announce, bar: Bar | None = None, any_strategy: bool = True,
                  pad_target: float | None = None) -> StepContext:
     """A pair's workspace with its models; the last one loaded is kept. One parameter for each thing that decides whether it can be kept.
@@ -69,12 +71,36 @@ def worker_pool_of(settings: PipelineSettings) -> WorkerPool | None:
 
 
 def prompts_of(settings: PipelineSettings) -> dict[str, list[Prompt]]:
-    """The prompts of each pipeline step, cut from one file: bench first, then collect; calibration and tuning use some of collect's."""
+    """The prompts of each pipeline step, cut from one file: none is in two steps, whatever its id.
+
+    Where there are too few for all, the steps that want most get fewer.
+
+    Raises:
+        DraftwellError: fewer different prompts than steps (`too_few_prompts`).
+    """
+    from components.prompts.overlap import different
     from components.prompts.prompt import demo_prompts, read_prompts
 
-    rows = read_prompts(settings.prompts) if settings.prompts else demo_prompts()
-    bench = rows[: settings.bench_prompts]
-    rest = rows[settings.bench_prompts :] or rows
-    collect = rest[: settings.collect_prompts]
-    return {"bench": bench, "collect": collect, "calibrate": collect[: settings.calibrate_prompts],
-            "tune": collect[: settings.tune_prompts]}
+    rows = different(read_prompts(settings.prompts) if settings.prompts else demo_prompts())
+    wanted = {"bench": settings.bench_prompts, "collect": settings.collect_prompts, "calibrate": settings.calibrate_prompts,
+              "tune": settings.tune_prompts}
+    if len(rows) < len(wanted):
+        raise DraftwellError(f"{settings.prompts} holds {len(rows)} different prompts, and each of {', '.join(wanted)} needs some of its "
+                             "own: name a file of more", code="too_few_prompts")
+    cut, start = {}, 0
+    for step, count in shares(wanted, len(rows)).items():
+        cut[step] = rows[start : start + count]
+        start += count
+    return cut
+
+
+def shares(wanted: Mapping[str, int], total: int) -> dict[str, int]:
+    """How many of `total` each gets: what it wants, or less, taken from those that want most.
+
+    >>> shares({"bench": 16, "collect": 24, "tune": 8}, 100), shares({"bench": 16, "collect": 24, "tune": 8}, 28)
+    ({'bench': 16, 'collect': 24, 'tune': 8}, {'bench': 10, 'collect': 10, 'tune': 8})
+    """
+    given = dict(wanted)
+    for _ in range(sum(wanted.values()) - total):
+        given[max(given, key=given.__getitem__)] -= 1
+    return given

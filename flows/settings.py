@@ -7,15 +7,19 @@ components/tune/settings.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from components.tune.settings import DEFAULTS
+from serving.device import default_device
+
+if TYPE_CHECKING:
+    from components.bench.settings import QualityFloor
 
 PLACES = {"prompts", "spool", "reference", "out"}
 """Settings of all flows that name files and folders."""
-BESIDES = {"pair", "prompts", "spool", "runner", "workers"}
+BESIDES = {"pair", "prompts", "spool", "runner", "workers", "promote", "out", "step_hours"}
 """Settings that no result depends on: weights and prompts have digests of their own, and workers change nothing."""
 
 
@@ -32,16 +36,21 @@ class PipelineSettings(BaseModel):
     calibrate_prompts: int = Field(8, ge=1, description="prompts that fill the correction memory")
     tune_prompts: int = Field(8, ge=2, description="prompts that the shortlist is measured on; fewer than 8 choose plain decoding")
     tune_tokens: int = Field(40, ge=8, description="tokens per measured prompt")
-    trials: int = Field(DEFAULTS.trials, ge=1, description="configurations tried by replay")
-    bench_prompts: int = Field(16, ge=2, description="prompts of the final comparison, disjoint from the others where there are enough")
+    trials: int | None = Field(DEFAULTS.trials, ge=1, description="configurations tried by replay, at most; None: all there are")
+    bench_prompts: int = Field(16, ge=2, description="prompts of the final comparison, disjoint from the others, as all steps' prompts are")
     bench_tokens: int = Field(40, ge=8, description="tokens per prompt of the final comparison")
     lossless_only: bool = Field(DEFAULTS.constraints.lossless_only, description="choose among lossless strategies only")
-    max_quality_loss: float = Field(DEFAULTS.constraints.max_quality_loss, ge=0, le=1, description="of a lossy choice: relative loss, at "
-                                    "most, in the share of tokens that are the target's argmax, compared with plain decoding")
+    max_quality_loss: float | None = Field(None, ge=0, le=1, description="of a lossy choice: relative loss, at most, in the share of "
+                                           "tokens that are the target's argmax, compared with plain decoding; None: the gate's")
     max_cost_ratio: float | None = Field(DEFAULTS.constraints.max_cost_ratio, gt=0, description="target calls per token of the choice, at "
                                          "most, over those of vanilla speculative decoding at its fastest gamma; None: no limit")
-    device: str = Field("cpu", pattern="^(cpu|cuda)$")
+    device: str = Field(default_factory=default_device, pattern="^(cpu|cuda)$", description="device of models, artifacts and release")
     threads: int | None = Field(None, ge=1, description="CPU threads; None takes all cores; several workers share them")
+    step_hours: float = Field(12.0, gt=0, description="hours that a step of a flow may compute (collecting, training, calibrating, "
+                              "tuning, the gate) before it is stopped and its run fails")
+    promote: str | None = Field(None, pattern="^(auto|manual)$", description="whether a release that passed its gate is promoted and "
+                                "deployed, or waits until a person promotes it; None takes the pair's own")
+    out: Path = Field(Path("dist"), description="folder of bundles")
     runner: str = Field("threads", pattern="^(threads|ray)$", description="where shards and replays run; timings are always "
                         "taken in one place, one at a time")
     workers: int = Field(1, ge=1, description="shards or replays at the same time")
@@ -49,6 +58,16 @@ class PipelineSettings(BaseModel):
     def evidence(self, pair: str) -> dict[str, Any]:
         """What is published with a release: all but the folders and files of this machine; `pair` is the pair's name."""
         return {**self.model_dump(mode="json", exclude=PLACES), "pair": pair}
+
+
+def quality_floor() -> QualityFloor:
+    """What a lossy strategy must keep, in benches, tunings and gates alike: registry/gates.yaml says it."""
+    from components.bench.settings import QualityFloor
+    from registry.gates import load_gates
+
+    gates = load_gates()
+    return QualityFloor(min_argmax_share=gates.min_quality_ratio, max_rouge_l_loss=gates.max_rouge_l_loss,
+                        max_surprisal_shift=gates.max_surprisal_shift)
 
 
 class TrafficSettings(PipelineSettings):

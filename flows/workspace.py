@@ -1,9 +1,10 @@
 """Where a pair's traces and artifacts are on this machine, and how strategies get theirs.
 
-Everything of a pair and dtype is under `$DRAFTWELL_HOME/pairs/<pair>/<dtype>/`: `traces/`, `artifacts/<kind>/`,
-`reports/`. An artifact is looked for in three places: a folder that the user names, the workspace, and what the pair
-ships with. A hardware profile of another machine class is measured again; those of a padded target, and of a draft on
-another device than the target's, always, and they are never kept.
+Everything of a pair and dtype is under `$DRAFTWELL_HOME/pairs/<pair>/<dtype>/`: `traces/` (greedy texts), `traces_sampled/`,
+`artifacts/<kind>/`, `reports/`, and what is valid on one device only under `<device>/`: `artifacts/hardware_profile/`,
+`artifacts/decoding_config/`, `tuning/`, and the reports of tuning, gate and monitoring. An artifact is looked for in three places: a folder
+that the user names, the workspace, and what the pair ships with. A hardware profile of another machine class is measured again; those of
+a padded target, and of a draft on another device than the target's, always, and they are never kept.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.pairs import fetch, find_pair
-from serving.artifacts.kinds import find_kind
+from serving.artifacts.base import ArtifactError, read_manifest
+from serving.artifacts.kinds import KINDS, device_of, find_kind
 from serving.artifacts.pair_files import PairFiles, draftwell_home
 from serving.errors import DraftwellError
+from serving.temperature import class_of
 
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
@@ -31,21 +34,84 @@ class Workspace:
     Args:
         name: name or alias of the pair, or the path of a pair's YAML file.
         dtype: None takes the pair's own.
+        device: cpu or cuda, of what is valid on one device only; None takes `serving.device.default_device`.
         say: called with a line before each step that takes long.
     """
 
-    def __init__(self, name: str, dtype: str | None = None, say: Say = lambda line: None):
+    def __init__(self, name: str, dtype: str | None = None, say: Say = lambda line: None, device: str | None = None):
         self.name, self.spec = name, find_pair(name)
+        self._device = device
         self.dtype = dtype or self.spec.dtype
         self.say = say
         self.root = draftwell_home() / "pairs" / self.spec.name / self.dtype
         self.traces, self.artifacts, self.reports = (self.root / n for n in ("traces", "artifacts", "reports"))
         self._files: PairFiles | None = None
 
+    def traces_at(self, temperature: float) -> Path:
+        """Folder of the traces of a temperature: greedy ones and sampled ones do not replace each other."""
+        return self.traces if class_of(temperature) == "greedy" else self.traces.with_name(f"{self.traces.name}_sampled")
+
     @property
     def shipped(self) -> Path:
         """Artifacts that come with the pair's catalogue entry."""
         return self.spec.folder / self.spec.name.replace("-", "_") / "artifacts" / self.dtype
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        if self._device is None:
+            from serving.device import default_device  # imports torch
+
+            self._device = default_device()
+        return self._device
+
+    @property
+    def device_root(self) -> Path:
+        """What is valid on this device only."""
+        return self.root / self.device
+
+    @property
+    def device_reports(self) -> Path:
+        """Reports of tuning, gate and monitoring."""
+        return self.device_root / "reports"
+
+    def folder(self, kind: str, device: str | None = None) -> Path:
+        """Where the workspace keeps an artifact, whether it is there or not.
+
+        Args:
+            device: another one than the workspace's, for kinds that are `per_device`.
+        """
+        if not find_kind(kind).per_device:
+            return self.artifacts / kind
+        self._move_by_device(kind)
+        return self.root / (device or self.device) / "artifacts" / kind
+
+    def kept(self) -> dict[str, Path]:
+        """kind → folder of the artifacts in the workspace; what a killed run left half written begins with a dot."""
+        shared = {p.name: p for p in sorted(self.artifacts.glob("[!.]*")) if p.is_dir()}
+        per_device = {kind: self.folder(kind) for kind in KINDS if find_kind(kind).per_device}
+        return {kind: folder for kind, folder in {**shared, **per_device}.items() if folder.is_dir()}
+
+    def _move_by_device(self, kind: str) -> None:
+        """Move what earlier versions kept for whichever device came last to where its device's is now; never over another one."""
+        old = self.artifacts / kind
+        if not old.is_dir():
+            return
+        try:
+            made = read_manifest(old)["provenance"].get("device_class")
+        except ArtifactError:
+            return  # broken, or of another version: left to whoever looks there
+        place = self.root / (device_of(kind, made) or "cpu")
+        new = place / "artifacts" / kind
+        if new.exists():
+            return
+        reports = [*find_kind(kind).pictures, *(["tuning.json"] if kind == "decoding_config" else [])]
+        files = [file for pattern in reports for file in self.reports.glob(pattern)]
+        moves = [*((file, place / "reports" / file.name) for file in files), (old, new)]  # the artifact last: its move ends it all
+        for source, target in moves:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(target)
+        self.say(f"moved {kind}, made on {place.name}, to {new}: workspaces keep one for each device now")
 
     def files(self) -> PairFiles:
         """The pair's model folders, fetched and converted if need be."""
@@ -55,11 +121,11 @@ class Workspace:
 
     def in_dtype(self, dtype: str) -> Workspace:
         """The same pair's workspace in another dtype."""
-        return Workspace(self.name, dtype, self.say)
+        return Workspace(self.name, dtype, self.say, self._device)
 
     def aside(self, folder: Path) -> Workspace:
         """The same pair with its traces, artifacts and reports in a folder of their own: for what may not take this one's place yet."""
-        other = Workspace(self.name, self.dtype, self.say)
+        other = Workspace(self.name, self.dtype, self.say, self._device)
         other.root, other._files = folder, self._files
         other.traces, other.artifacts, other.reports = (folder / n for n in ("traces", "artifacts", "reports"))
         return other
@@ -121,19 +187,21 @@ class Workspace:
         return [build_strategy(name, dict(parameters), resources) for name, parameters in wanted]
 
     def save(self, artifact: Artifact) -> Path:
-        """Put an artifact into the workspace and return its folder."""
-        folder = self.artifacts / artifact.kind
+        """Put an artifact into the workspace and return its folder: that of the device it was made on, where it is valid there only."""
+        folder = self.folder(artifact.kind, device_of(artifact.kind, artifact.provenance.device_class))
         artifact.save(folder)
         return folder
 
     def _find(self, pair: LoadedPair, kind: str, folder: Path | None) -> Artifact | None:
-        cls = find_kind(kind).load_class()
-        for place in (folder, self.artifacts, self.shipped):
-            if place is None or not (place / kind / "artifact.json").is_file():
+        from serving.device import device_type
+
+        cls, shipped = find_kind(kind).load_class(), self.shipped / kind
+        for place in (folder / kind if folder else None, self.folder(kind, device_type(pair.device)), shipped):
+            if place is None or not (place / "artifact.json").is_file():
                 continue
-            if place == self.shipped:
-                return _if_fitting(cls, place / kind, pair.fingerprint)
-            return cls.load(place / kind, fingerprint=pair.fingerprint)
+            if place == shipped:
+                return _if_fitting(cls, place, pair.fingerprint)
+            return cls.load(place, fingerprint=pair.fingerprint)
         return None
 
     def _profile_for(self, pair: LoadedPair, found: Any) -> Any:

@@ -61,7 +61,7 @@ def connect(uri: str) -> MlflowClient:
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry.abstract_store"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _say_once_that_we_wait(uri)
-    with registry_errors(uri), _one_at_a_time(uri):
+    with registry_errors(uri), one_at_a_time(uri):
         client = MlflowClient(uri, registry_uri)
         if uri.startswith(SQLITE):
             client.search_registered_models(max_results=1)  # creates the tables
@@ -92,7 +92,7 @@ def _say_once_that_we_wait(uri: str) -> None:
 
 
 @contextmanager
-def _one_at_a_time(uri: str) -> Iterator[None]:
+def one_at_a_time(uri: str) -> Iterator[None]:
     """A lock over the creation of a SQLite database, whose migrations must not run twice at once."""
     if not uri.startswith(SQLITE):
         yield

@@ -17,9 +17,12 @@ class Gates(Strict):
     max_regression: float = Field(ge=0, lt=1, description="share by which a candidate may be slower than the champion")
     min_speedup_lower_bound: float = Field(ge=0, description="lower end of the speedup over autoregressive")
     lossless_identical: bool = Field(description="lossless strategies give autoregressive's tokens in float32")
-    min_acceptance_ratio: float = Field(ge=0, description="acceptance rate over the baseline's")
+    min_acceptance_ratio: float = Field(ge=0, description="acceptance rate over the recorded baseline's, of deterministic counts")
     min_quality_ratio: float = Field(ge=0, le=1, description="quality of a lossy strategy over autoregressive's")
-    max_p95_tpot_ratio: float = Field(gt=0, description="p95 time per output token over autoregressive's")
+    max_rouge_l_loss: float = Field(ge=0, description="ROUGE-L points that a lossy strategy may lose to autoregressive decoding")
+    max_surprisal_shift: float = Field(ge=0, description="nats a token by which the target may find a lossy strategy's samples more or "
+                                       "less likely than samples of its own")
+    max_tpot_ratio: float = Field(gt=0, description="time per output token over autoregressive's, the mean over requests")
     max_prediction_loss_ratio: float = Field(ge=1, description="log loss of table and verifier over the champion's, on the same traces")
     max_bundle_mb: float = Field(gt=0, description="size of the bundle without the models that are fetched, in 10^6 bytes")
     max_startup_seconds: float = Field(gt=0, description="from the start of a process to its first tokens from the bundle")
@@ -68,6 +71,8 @@ class GateCheck(Strict):
     threshold: float
     passed: bool
     transient: bool = Field(False, description="failed for what the machine lacked at that moment")
+    enough: bool = Field(True, description="False: not passed for want of evidence, not failed; records of earlier versions knew no such")
+    prompts_needed: int | None = Field(None, ge=1, description="estimate of the prompts that would decide, where evidence is not enough")
 
 
 class GateRecord(Strict):
@@ -93,7 +98,22 @@ class GateRecord(Strict):
         """Why the record does not let a release pass, or None."""
         if self.release_version != version or self.pins != pins:
             return f"its gate record names version {self.release_version} with other artifacts"
-        failed = [check.name for check in self.checks if not check.passed]
+        failed = [check.name for check in self.checks if not check.passed and check.enough]
+        doubtful = [check.name for check in self.checks if not check.passed and not check.enough]
+        if doubtful and not failed:
+            return f"its gate had not enough evidence ({', '.join(doubtful)}{self.prompts_hint()})"
         if failed or not self.passed:
             return f"its gate failed ({', '.join(failed) or 'as a whole'})"
         return None
+
+    def prompts_hint(self) -> str:
+        """How many prompts would decide, where that can be estimated."""
+        needed = [check.prompts_needed for check in self.checks if check.prompts_needed]
+        return f"; an estimated {max(needed)} prompts would decide" if needed else ""
+
+    @property
+    def result(self) -> str:
+        """passed, failed or not enough evidence."""
+        if self.passed:
+            return "passed"
+        return "failed" if all(check.passed or check.enough for check in self.checks) else "not enough evidence"

@@ -2,7 +2,8 @@
 
 A release `release.<pair>.<device>` is a small artifact that pins a version and digest per kind and names the weights.
 Aliases: `candidate` when created, `challenger` once its gate passed, `champion` when promoted (`registry.promotion`). An alias
-moved by hand is only a request: promotion and deployment ask for the gate record, which names exact versions.
+moved by hand is only a request: promotion and deployment ask for the gate record, which names exact versions. What a release pins follows
+it under aliases that name the device too, such as `champion-cuda`: releases for several devices share verifiers and tables.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from registry.gates import GateCheck, GateRecord
 from registry.store import Published, Store
 from registry.strict import Strict, validate
 from serving.artifacts.base import Artifact, Provenance
-from serving.artifacts.kinds import find_kind
+from serving.artifacts.kinds import find_kind, refuse_other_device
 from serving.bundle.bundle import ModelRecord
+from serving.device import DEVICES
 from serving.errors import DraftwellError
 from serving.runtime.commands import Role
 
@@ -100,8 +102,12 @@ def create_release(store: Store, pair: str, device: str, pins: Mapping[str, int]
         evidence: what it is based on, kept as JSON with the run; numbers at its top level are compared by MLflow, and so are the
             metrics of everything that is pinned, as `<kind>.<metric>`.
         settings: what MLflow shows as parameters next to the pinned versions, such as the strategy.
+    Raises:
+        DraftwellError: nothing to pin, artifacts of different models, or a config or profile that was made on another device.
     """
     found = {kind: store.resolve(kind, pair, version) for kind, version in sorted(pins.items())}
+    for kind, published in found.items():
+        refuse_other_device(kind, published.tags.get("device_class"), device, f"{published.name} version {published.version}")
     contents = ReleaseFile(device=device, models=dict(models),
                            pins={kind: Pin(version=p.version, digest=p.digest) for kind, p in found.items()})
     made = Provenance(pair=pair, fingerprint=_common_fingerprint(found), device_class=device,
@@ -135,10 +141,40 @@ def _common_fingerprint(found: Mapping[str, Published]) -> str:
 
 def find_release(store: Store, pair: str, device: str, version_or_alias: int | str) -> ReleaseVersion:
     """A release by number or alias, its contents read from the registry."""
-    published = store.resolve("release", f"{pair}.{device}", version_or_alias)
+    published = resolve_release(store, pair, device, version_or_alias)
     with tempfile.TemporaryDirectory() as place:
         release = Release.load(store.download(published, Path(place) / "release"))
     return ReleaseVersion(pair, device, published, release.contents)
+
+
+def resolve_release(store: Store, pair: str, device: str, version_or_alias: int | str) -> Published:
+    """A release's version; where there is none, the error names releases for other devices."""
+    try:
+        return store.resolve("release", f"{pair}.{device}", version_or_alias)
+    except DraftwellError as error:
+        if error.code != "not_registered":
+            raise
+        others = {name: known for name, known in aliases_by_device(store, pair).items() if name != device}
+        raise DraftwellError(f"{error}{no_release_hint(others, device)}", code=error.code) from None
+
+
+def aliases_by_device(store: Store, pair: str) -> dict[str, dict[str, int]]:
+    """device → alias → number, of the devices that a pair has releases for."""
+    return {device: store.get_aliases("release", f"{pair}.{device}") for device in DEVICES if store.versions("release", f"{pair}.{device}")}
+
+
+def no_release_hint(known: Mapping[str, Mapping[str, int]], device: str) -> str:
+    """What a pair has instead of a release that was looked for: on this device first, then on others; nothing where it has none.
+
+    >>> no_release_hint({"cpu": {"candidate": 3}}, "cuda")
+    '; for cpu it has candidate = 3 (--device cpu)'
+    """
+    words = []
+    for name, aliases in known.items():
+        have = ", ".join(f"{alias} = {number}" for alias, number in aliases.items()) or "releases without an alias"
+        option = "--release" if name == device else f"--device {name}"
+        words.append(f"; for {name} it has {have} ({option})")
+    return "".join(words)
 
 
 def record_gate(store: Store, record: GateRecord, *, words: str = "", figures: Mapping[str, float] | None = None,
@@ -159,7 +195,7 @@ def record_gate(store: Store, record: GateRecord, *, words: str = "", figures: M
         store.log_text(release.published, words, f"{folder}.md")
         about = store.description(release.published).partition(GATE_HEADING)[0].rstrip()
         store.describe(release.published, f"{about}\n\n{GATE_HEADING}\n\n{words}")
-    store.set_tag(release.published, "gate", "passed" if record.passed else "failed")
+    store.set_tag(release.published, "gate", record.result)
     store.set_tag(release.published, "gate_record", record.model_dump_json())
     if record.objection(release.version, release.pins) is None:
         move_alias(store, release, "challenger")
@@ -168,8 +204,8 @@ def record_gate(store: Store, record: GateRecord, *, words: str = "", figures: M
 def metric_name(check: str) -> str:
     """A check's name as a metric of MLflow.
 
-    >>> metric_name("p95 time per token")
-    'gate.p95_time_per_token'
+    >>> metric_name("time per token")
+    'gate.time_per_token'
     """
     return "gate." + re.sub(r"[^A-Za-z0-9_.-]+", "_", check)
 
@@ -207,15 +243,18 @@ def move_alias(store: Store, release: ReleaseVersion, alias: str) -> None:
 
 
 def follow_alias(store: Store, release: ReleaseVersion, alias: str) -> None:
-    """Let an alias name all that a release pins.
+    """Let an alias, with the device's name, name all that a release pins.
 
     Where another process moves the release's alias meanwhile, its pins are followed instead: whoever moved it last looks
     again after everybody else's changes, so that the end is one release and its pins.
     """
     while True:
         for kind, version in release.pins.items():
-            if store.get_aliases(kind, release.pair).get(alias) != version:
-                store.set_alias(store.resolve(kind, release.pair, version), alias)
+            known, own = store.get_aliases(kind, release.pair), f"{alias}-{release.device}"
+            if known.get(own) != version:
+                store.set_alias(store.resolve(kind, release.pair, version), own)
+            if alias in known:  # of an earlier version, which moved one alias for all devices
+                store.delete_alias(kind, release.pair, alias)
         now = store.get_aliases("release", f"{release.pair}.{release.device}").get(alias)
         if now is None or now == release.version:
             return

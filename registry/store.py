@@ -2,7 +2,7 @@
 
 One experiment per pair (`draftwell/<pair>`), one registered model per `<kind>.<pair>`, one run per version. A version
 appears last, when all its files are there: whoever can see it can load it. Runs are always named by id (MLflow's active
-run belongs to a thread), and files are read back as plain data: `load_model` is never called.
+run belongs to a thread), and files are read back as plain data: this project never calls `load_model`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from registry.cards.datasets import log_traces, trace_input
+from registry.cards.model_card import describe, describe_model, figures_of, fitting, write_mlmodel
+from registry.cards.trials import log_trials, trial_runs
 from registry.connection import artifact_folder, connect, default_uri, registry_errors
 from registry.folders import base_pair, check_files, copy_artifact, model_name
-from registry.model_card import describe, describe_model, figures_of, fitting, write_mlmodel
 from registry.published import Published, insert_or_change, published_of
 from registry.strict import validate
 from serving.artifacts.base import Provenance, digest_of, read_manifest
@@ -72,7 +74,11 @@ class Store:
             if "strategy" in settings:
                 tags["strategy"] = str(settings["strategy"])
             run_id, model_id, source = self._log(folder, manifest, base_pair(kind, pair), figures, settings, plots, words)
-            return self._register(name, source, run_id, model_id, tags, words)
+            published = self._register(name, source, run_id, model_id, tags, words)
+            if kind == "decoding_config" and published.run_id == run_id:  # killed in between, the version lacks nothing but this view
+                evidence = json.loads((folder / "config.json").read_text()).get("evidence") or {}
+                log_trials(self.client, self._experiment(base_pair(kind, pair)), run_id, trial_runs(evidence))
+            return published
 
     def _find(self, name: str, digest: str, fingerprint: str) -> Published | None:
         query = f"name = '{name}' and tag.digest = '{digest}' and tag.fingerprint = '{fingerprint}'"
@@ -96,6 +102,8 @@ class Store:
                 copy = copy_artifact(folder, Path(place) / "model")
                 write_mlmodel(copy, manifest, model.artifact_location, run_id, model.model_id)
                 client.log_model_artifacts(model.model_id, str(copy))
+            if (traces := trace_input(kind, manifest["provenance"])) is not None:
+                log_traces(client, run_id, traces)
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
             now = int(time.time() * 1000)
             client.log_batch(run_id, [Metric(k, float(v), now, 0, model_id=model.model_id, run_id=run_id)
@@ -200,6 +208,11 @@ class Store:
                     return {}
                 raise
         return {alias: int(version) for alias, version in sorted(model.aliases.items())}
+
+    def delete_alias(self, kind: str, pair: str, alias: str) -> None:
+        """Take an alias away; one that is not there is none."""
+        with registry_errors(self.uri):
+            self.client.delete_registered_model_alias(model_name(kind, pair), alias)
 
     def set_tag(self, published: Published, key: str, value: str) -> None:
         """Add a tag to a version, or change it."""

@@ -1,4 +1,4 @@
-"""The class of machine that this process runs on: numbers measured on one class say nothing about another."""
+"""The device that a process computes on, and the class of machine that it is: numbers measured on one say nothing about another."""
 
 from __future__ import annotations
 
@@ -6,10 +6,56 @@ import os
 import platform
 import re
 
-import torch
+from serving.errors import DraftwellError
 
+DEVICES = ("cpu", "cuda")
+VARIABLE = "DRAFTWELL_DEVICE"
+"""Environment variable that names the default device of a machine."""
 FAST_DTYPES = ("amx_bf16", "avx512_bf16", "avx_vnni", "avx512_vnni")
 """Instruction sets that decide how fast bfloat16 and int8 run, the strongest first."""
+
+
+def cuda_available() -> bool:
+    """Whether torch sees a CUDA device here: the one place that asks."""
+    import torch  # here and below: importing it takes seconds, and `--help` must not pay for that
+
+    return torch.cuda.is_available()
+
+
+def default_device() -> str:
+    """The device of every command and flow that is not given one: `$DRAFTWELL_DEVICE`, else cuda where there is such a device, else cpu.
+
+    Raises:
+        DraftwellError: the variable names no device, or one that is not here.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        return checked_device(named, VARIABLE)
+    return "cuda" if cuda_available() else "cpu"
+
+
+def known_device(device: str, option: str = "--device") -> str:
+    """A device's name, whether this machine has one or not.
+
+    Args:
+        option: what named it, for the message.
+    """
+    if device not in DEVICES:
+        raise DraftwellError(f"there is no {option} {device}: choose cpu or cuda", code="unknown_device")
+    return device
+
+
+def checked_device(device: str, option: str = "--device") -> str:
+    """A device's name, where there is such a device here."""
+    if known_device(device, option) == "cuda" and not cuda_available():
+        raise DraftwellError(f"{option} cuda: torch sees no CUDA device here: install a CUDA build of torch, or use {option} cpu",
+                             code="no_cuda")
+    return device
+
+
+def device_type(device: str) -> str:
+    """cpu or cuda, of a torch device such as `cuda:0`."""
+    return device.partition(":")[0]
 
 
 def device_class(device: str = "cpu") -> str:
@@ -21,6 +67,8 @@ def device_class(device: str = "cpu") -> str:
     >>> device_class("cpu").startswith("cpu-")
     True
     """
+    import torch
+
     if device.startswith("cuda"):
         return f"cuda-{slug(torch.cuda.get_device_name(torch.device(device)))}"
     return f"cpu-{slug(platform.machine())}-{usable_cores()}c-{instruction_set()}"
@@ -38,6 +86,8 @@ def usable_cores() -> int:
 
 def instruction_set() -> str:
     """The instruction set that the fastest kernels of this CPU use, such as `avx512_bf16`."""
+    import torch
+
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     for name in FAST_DTYPES:
         if capabilities.get(name):
@@ -47,6 +97,8 @@ def instruction_set() -> str:
 
 def lacks_bfloat16() -> bool:
     """Whether this CPU has no instructions for bfloat16: prompts and drafts are then read several times slower than in float32."""
+    import torch
+
     return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -99,6 +100,29 @@ def isolated_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def template_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """MLflow's database is made once for each process of the tests, here, and copied where one is needed: making it takes seconds."""
+    from registry import connection
+
+    template, take_turns = tmp_path_factory.mktemp("template") / "mlflow.db", connection.one_at_a_time
+
+    @contextmanager
+    def copied(uri: str) -> Iterator[None]:
+        with take_turns(uri):
+            file = Path(uri.removeprefix(connection.SQLITE))
+            fresh = uri.startswith(connection.SQLITE) and file != template and not file.exists()
+            if fresh and not template.exists():
+                connection.connect(f"{connection.SQLITE}{template}")
+            if fresh:
+                shutil.copyfile(template, file)
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "one_at_a_time", copied)
+        yield template
+
+
 @pytest.fixture
 def own_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Fresh stores for a single test. Returns the folder that holds them."""
@@ -108,10 +132,9 @@ def own_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's database without content; making one takes seconds, copying it none."""
-    from registry.store import Store
+def empty_database(template_database: Path) -> Path:
+    """MLflow's database without content, to copy where a test needs one before anybody asks the registry."""
+    from registry.connection import SQLITE, connect
 
-    file = tmp_path_factory.mktemp("database") / "mlflow.db"
-    Store(f"sqlite:///{file}")
-    return file
+    connect(f"{SQLITE}{template_database}")
+    return template_database

@@ -12,8 +12,8 @@ from components.bench.answers.rouge import mean_rouge_l
 from components.bench.origins import origins
 from components.bench.runner import Measurement, StrategyContender
 from components.bench.schema import BenchEntry, CostReference, Difference, PromptRow
-from components.bench.settings import QUALITY_FLOOR, QualityFloor
-from components.bench.target_agreement import TargetAgreement, agreement_of, difference
+from components.bench.settings import QualityFloor
+from components.bench.target_agreement import TargetAgreement, agreements, difference
 from components.prompts.prompt import Prompt, ids_of
 from components.report.intervals import paired_bootstrap_ratio
 from serving.runtime.pair import LoadedPair
@@ -27,11 +27,11 @@ class BenchMetrics:
 
     Args:
         temperature: at which all of them decoded; at 0 outputs can be compared token by token.
-        floor: of the quality of lossy strategies.
+        floor: of the quality of lossy strategies; None judges none.
     """
 
     def __init__(self, pair: LoadedPair, prompts: Sequence[Prompt], measured: dict[str, Measurement], *, temperature: float = 0.0,
-                 floor: QualityFloor = QUALITY_FLOOR):
+                 floor: QualityFloor | None = None):
         self.pair, self.prompts, self.measured = pair, prompts, measured
         self.temperature, self.greedy, self.floor = temperature, temperature == 0, floor
         self.encoded = [ids_of(pair, prompt) for prompt in prompts]
@@ -41,6 +41,7 @@ class BenchMetrics:
         self.vanilla_split = fastest([m for m in vanillas if splits_cores(m)])
         self.vanilla = fastest([m for m in vanillas if not splits_cores(m)]) or self.vanilla_split
         lossy = any(isinstance(m.contender, StrategyContender) and not m.contender.lossless for m in measured.values())
+        self._agreements: dict[str, list[TargetAgreement]] = {}
         self.reference_share = self.agreement(self.reference).share if lossy else None
         self.reference_p95 = latencies(self.reference)["tpot_p95_ms"]
 
@@ -55,19 +56,22 @@ class BenchMetrics:
         if ours:
             known |= origins(ours.strategy, ours.parameters, ours.resources)
         wrong = {d.prompt_id for d in differences}
+        known |= self.quality(m)  # before the prompts' rows, which have a part of it
         return BenchEntry(
-            **known, **self.quality(m), differences=tuple(differences), per_prompt=self.per_prompt(m, wrong), peak_memory_mb=peak_memory_mb,
+            **known, differences=tuple(differences), per_prompt=self.per_prompt(m, wrong), peak_memory_mb=peak_memory_mb,
             identical_outputs=len(m.prompt_ids) - len(wrong) if self.greedy else None,
             near_ties=sum(d.near_tie for d in differences) if self.greedy else None,
             tpot_p95_ratio=share(known["tpot_p95_ms"] or 0.0, self.reference_p95 or 0.0))
 
     def per_prompt(self, m: Measurement, wrong: set[str]) -> tuple[PromptRow, ...]:
         """The run that counts of every prompt, and the seconds of all of them."""
+        counted: Sequence[TargetAgreement | None] = self._agreements.get(m.contender.label) or [None] * len(m.runs)
         return tuple(
             PromptRow(prompt_id=name, seconds=run.seconds, tokens=len(run.tokens), target_calls=run.stats.target_calls,
                       accepted=run.stats.accepted, judged=run.stats.judged, ttft_ms=run.stats.first_token_seconds * 1e3,
-                      identical=name not in wrong if self.greedy else None, run_seconds=tuple(one.seconds for one in runs))
-            for name, run, runs in zip(m.prompt_ids, m.typical, m.runs, strict=True))
+                      identical=name not in wrong if self.greedy else None, run_seconds=tuple(one.seconds for one in runs),
+                      target_argmax=None if kept is None else kept.matches)
+            for name, run, runs, kept in zip(m.prompt_ids, m.typical, m.runs, counted, strict=True))
 
     def cost_reference(self) -> CostReference | None:
         """The vanilla SD that cost ratios refer to."""
@@ -127,7 +131,7 @@ class BenchMetrics:
         kept = self.agreement(m) if lossy else TargetAgreement(0, 0, 0.0)
         points, base = self.rouge_l(m), self.base_rouge_l
         gained = None if points is None or base is None else points - base
-        held = None if kept.share is None or gained is None else self.floor.held(kept.share, gained)
+        held = None if kept.share is None or gained is None or self.floor is None else self.floor.held(kept.share, gained)
         return {"target_argmax_share": kept.share, "quality_ratio": share(kept.share or 0.0, self.reference_share or 0.0),
                 "kl": kept.kl, "rouge_l": points, "rouge_l_difference": gained, "holds_floor": held,
                 "tasks": task_accuracy(self.prompts, self.checked(m), self.reference_checked) if lossy else {}}
@@ -162,8 +166,10 @@ class BenchMetrics:
         return [d for d in found if d is not None]
 
     def agreement(self, m: Measurement) -> TargetAgreement:
-        """How the emitted tokens compare with the target after the same prefixes."""
-        return agreement_of(self.pair, self.encoded, [run.tokens for run in m.typical], self.temperature)
+        """How the emitted tokens compare with the target after the same prefixes; every prompt's are kept for its row."""
+        each = agreements(self.pair, self.encoded, [run.tokens for run in m.typical], self.temperature)
+        self._agreements[m.contender.label] = each
+        return sum(each, TargetAgreement(0, 0, 0.0))
 
 
 def time_share(s: Stats) -> dict[str, float | None]:

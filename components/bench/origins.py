@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.runtime.strategies import StrategyResources, find_strategy
+
+if TYPE_CHECKING:
+    from serving.artifacts.decoding_config import DecodingConfig
 
 
 def origins(strategy: str, parameters: Mapping[str, Any], resources: StrategyResources) -> dict[str, Any]:
@@ -21,10 +24,16 @@ def origins(strategy: str, parameters: Mapping[str, Any], resources: StrategyRes
     """
     used = {kind: resources.artifacts[kind] for kind in find_strategy(strategy).artifacts if kind in resources.artifacts}
     config: Any = resources.artifacts.get("decoding_config")
-    if config is not None and (config.strategy, config.parameters) != (strategy, dict(parameters)):
+    if config is not None and (strategy, dict(parameters)) not in choices_of(config):
         config = None
     makers = [config] if config is not None else list(used.values())
     traces = {maker.provenance.trace_digest for maker in makers} - {None}
     return {"artifacts": {kind: artifact.digest for kind, artifact in used.items()},
             "config_digest": None if config is None else config.digest,
             "trace_digest": traces.pop() if len(traces) == 1 else None}
+
+
+def choices_of(config: DecodingConfig) -> list[tuple[str, dict[str, Any]]]:
+    """Strategy and parameters of a tuned config's choices."""
+    sampled = [] if config.sampled is None else [(config.sampled.strategy, config.sampled.parameters)]
+    return [(config.strategy, config.parameters), *sampled]

@@ -6,6 +6,7 @@ the JSON; what could not be measured is null. Reports of earlier versions have n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +21,7 @@ SCHEMA = 1
 class Frozen(BaseModel):
     """A part of a report."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class PromptRow(Frozen):
     ttft_ms: float = Field(0.0, description="time to the first token")
     identical: bool | None = Field(None, description="the same tokens as autoregressive decoding; None for samples")
     run_seconds: tuple[float, ...] = Field((), description="seconds of every run")
+    target_argmax: int | None = Field(None, description="emitted tokens that are the target's argmax; None where that was not counted")
     departure: str | None = Field(None, description="how the output differs from the target's choices, where those were read")
 
 
@@ -272,8 +274,9 @@ class BenchReport(Frozen):
     in_doubt: dict[str, BenchEntry] | None = Field(None, description="entries that the gate measured again; only these count there")
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON, as it is written to a file."""
-        return self.model_dump(mode="json", exclude_unset=True)
+        """The report as plain JSON, as it is written to a file; an infinite parameter is the string "Infinity", which reads as one."""
+        written: dict[str, Any] = json.loads(self.model_dump_json(exclude_unset=True))
+        return written
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = "the report") -> BenchReport:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from serving.settings import Settings
 
 
-class QualityFloor(BaseModel):
-    """What a lossy strategy must keep. Flows set the share from registry/gates.yaml (`min_quality_ratio`)."""
+class QualityFloor(Settings):
+    """What a lossy strategy must keep. There is no default: flows take all of it from registry/gates.yaml."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    called = "bench setting"
 
-    min_argmax_share: float = Field(0.9, ge=0, le=1, description="share of emitted tokens that are the target's argmax")
-    max_rouge_l_loss: float = Field(2.0, ge=0, description="ROUGE-L points that may be lost to plain decoding")
+    min_argmax_share: float = Field(ge=0, le=1, description="share of emitted tokens that are the target's argmax")
+    max_rouge_l_loss: float = Field(ge=0, description="ROUGE-L points that may be lost to plain decoding")
+
+    @property
+    def max_share_loss(self) -> float:
+        """Share of the target's own tokens that may be lost."""
+        return round(1 - self.min_argmax_share, 9)
+
+    max_surprisal_shift: float = Field(ge=0, description="of sampled texts: nats a token by which the target may find them more or less "
+                                       "likely than samples of its own")
 
     def held(self, argmax_share: float, rouge_l_gained: float) -> bool:
         """Whether a strategy keeps both."""
         return argmax_share >= self.min_argmax_share and rouge_l_gained >= -self.max_rouge_l_loss
 
 
-QUALITY_FLOOR = QualityFloor()
-
-
-class BenchSettings(BaseModel):
+class BenchSettings(Settings):
     """What a bench decodes, how often, and what else it measures."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    called = "bench setting"
 
     max_tokens: int = Field(64, ge=1, description="tokens to emit per prompt at most")
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
@@ -38,7 +45,7 @@ class BenchSettings(BaseModel):
     peers: tuple[str, ...] = Field((), description="names of `peers.PEERS`, measured in the same run")
     cost_ratios: bool = Field(True, description="also measure vanilla SD at its fastest gamma, which cost ratios refer to")
     memory: bool = Field(False, description="first decode the longest prompt with each strategy, to see its peak memory")
-    quality_floor: QualityFloor = Field(QUALITY_FLOOR, description="what a lossy strategy must keep")
+    quality_floor: QualityFloor | None = Field(None, description="what a lossy strategy must keep; None judges none")
     concurrency: int = Field(8, ge=2, description="requests at once, of a bench of throughput")
 
 

@@ -127,9 +127,7 @@ def agreement(pair: LoadedPair, prompt: Sequence[int], output: Sequence[int], te
     return TargetAgreement(len(output), int((logits.argmax(-1) == tokens).sum()), float((expected - emitted).double().sum()))
 
 
-def agreement_of(pair: LoadedPair, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]],
-                 temperature: float = 0.0) -> TargetAgreement:
-    """Of several outputs together; prompts are token ids."""
-    return sum(
-        (agreement(pair, ids, output, temperature) for ids, output in zip(prompts, outputs, strict=True)), TargetAgreement(0, 0, 0.0)
-    )
+def agreements(pair: LoadedPair, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]],
+               temperature: float = 0.0) -> list[TargetAgreement]:
+    """Of every output by itself; prompts are token ids. `sum(…, TargetAgreement(0, 0, 0.0))` is that of all together."""
+    return [agreement(pair, ids, output, temperature) for ids, output in zip(prompts, outputs, strict=True)]

@@ -1,18 +1,25 @@
-"""CSD's correction memory, counted in standard speculative decoding of prompts (CSD, section 4.2)."""
+"""CSD's correction memory, counted in standard speculative decoding of prompts (CSD, section 4.2).
+
+The paper counts 2,000 to 8,000 prompts, which takes hours on a CPU. So prompts are decoded in parts of `PART`, and what is counted is
+kept in a file: a run that was killed resumes with the part that it was killed in. Which requests run together depends on the part
+alone, so a resumed run gives the same counts to the last one, in bfloat16 too.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from components.calibrate.settings import MemorySettings
 from components.collect.decoding import decode_all, encode_all, room
 from components.prompts.prompt import Prompt, prompts_digest
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.errors import DraftwellError
+from serving.files import json_digest, write_atomically
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Step
 from serving.runtime.drafting.draft_model import DraftModel
@@ -26,19 +33,11 @@ from serving.runtime.types import Draft, Verdict
 
 Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
+Rejection = tuple[int, int]
+"""(draft token, what the target sampled instead)."""
 
-
-class MemorySettings(BaseModel):
-    """How the prompts are decoded whose rejections are counted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    max_tokens: int = Field(96, ge=1, description="new tokens per prompt")
-    temperature: float = Field(0.6, ge=0, description=".6 in the paper; at 0 a correction is the target's argmax")
-    gamma: int = Field(6, ge=1, description="draft tokens per round; 6 in the paper")
-    seed: int = Field(0, description="of the first prompt; the following prompts count up")
-    batch: int = Field(1, ge=1, description="concurrent requests, as far as the pair has slots; except for near-ties the counts do not "
-                                            "depend on it")
+PART = 128
+"""Prompts of a part, after each of which the counts are kept."""
 
 
 class RecordingSD(VanillaSD):
@@ -57,12 +56,14 @@ class RecordingSD(VanillaSD):
 
 
 def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provenance: Provenance, settings: MemorySettings | None = None,
-                            *, log: Log | None = None, progress: Progress | None = None) -> CorrectionMemory:
+                            *, partial: Path | None = None, log: Log | None = None, progress: Progress | None = None) -> CorrectionMemory:
     """Count (draft token, target's correction) in standard speculative decoding of prompts.
 
     Args:
         provenance: of the memory; parameters and metrics are filled in.
         settings: default: `MemorySettings()`.
+        partial: folder for the counts of an unfinished run, which a further call with the same pair, prompts and settings resumes; None
+            keeps nothing. The file is left there: who saved the memory removes it (`partial_file`).
     Raises:
         DraftwellError: no prompts (`no_prompts`), or a pair without draft.
         ContextTooLong: a prompt is too long; nothing has been decoded then.
@@ -71,22 +72,60 @@ def build_correction_memory(pair: LoadedPair, prompts: Sequence[Prompt], provena
         raise DraftwellError("there are no prompts to learn corrections from: name a file with at least one", code="no_prompts")
     settings = settings or MemorySettings()
     encoded = encode_all(pair, prompts, settings.max_tokens, RecordingSD.roles)
-    config = VanillaSD.Config(num_speculative_tokens=settings.gamma)
-    base = pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
-    recorders = [RecordingSD(config, StrategyResources()) for _ in prompts]
-    requests = [(ids, replace(base, seed=settings.seed + i)) for i, ids in enumerate(encoded)]
-    engine = pair.engine()
-    decode_all(engine, requests, recorders, room(engine, settings.batch),
-               (lambda done: progress(done, len(requests), "correction memory")) if progress else None)
-    rejections = [rejection for one in recorders for rejection in one.rejections]
+    file = None if partial is None else partial_file(partial, pair, prompts, settings)
+    parts = read_parts(file)
+    if progress:
+        progress(min(len(parts) * PART, len(prompts)), len(prompts), "correction memory")
+    for start in range(len(parts) * PART, len(prompts), PART):
+        parts.append(count_rejections(pair, encoded[start : start + PART], settings, start, progress and (
+            lambda done, start=start: progress(start + done, len(prompts), "correction memory"))))
+        if file is not None:
+            write_atomically(file, json.dumps(parts).encode())
+    rejections = [rejection for part in parts for rejection in part]
     metrics = {"rejections": float(len(rejections)), "patterns": float(len(set(rejections)))}
     if log:
         for name, value in metrics.items():
             log(name, value, 0)
-    parameters = {"temperature": settings.temperature, "gamma": settings.gamma, "max_tokens": settings.max_tokens,
-                  "prompts": len(prompts), "prompts_digest": prompts_digest(prompts), "seed": settings.seed}
+    parameters = {**settings.model_dump(exclude={"batch"}), "prompts": len(prompts), "prompts_digest": prompts_digest(prompts)}
     memory = CorrectionMemory.empty(provenance.model_copy(update={
         "parameters": {**provenance.parameters, **parameters}, "metrics": {**provenance.metrics, **metrics}}))
     for drafted, correction in rejections:
         memory.update(drafted, correction)
+    memory.counts = {seen: count for seen, count in memory.counts.items() if count >= settings.smallest_count}
     return memory
+
+
+def count_rejections(pair: LoadedPair, encoded: Sequence[Sequence[int]], settings: MemorySettings, start: int,
+                     finished: Callable[[int], None] | None = None) -> list[Rejection]:
+    """The rejections of some prompts, prompt by prompt.
+
+    Args:
+        encoded: token ids of the prompts.
+        start: number of the first one among all prompts, which gives it its seed.
+        finished: as in `decode_all`.
+    """
+    config = VanillaSD.Config(num_speculative_tokens=settings.gamma)
+    base = pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed + start)
+    recorders = [RecordingSD(config, StrategyResources()) for _ in encoded]
+    requests = [(ids, replace(base, seed=base.seed + i)) for i, ids in enumerate(encoded)]
+    engine = pair.engine()
+    decode_all(engine, requests, recorders, room(engine, settings.batch), finished)
+    return [rejection for one in recorders for rejection in one.rejections]
+
+
+def partial_file(folder: Path, pair: LoadedPair, prompts: Sequence[Prompt], settings: MemorySettings) -> Path:
+    """Where the counts of an unfinished run are kept: a file for each pair, prompts and settings, so that no run ends another one's.
+
+    `smallest_count` is not part of them: it is applied to the finished counts.
+    """
+    key = json_digest([pair.fingerprint, prompts_digest(prompts), settings.model_dump(exclude={"smallest_count"}), PART])
+    return folder / f"rejections-{key[:16]}.json"
+
+
+def read_parts(file: Path | None) -> list[list[Rejection]]:
+    """The parts that an unfinished run has counted; none where there is no such file, or it cannot be read."""
+    try:
+        parts = [] if file is None else json.loads(file.read_text())
+        return [[(int(drafted), int(correction)) for drafted, correction in part] for part in parts]
+    except (OSError, ValueError, TypeError):
+        return []

@@ -1,7 +1,8 @@
 """The texts that a trace is made of: what target, draft or both write after a prompt.
 
 SPRINTER (section 3.2) trains on four kinds of prefix: (a) original text, (b) with draft text, (c) with target text,
-(d) with text by both, which is what its loop sees when it runs.
+(d) with text by both, which is what its loop sees when it runs. Its pairs continue plain text. Under a chat template (a) would be the
+inside of the user's message, where nobody ever drafts, so it is left out there: the other three kinds are answers, as they are served.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def write_texts(pair: LoadedPair, prompts: Sequence[tuple[Prompt, Sampling]], se
         by_kind: dict[str, list[tuple[list[int], list[int]]]] = {}
         for kind in dict.fromkeys([*kinds, *(["target"] if unanswered else [])]):
             if kind == "bare":
-                by_kind[kind] = [bare(ids, sampling.max_tokens, *around[prompt.raw])
-                                 for (prompt, _), (ids, sampling) in zip(active, requests, strict=True)]
+                by_kind[kind] = [bare(ids, sampling.max_tokens, *around[prompt.raw]) if prompt.raw or not pair.in_chat_template
+                                 else (ids, []) for (prompt, _), (ids, sampling) in zip(active, requests, strict=True)]
                 continue
             started = time.perf_counter()
             outputs = _write(pair, kind, requests, settings.batch, finished if kind in kinds else None, strategy)
@@ -164,7 +165,7 @@ def _writer(kind: str, lossy: Strategy | None) -> Strategy:
 
 
 def bare(ids: list[int], max_tokens: int, head: int, tail: int) -> tuple[list[int], list[int]]:
-    """A prompt as its own continuation: its end, without the chat template's tokens around it, which are always the same."""
+    """A plain text as its own continuation: its end, without the tokens that the tokenizer puts around every text."""
     own = ids[: len(ids) - tail]
     cut = min(len(own), max(1, head, len(own) - max_tokens))
     return own[:cut], own[cut:]
@@ -192,7 +193,7 @@ def cut_messages(pair: LoadedPair, messages: Sequence[Message], room: int) -> tu
     total = len(ids)
     if total <= room:
         return ids, 0
-    if pair.chat and pair.tokenizer.chat_template:
+    if pair.in_chat_template:
         kept = list(messages)
         while len(ids) > room and (earlier := [i for i, message in enumerate(kept[:-1]) if message["role"] != "system"]):
             following = next(i for i, message in enumerate(kept) if i > earlier[0] and (message["role"] == "user" or i == len(kept) - 1))

@@ -31,6 +31,8 @@ class Plan(BaseModel):
     shard_prompts: int = Field(ge=1, description="prompts of a shard")
     batch: int = Field(ge=1, description="texts written at once")
     room: int = Field(ge=1, description="tokens that a prompt may have")
+    prompt_hashes: dict[str, str] | None = Field(None, description="prompt id → hash (components/prompts/overlap.py); None in plans of "
+                                                 "versions up to 0.6")
 
     @property
     def shards(self) -> int:
@@ -60,6 +62,12 @@ def read_plan(folder: Path) -> Plan | None:
         return None
 
 
+def prompt_hashes(traces: TraceSet) -> dict[str, str] | None:
+    """Prompt id → hash of the prompts of a trace; None where that is not known: it was recorded by a server, or by an older version."""
+    plan = read_plan(traces.folder)
+    return None if plan is None else plan.prompt_hashes
+
+
 def is_complete(folder: Path) -> bool:
     """Whether the collection that claimed a folder has written all its shards; True where no plan says how many."""
     plan = read_plan(folder)
@@ -79,10 +87,12 @@ def claim(traces: TraceSet, wanted: Plan) -> Plan:
     if plan is None and traces.shards:
         raise ForeignTrace(f"{folder} holds shards but no {PLAN}: choose another folder or delete this one")
     remove_unfinished(folder)
-    if plan is None:
-        plan = wanted
-        write_atomically(folder / PLAN, (plan.model_dump_json(indent=2) + "\n").encode())
-    return plan
+    claimed = plan or wanted
+    if claimed.prompt_hashes is None:  # of an older version; its inputs are the same
+        claimed = claimed.model_copy(update={"prompt_hashes": wanted.prompt_hashes})
+    if claimed != plan:
+        write_atomically(folder / PLAN, (claimed.model_dump_json(indent=2) + "\n").encode())
+    return claimed
 
 
 def check_room(folder: Path, plan: Plan, wanted: Plan) -> None:

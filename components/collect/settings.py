@@ -5,15 +5,14 @@ The demo and the schedules collect less: `PipelineSettings.collect_prompts` and 
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from serving.errors import DraftwellError
 from serving.recording.trace_schema import KINDS, LOSSY
+from serving.settings import Settings
 
 
-class CollectionSettings(BaseModel):
+class CollectionSettings(Settings):
     """What a collection records of each prompt. A worker on another machine gets the same settings as JSON.
 
     Raises:
@@ -24,7 +23,7 @@ class CollectionSettings(BaseModel):
     """
 
     # Kinds are not strict: JSON has lists only.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    called, error_code = "collection setting", "bad_collection_settings"
 
     max_tokens: int = Field(96, ge=1, description="longest text, in tokens")
     temperature: float = Field(0.0, ge=0, description="of the texts; 0 is greedy")
@@ -36,7 +35,7 @@ class CollectionSettings(BaseModel):
     batch: int = Field(16, ge=1, description="texts written at once; at most the pair's slots")
     hidden: bool = Field(True, description="record the draft's hidden states, which verifiers need; they are most of a trace's size")
     prefix_kinds: tuple[str, ...] = Field(KINDS, strict=False, description="a text of each of these kinds for every prompt (SPRINTER, "
-                                          "section 3.2)")
+                                          "section 3.2); bare for plain text alone, not for messages in a chat template")
     turns: int = Field(1, ge=0, description="turns of a conversation that get texts; 0 takes all")
     seed: int = Field(0, ge=0, description="seed of sampled and mixed texts")
 
@@ -47,15 +46,3 @@ class CollectionSettings(BaseModel):
             raise DraftwellError(f"prefix kinds must be different ones of {', '.join(KINDS)}, not {', '.join(kinds) or 'none'}",
                                  code="unknown_prefix_kind")
         return kinds
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _one_line(cls, values: Any, handler: ModelWrapValidatorHandler[CollectionSettings]) -> CollectionSettings:
-        """Pydantic's report of what is wrong as one line."""
-        try:
-            return handler(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(map(str, first["loc"]))
-            raise DraftwellError(f"collection setting {name}: {first['msg']}, not {first['input']!r}",
-                                 code="bad_collection_settings") from error

@@ -12,6 +12,7 @@ from components.collect.meter import Meter
 from components.collect.plan import Plan
 from components.collect.settings import CollectionSettings
 from components.collect.trace_rows import observe
+from components.prompts.overlap import hash_of
 from components.prompts.prompt import Prompt
 from serving.errors import DraftwellError
 from serving.files import json_digest
@@ -64,8 +65,9 @@ class Work:
             for table in observe(self.pair.models, list(of_prompt), header, hidden=settings.hidden):
                 tables.append(table)
                 meter.recorded(table.num_rows)
-        if not tables:  # prompts of one token have no bare text
-            raise TraceError(f"none of the prompts {prompts[0][0].id} … gave a text: leave them out", code="no_texts")
+        if not tables:  # prompts of one token have no bare text, and messages in a chat template have none
+            raise TraceError(f"none of the prompts {prompts[0][0].id} … gave a text of the kinds {', '.join(settings.prefix_kinds)}: leave "
+                             "them out, or collect other kinds (a chat pair's messages have no bare text)", code="no_texts")
         traces.write_shard(index, pa.concat_tables(tables))
 
 
@@ -86,7 +88,7 @@ def work_of(pair: LoadedPair, prompts: Sequence[Prompt], settings: CollectionSet
     room = room_for_prompts(pair, settings.max_tokens, settings.rollout, strategy)
     slots = min([settings.batch, *(model.slots.count for model in pair.models.values() if hasattr(model, "slots"))])
     plan = Plan(inputs=inputs_digest(prompts, header, settings, strategy), prompts=len(prompts), shard_prompts=SHARD_PROMPTS, batch=slots,
-                room=room)
+                room=room, prompt_hashes={prompt.id: hash_of(prompt) for prompt in prompts})
     return Work(pair, [(prompt, sampling_of(sampling, i)) for i, prompt in enumerate(prompts)], settings, header, plan, strategy)
 
 

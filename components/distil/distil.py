@@ -44,6 +44,7 @@ class Source:
         batch: prompts of a shard of the corpus.
         name: of the pair that target and draft will be.
         data: what the prompts are in a few words, for the provenance.
+        hashes: of the prompts to learn on (`components.prompts.overlap`), for the provenance; None where they are not known.
     """
 
     target: LoadedPair
@@ -55,6 +56,7 @@ class Source:
     batch: int = 128
     name: str = field(kw_only=True)
     data: str = field(kw_only=True)
+    hashes: Sequence[str] | None = field(default=None, kw_only=True)
 
 
 def distil_draft(source: Source, recipe: Recipe, work: Path, *, new: Callable[[Any], Any] | None = None, folder: str = "training",
@@ -108,7 +110,8 @@ def provenance_of(source: Source, recipe: Recipe, corpus: Sequence[Conversation]
         "tokens_processed": progress["tokens"], "minutes": round(progress["minutes"], 1), "conversations": len(corpus),
         "output_tokens": output_tokens(corpus), "data": source.data}
     return Provenance(pair=source.name, fingerprint=source.donor, trace_digest=corpus_digest(corpus), git_commit=git_commit(),
-                      library_versions=library_versions(), parameters={key: plain(value) for key, value in parameters.items()})
+                      library_versions=library_versions(), parameters={key: plain(value) for key, value in parameters.items()},
+                      training_prompts=None if source.hashes is None else sorted(set(source.hashes)))
 
 
 def output_tokens(corpus: Sequence[Conversation]) -> int:

@@ -82,7 +82,7 @@ class Comparison:
         """Share of judged tokens that are kept."""
         sums = [traffic.sums(np.stack([traffic.judged * traffic.kept, traffic.judged], axis=1)) for traffic in (self.then, self.now)]
         moved = self.exchange(rate_change, sums)
-        rates = [total[0] / total[1] for total in (sums[0].sum(0), sums[1].sum(0))]
+        rates = [float(share(total[0], total[1])) for total in (sums[0].sum(0), sums[1].sum(0))]
         self.found.append(("acceptance", moved.value, moved, f"the target keeps {rates[1]:.0%} of judged draft tokens, {rates[0]:.0%} when "
                            f"calibrated (a change of {moved.value:.0%}, {moved.chance:.0%} by chance)"))
 
@@ -173,7 +173,7 @@ class Comparison:
         sums = [self.by_bin(traffic) for traffic in (self.then, self.now)]
         low, high = bootstrap_of_sums(sums[1], rates_by_bin, resamples=min(2000, self.limits.resamples), seed=self.seed)
         then, now = (rates_by_bin(part.sum(0)[None])[0] for part in sums)
-        positions = self.histograms(self.now).sum(0).astype(int)
+        positions = sums[1].sum(0)[BINS:].astype(int)  # judged ones
         edges = (0.0, *EDGES, 1.0)
         made = []
         for b in range(BINS):
@@ -213,10 +213,10 @@ def known(value: float) -> float | None:
 
 
 def scored(verifier: Verifier, traffic: Traffic) -> tuple[np.ndarray, np.ndarray]:
-    """The verifier's scores `[rows]` and its labels: 1 where q̄/p̄ is at most lambda."""
+    """The verifier's scores `[rows]` and what they predict: whether q̄/p̄ is at most lambda, or by another label the chance to be kept."""
     inputs = np.concatenate([traffic.parts[name] for name in verifier.features], axis=1)
     z = inputs.astype(np.float64) @ verifier.weight.numpy() + verifier.bias
-    return sigmoid(z), traffic.ratio <= verifier.ratio
+    return sigmoid(z), traffic.ratio <= verifier.ratio if verifier.label == "ratio" else traffic.kept
 
 
 def unknown(traffic: Traffic, seen: set[tuple[int, int]]) -> np.ndarray:

@@ -112,7 +112,8 @@ def require_scipy() -> None:
 def side(digest: str, traffic: Traffic) -> Side:
     """The figures of one set."""
     some = len(traffic) > 0
-    kept = float((traffic.judged * traffic.kept).sum() / traffic.judged.sum()) if some else None
+    judged = traffic.judged.sum()
+    kept = float((traffic.judged * traffic.kept).sum() / judged) if judged else None
     return Side(digest=digest, prompts=len(traffic.names), positions=len(traffic),
                 confidence=float(traffic.confidence.mean()) if some else None, acceptance=kept)
 

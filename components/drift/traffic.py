@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from components.calibrate.acceptance_table import is_judged
 from serving.errors import DraftwellError
 from serving.recording.trace_schema import LOSSY
 
@@ -38,7 +38,8 @@ class Traffic:
         unit: `[rows]` index into `names`.
         confidence: `[rows]` float64, C.
         kept: `[rows]` float64, the chance that the target keeps the draft token: min(1, p/q), which is 0 or 1 at temperature 0.
-        judged: `[rows]` float64, how often the position is judged if a draft begins at every position; what an acceptance table counts.
+        judged: `[rows]` float64, 1 where speculative decoding judges a draft token, as an acceptance table counts it, 0 at a text's first
+            position (`is_judged`).
         pattern: `[rows, 2]` int64, draft token and what the target puts in its place if it rejects it; −1 where tokens are not kept.
         ratio: `[rows]` float32, q̄/p̄ of the draft token; NaN where it was not recorded.
         parts: feature group → `[rows, width]` float32 of verifiers; groups that were not recorded are absent.
@@ -103,7 +104,7 @@ def prompts_of_the_other_sort(rows: pa.Table, kinds: Sequence[str]) -> int:
     return int(pc.count_distinct(rows.filter(other).column("prompt_id")).as_py())
 
 
-def read_traffic(rows: pa.Table, *, kinds: Sequence[str], temperature: float, max_tokens: int, depth: int) -> Traffic:
+def read_traffic(rows: pa.Table, *, kinds: Sequence[str], temperature: float, max_tokens: int) -> Traffic:
     """The drafted positions of some rows.
 
     Args:
@@ -111,7 +112,6 @@ def read_traffic(rows: pa.Table, *, kinds: Sequence[str], temperature: float, ma
         kinds: of prefixes; others are left out.
         temperature: rows at another one are left out: they differ from the reference whatever the traffic is.
         max_tokens: as far as texts are looked at, so that longer texts do not look like another traffic.
-        depth: K, the longest draft that an acceptance table counts.
     Raises:
         DraftwellError: confidences or probabilities that are NaN.
     """
@@ -138,7 +138,7 @@ def read_traffic(rows: pa.Table, *, kinds: Sequence[str], temperature: float, ma
     kept = np.minimum(1.0, p / np.maximum(q, 1e-12))
     unit = np.array([unit_of[name] for name in columns["prompt_id"]], dtype=np.int64)
     present = np.unique(unit)
-    judged = judged_counts(columns, kept, depth) if tuple(kinds) == ("target",) else np.ones(len(kept))
+    judged = is_judged(columns["position"]).astype(np.float64)
     pattern = np.stack([columns["draft_token"], columns["correction"]], axis=1).astype(np.int64)
     return Traffic(tuple(names[i] for i in present), np.searchsorted(present, unit), confidence, kept, judged, pattern,
                    columns["ratio"].astype(np.float32), features(table, columns), others, seen - table.num_rows)
@@ -161,22 +161,6 @@ def units(rows: pa.Table) -> tuple[dict[str, int], list[str]]:
             names.append(name)
         found[name] = numbers[key]
     return found, names
-
-
-def judged_counts(columns: dict[str, np.ndarray], kept: np.ndarray, depth: int) -> np.ndarray:
-    """How often each position is judged when a draft of `depth` tokens begins at every position of its text.
-
-    A draft that begins d positions earlier reaches a position if all between are kept: one more than the run of kept tokens before
-    it, at most `depth`. At temperature 0 the sums are those of an acceptance table (`calibration.build_acceptance_table`); above it
-    the run is counted in expectation.
-    """
-    counts = np.ones(len(kept))
-    keys = list(zip(columns["prompt_id"], columns["turn"], columns["kind"], strict=True))
-    order = sorted(range(len(kept)), key=lambda i: (keys[i], columns["position"][i]))
-    for before, i in pairwise(order):
-        if keys[before] == keys[i] and columns["position"][i] == columns["position"][before] + 1:
-            counts[i] = min(float(depth), 1.0 + kept[before] * counts[before])
-    return counts
 
 
 def features(table: pa.Table, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,19 +1,25 @@
-"""Checks of a bench: speed with intervals, identity, acceptance and quality of a candidate, all measured on this machine now.
+"""Checks of a bench: speed, identity and quality of a candidate, all measured on this machine now.
 
-Nothing is run, read or written here. A check that depends on a clock fails only where the interval leaves no doubt.
+Nothing is run, read or written here. Goodness is time and quality: acceptance is reported and not judged, because a candidate that accepts
+less may be the faster one. Whatever is measured over prompts decides by its interval, or reports that there is not enough evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from components.bench.schema import BenchEntry, PromptRow
+from components.gate.evidence import Interval, at_least, at_most
 from components.gate.verdict import Check, GateVerdict, Thresholds
-from components.report.intervals import paired_bootstrap_quantile_ratio, paired_bootstrap_ratio
+from components.report.intervals import bootstrap_of_sums, expanded_tail, paired_bootstrap_ratio, resamples_for
 from serving.errors import DraftwellError
 
-CLOCKED = ("speedup", "regression", "p95 time per token")
+CLOCKED = ("speedup", "regression", "time per token")
 """Checks that depend on a clock."""
+TAIL = 0.05
+"""Probability left out at each end of an interval."""
 
 
 def judge_release(candidate: BenchEntry, champion: BenchEntry | None, baseline: BenchEntry | None, thresholds: Thresholds, *,
@@ -23,34 +29,29 @@ def judge_release(candidate: BenchEntry, champion: BenchEntry | None, baseline: 
     Args:
         candidate: its entry in the `strategies` of a bench report.
         champion: the champion's entry in the same report (measured interleaved, on the same prompts), if there is one.
-        baseline: an entry with the same strategy and parameters, whose acceptance the candidate's is compared with.
-        reference: autoregressive's entry in the same report, which gives the slowest requests an interval.
+        baseline: an entry with the same strategy and parameters, whose acceptance is reported with the candidate's.
+        reference: autoregressive's entry in the same report; needed to judge speed, time per token and quality.
     Raises:
-        DraftwellError: champion and candidate were measured on different prompts.
+        DraftwellError: the entries were measured on different prompts.
     """
     judging = _Judging(candidate, thresholds)
-    judging.speed()
+    judging.speed(reference)
     if champion is not None:
         judging.regression(champion)
     judging.identity()
-    judging.acceptance(baseline)
-    judging.quality()
-    judging.latency(reference)
+    judging.quality(reference)
+    judging.pace(reference)
+    judging.diagnoses(baseline)
     return judging.verdict()
 
 
-def leaves_doubt(verdict: GateVerdict, candidate: BenchEntry, champion: BenchEntry | None, thresholds: Thresholds) -> bool:
-    """Whether a short bench is no clear pass: a check of speed failed, or a champion may be faster by more than is allowed.
+def leaves_doubt(verdict: GateVerdict) -> bool:
+    """Whether a check of speed in a short bench is no clear pass.
 
     Then all is measured again, for longer, and only that counts: a candidate is refused for its speed, or let through just so, by
     medians of several runs, which another process that took the core for a moment does not move.
     """
-    if any(check.name in CLOCKED and not check.passed for check in verdict.checks):
-        return True
-    if champion is None:
-        return False
-    _, low, _ = paired_bootstrap_ratio(*columns(champion.per_prompt), *columns(candidate.per_prompt))
-    return low < 1 - (1.0 if thresholds.max_regression is None else thresholds.max_regression)
+    return any(check.name in CLOCKED and not check.passed for check in verdict.checks)
 
 
 class _Judging:
@@ -67,7 +68,7 @@ class _Judging:
     def check(self, name: str, value: float, threshold: float, passed: bool, detail: str) -> None:
         self.checks.append(Check(name, float(value), float(threshold), passed, detail))
 
-    def speed(self) -> None:
+    def speed(self, reference: BenchEntry | None) -> None:
         """The lower end of the speedup's interval; plain decoding need not be faster than itself."""
         floor = self.thresholds.min_speedup_lower_bound
         if floor is None:
@@ -75,24 +76,24 @@ class _Judging:
         if self.candidate.strategy == "autoregressive":
             self.check("speedup", 1.0, min(1.0, floor), True, "autoregressive decoding is the reference itself")
             return
-        low, speedup = self.candidate.speedup_low, self.candidate.speedup
-        assert low is not None
-        assert speedup is not None
-        self.check("speedup", low, floor, low >= floor,
-                   f"{speedup:.2f} x autoregressive, lower bound {low:.2f} (at least {floor:.2f})")
+        if reference is None:
+            self.check("speedup", 0.0, floor, False, "plain decoding was not measured")
+            return
+        found = speed_over(self.candidate, reference)
+        self.checks.append(at_least("speedup", found, floor,
+                                    f"{found.value:.2f} x autoregressive {found} (lower end at least {floor:.2f})"))
 
     def regression(self, champion: BenchEntry) -> None:
-        """Fails where even the upper end of the interval is slower than allowed."""
+        """At most so much slower than the champion."""
         allowed = self.thresholds.max_regression
         if allowed is None:
             return
-        mine, theirs = self.candidate.per_prompt, champion.per_prompt
-        if [row.prompt_id for row in mine] != [row.prompt_id for row in theirs]:
-            raise DraftwellError("candidate and champion were measured on different prompts: bench both in one run",
-                                 code="different_prompts")
-        ratio, low, high = paired_bootstrap_ratio(*columns(theirs), *columns(mine))
-        self.check("regression", high, 1 - allowed, high >= 1 - allowed,
-                   f"{ratio:.2f} x the champion [{low:.2f}, {high:.2f}] (upper end at least {1 - allowed:.2f})")
+        if self.candidate.strategy == champion.strategy == "autoregressive":
+            self.check("regression", 1.0, 1 - allowed, True, "both decode plainly: a difference would be the clock's")
+            return
+        found = speed_over(self.candidate, champion)
+        self.checks.append(at_least("regression", found, 1 - allowed,
+                                    f"{found.value:.2f} x the champion {found} (lower end at least {1 - allowed:.2f})"))
 
     def identity(self) -> None:
         """A lossless strategy gives autoregressive's tokens; where it does not, the target stood at a near-tie.
@@ -114,45 +115,83 @@ class _Judging:
         rescued = f", {c.rescued} tokens were kept that the target did not choose" if c.rescued else ""
         self.check("identical outputs", wrong + c.rescued, 0, wrong + c.rescued == 0, f"{text}, {wrong} differ otherwise{rescued}")
 
-    def acceptance(self, baseline: BenchEntry | None) -> None:
-        """Accepted over judged tokens, compared with the baseline's share."""
-        floor, mine = self.thresholds.min_acceptance_ratio, self.candidate.acceptance_rate
-        if floor is None or mine is None:
-            return
-        recorded = baseline.acceptance_rate if baseline else None
-        if recorded is None:
-            self.notes.append(f"acceptance not checked: no baseline of {self.candidate.strategy}")
-            return
-        ratio = mine / recorded if recorded else 1.0
-        self.check("acceptance", ratio, floor, ratio >= floor,
-                   f"{mine:.3f} of judged tokens accepted, baseline {recorded:.3f} (at least {floor:.0%} of it)")
-
-    def quality(self) -> None:
+    def quality(self, reference: BenchEntry | None) -> None:
         """How often a lossy strategy still emits what the target would."""
         floor = self.thresholds.min_quality_ratio
         if floor is None or self.candidate.lossless:
             return
-        kept = self.candidate.quality_ratio
-        if kept is None:
+        found = share_kept(self.candidate, reference) if reference is not None else None
+        if found is None:
             self.check("quality", 0.0, floor, False, "the quality of a lossy strategy was not measured")
             return
-        self.check("quality", kept, floor, kept >= floor,
-                   f"{kept:.1%} of autoregressive's share of target-argmax tokens (at least {floor:.0%})")
+        self.checks.append(at_least("quality", found, floor, f"{found.value:.1%} of autoregressive's share of target-argmax tokens {found} "
+                                                             f"(lower end at least {floor:.0%})"))
 
-    def latency(self, reference: BenchEntry | None) -> None:
-        """The slowest twentieth of requests, against autoregressive's; with its entry, fails once even the interval's lower end does."""
-        limit, ratio = self.thresholds.max_p95_tpot_ratio, self.candidate.tpot_p95_ratio
-        if limit is None or ratio is None:
+    def pace(self, reference: BenchEntry | None) -> None:
+        """The time per token of a request over plain decoding's, in the mean over requests.
+
+        Every request counts the same, however short, and a slow one for as much as it is slower. A 95th percentile of sixteen requests
+        would be the slowest of them; distribution-free, it needs 59.
+        """
+        limit = self.thresholds.max_tpot_ratio
+        if limit is None or reference is None or self.candidate.strategy == "autoregressive":
             return
-        low, bound = ratio, ""
-        if reference is not None:
-            mine, theirs = paces(self.candidate.per_prompt), paces(reference.per_prompt)
-            both = [name for name in theirs if name in mine]
-            if both:
-                ratio, low, _ = paired_bootstrap_quantile_ratio([theirs[name] for name in both], [mine[name] for name in both])
-                bound = f", lower bound {low:.2f}"
-        self.check("p95 time per token", low, limit, low <= limit,
-                   f"{ratio:.2f} x autoregressive's 95th percentile{bound} (at most {limit:.2f})")
+        found = mean_pace_ratio(self.candidate.per_prompt, reference.per_prompt)
+        if found is None:
+            self.notes.append("time per token not checked: no output has two tokens")
+            return
+        self.checks.append(at_most("time per token", found, limit, f"{found.value:.2f} x autoregressive's, the mean over requests {found} "
+                                                                   f"(upper end at most {limit:.2f})"))
+
+    def diagnoses(self, baseline: BenchEntry | None) -> None:
+        """What explains a speed and is not judged: acceptance and the slowest requests."""
+        mine, theirs = self.candidate.acceptance_rate, baseline.acceptance_rate if baseline else None
+        if mine is not None:
+            compared = "" if theirs is None else f", the champion's {theirs:.3f} with the same parameters"
+            self.notes.append(f"acceptance, not judged: {mine:.3f} of judged tokens{compared}")
+        if (slowest := self.candidate.tpot_p95_ratio) is not None and self.candidate.strategy != "autoregressive":
+            self.notes.append(f"slowest requests, not judged: 95th percentile of the time per token {slowest:.2f} x autoregressive's")
+
+
+def speed_over(entry: BenchEntry, base: BenchEntry) -> Interval:
+    """How many times as fast an entry is as another one over the same prompts.
+
+    Raises:
+        DraftwellError: they were measured on different prompts.
+    """
+    mine, theirs = entry.per_prompt, base.per_prompt
+    if [row.prompt_id for row in mine] != [row.prompt_id for row in theirs]:
+        raise DraftwellError("candidate and champion were measured on different prompts: bench both in one run", code="different_prompts")
+    ratio, low, high = paired_bootstrap_ratio(*columns(theirs), *columns(mine), tail=expanded_tail(TAIL, len(mine)))
+    return interval(ratio, low, high, len(mine))
+
+
+def share_kept(entry: BenchEntry, reference: BenchEntry) -> Interval | None:
+    """Share of target-argmax tokens over plain decoding's; None where it was not counted for every prompt."""
+    rows = [(a.target_argmax, a.tokens, b.target_argmax, b.tokens) for a, b in zip(entry.per_prompt, reference.per_prompt, strict=True)]
+    if not rows or any(None in row for row in rows):
+        return None
+    return over_sums(rows, lambda sums: (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3]))
+
+
+def mean_pace_ratio(rows: Sequence[PromptRow], reference: Sequence[PromptRow]) -> Interval | None:
+    """Mean over prompts of the ratio of both times per token; None where no prompt has one on both sides."""
+    mine, theirs = paces(rows), paces(reference)
+    ratios = [(mine[name] / theirs[name], 1.0) for name in theirs if name in mine]
+    return over_sums(ratios, lambda sums: sums[..., 0] / sums[..., 1]) if ratios else None
+
+
+def over_sums(rows: Sequence[Sequence[float | None]], measure: Callable[[np.ndarray], np.ndarray]) -> Interval:
+    """A metric of sums over prompts, `[..., columns]` → `[...]`, with its interval."""
+    table = np.array(rows, dtype=np.float64)
+    tail = expanded_tail(TAIL, len(table))
+    low, high = bootstrap_of_sums(table, measure, resamples=resamples_for(tail, len(table)), tail=tail)
+    return interval(float(measure(table.sum(0))), float(low), float(high), len(table))
+
+
+def interval(value: float, low: float, high: float, prompts: int) -> Interval:
+    """An interval; one prompt says nothing about others."""
+    return Interval(value, low, high, prompts) if prompts > 1 else Interval(value, -np.inf, np.inf, prompts)
 
 
 def paces(rows: Sequence[PromptRow]) -> dict[str, float]:

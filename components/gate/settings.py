@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from components.bench.settings import DEFAULTS as BENCH
+from serving.settings import Settings
 
 
-class GateSettings(BaseModel):
+class GateSettings(Settings):
     """What a release is measured on, and what becomes of the verdict."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    called = "gate setting"
 
-    device: str = Field("cpu", pattern="^(cpu|cuda)$", description="device that the release is for")
+    device: str | None = Field(None, pattern="^(cpu|cuda)$", description="device that the release is for; None: that of the loaded pair, "
+                                                                         "which it has to be in any case")
     limit: int | None = Field(16, ge=1, description="how many prompts; None takes all")
     max_tokens: int = Field(BENCH.max_tokens, ge=1, description="tokens to emit per prompt at most")
     all_strategies: bool = Field(False, description="also measure the other strategies, for a table")

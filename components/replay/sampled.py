@@ -11,14 +11,14 @@ generation, so each draw is used once. The replay has exactly the distribution o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from components.replay.replay import ReplayResult, replay_strategy
-from components.replay.texts import COLUMNS, Texts, target_rows, text_of
+from components.replay.texts import COLUMNS, Texts, read_texts, target_rows, text_of
 from components.replay.traced_text import TracedText
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
@@ -29,6 +29,8 @@ from serving.runtime.strategies import StrategyResources
 
 SAMPLED_COLUMNS = (*COLUMNS, "text_q", "text_p", "text_raw_q", "rollout_q")
 COUNTERS = tuple(field.name for field in fields(Stats) if field.type == "int")
+DRAWS = (0, 1)
+"""Seeds of the random draws that a search replays: the same for every strategy, so that all are compared on the same drafts."""
 STREAM = 13
 """Number of this module's random stream, so that no seed is used for two purposes."""
 
@@ -53,6 +55,13 @@ class SampledTexts:
         texts = [settled(text, (rng.random(len(kept)) < kept).tolist(), raw)
                  for text, kept, raw in zip(self.rejected.texts, self.kept, self.raw, strict=True)]
         return replace(self.rejected, texts=texts)
+
+    def draws(self, seeds: Sequence[int]) -> Texts:
+        """Every text once for each seed, so that one replay of them gives means over texts and draws.
+
+        A strategy's online state continues from draw to draw, as it does from text to text.
+        """
+        return replace(self.rejected, texts=[text for seed in seeds for text in self.draw(seed).texts])
 
 
 def settled(text: TracedText, accepted: list[bool], raw: list[float]) -> TracedText:
@@ -90,6 +99,20 @@ def ratio(columns: Mapping[str, list[Any]], part: slice) -> np.ndarray:
     draft, target = np.array(columns["text_q"][part], dtype=float), np.array(columns["text_p"][part], dtype=float)
     quotient: np.ndarray = np.divide(draft, target, out=(draft > 0).astype(float), where=target > 0)
     return np.minimum(1.0, quotient)
+
+
+def texts_of(trace: TraceSet, scored: Callable[[Texts], Texts] = lambda texts: texts) -> Texts:
+    """The texts of a trace that a search replays: greedy ones as they are, of sampled ones `DRAWS`.
+
+    Args:
+        scored: adds an acceptance head's predictions (`head_scores.score_rollouts`).
+    Raises:
+        TraceError: as in `read_texts` and `read_sampled`.
+    """
+    if trace.header.temperature == 0:
+        return scored(read_texts(trace))
+    sampled = read_sampled(trace)
+    return replace(sampled, rejected=scored(sampled.rejected)).draws(DRAWS)
 
 
 @dataclass(frozen=True)

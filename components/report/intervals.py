@@ -80,31 +80,6 @@ def paired_bootstrap_ratio(seconds_a: Sequence[float], tokens_a: Sequence[int], 
     return float(_ratio(table.sum(-1))), float(low), float(high)
 
 
-def paired_bootstrap_quantile_ratio(a: Sequence[float], b: Sequence[float], *, quantile: float = 0.95, resamples: int = 2000,
-                                    tail: float = 0.05, seed: int = 0) -> tuple[float, float, float]:
-    """A quantile of b over that of a, with a bootstrap interval: (ratio, low, high).
-
-    Args:
-        a, b: positive values, one a prompt, the same prompts in the same order.
-        quantile: taken upwards, so that the 95th percentile of few prompts is the largest.
-        tail: as in `paired_bootstrap_ratio`.
-    Raises:
-        DraftwellError: no prompts, lengths that differ, values that are not positive.
-
-    >>> paired_bootstrap_quantile_ratio([1.0, 2.0], [2.0, 4.0])
-    (2.0, 2.0, 2.0)
-    """
-    table = _table(a, b)
-    drawn = resample(table.shape[1], resamples, seed)
-
-    def ratio(values: np.ndarray) -> np.ndarray:
-        tops: np.ndarray = np.quantile(values, quantile, axis=-1, method="higher")
-        return tops[1] / tops[0]
-
-    low, high = percentile_ends(ratio(table[:, drawn]), tail)
-    return float(ratio(table)), float(low), float(high)
-
-
 def lower_bound(estimate: Callable[[np.ndarray], np.ndarray], columns: Sequence[Sequence[float]], *, tail: float = 0.05) -> float:
     """A one-sided lower bound of a metric of sums over prompts, for very few prompts: a jackknife with Student's t.
 

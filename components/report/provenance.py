@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,15 @@ from serving.artifacts.base import Provenance
 from serving.device import device_class
 from serving.runtime.pair import LoadedPair
 
-__all__ = ["device_class", "git_commit", "library_versions", "provenance"]
+__all__ = ["code_digest", "device_class", "git_commit", "library_versions", "provenance"]
 
+PACKAGES = ("components", "flows", "registry", "serving")
 LIBRARIES = ("draftwell", "torch", "transformers", "numpy", "onnxruntime", "safetensors", "scikit-learn")
 
 
 def provenance(pair: LoadedPair, *, trace_digest: str | None = None, parents: Mapping[str, str] | None = None,
                parameters: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None,
-               device_class: str | None = None) -> Provenance:
+               device_class: str | None = None, training_prompts: Iterable[str] | None = None) -> Provenance:
     """Where an artifact of `pair` that is made now comes from.
 
     Args:
@@ -29,10 +33,12 @@ def provenance(pair: LoadedPair, *, trace_digest: str | None = None, parents: Ma
         parameters: settings it is made with; values that are no number, text or None are written as text.
         metrics: measured on it; None and NaN are left out, because JSON cannot hold them.
         device_class: machine class, for metrics that are valid on one class only.
+        training_prompts: hashes of the prompts that it has learnt from (`components.prompts.overlap`); None where they are not known.
     """
     return Provenance(
         pair=pair.name, fingerprint=pair.fingerprint, device_class=device_class, trace_digest=trace_digest,
-        parents=dict(parents or {}), git_commit=git_commit(), library_versions=library_versions(),
+        parents=dict(parents or {}), training_prompts=None if training_prompts is None else sorted(set(training_prompts)),
+        git_commit=git_commit(), library_versions=library_versions(),
         parameters={name: plain(value) for name, value in (parameters or {}).items()},
         metrics={name: float(value) for name, value in (metrics or {}).items() if value is not None and value == value})
 
@@ -53,11 +59,24 @@ def library_versions() -> dict[str, str]:
     return found
 
 
+@lru_cache
+def code_digest() -> str:
+    """sha256 over the sources of this project as they are installed here: two versions differ in it where no commit is known, and so
+    does an edited checkout from a clean one."""
+    root = Path(__file__).resolve().parents[2]
+    found = hashlib.sha256()
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            found.update(f"{path.relative_to(root).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()
+
+
 def git_commit() -> str | None:
-    """Commit of this project's own checkout; None where it is installed, not checked out."""
+    """Commit of this project's own checkout; where it is installed, not checked out, the one that its image was built of
+    (`$DRAFTWELL_COMMIT`), or None."""
     here = Path(__file__).resolve()
     if not (here.parents[2] / ".git").exists():  # an installed copy may be inside another project's repository
-        return None
+        return os.environ.get("DRAFTWELL_COMMIT") or None
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here.parent, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

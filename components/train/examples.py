@@ -7,13 +7,14 @@ being fitted are converted to float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from components.collect.trace_columns import check_finite, column, matrix, texts
+from components.train.settings import LabelKind
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 NUMBERS = ("ratio", "draft_raw_q", "confidence", "entropy", "rank")
 TEXTS = ("prompt_id", "task", "kind")
 STATES = ("before", "after")
-COLUMNS = (*TEXTS, *NUMBERS, *(f"hidden_{name}" for name in STATES))
+CHANCES = ("draft_p", "draft_q", "temperature")
+COLUMNS = (*TEXTS, *NUMBERS, *CHANCES, *(f"hidden_{name}" for name in STATES))
 TEST_SHARE = 0.2
 FOLDS = 3
 LEAST_PROMPTS = 3
@@ -43,6 +45,7 @@ class Examples:
         prompt: `[rows]` ids of the prompts; of several with the same tokens, the first one's.
         task, kind: `[rows]`, task of the prompt and kind of the prefix; None: not recorded, "" for a row without.
         accepted: `[rows]` float32 in [0, 1], probability that the target keeps x at the trace's temperature; None: not known.
+        temperature: highest of the traces, None: not recorded.
         rows: `[rows]` row of each example in `parts`; None: all of them, in order.
     """
 
@@ -54,6 +57,7 @@ class Examples:
     kind: np.ndarray | None = None
     accepted: np.ndarray | None = None
     rows: np.ndarray | None = None
+    temperature: float | None = None
 
     def __len__(self) -> int:
         return len(self.ratio)
@@ -62,7 +66,8 @@ class Examples:
         """The examples of a boolean or index array; features are not copied."""
         places = (np.arange(len(self)) if self.rows is None else self.rows)[rows]
         task, kind, accepted = (None if column is None else column[rows] for column in (self.task, self.kind, self.accepted))
-        return Examples(self.parts, self.ratio[rows], self.confidence[rows], self.prompt[rows], task, kind, accepted, places)
+        return Examples(self.parts, self.ratio[rows], self.confidence[rows], self.prompt[rows], task, kind, accepted, places,
+                        self.temperature)
 
     def blocks(self, names: tuple[str, ...]) -> Iterator[np.ndarray]:
         """Blocks `[at most 8192, width]` float32 in order: the groups joined along the width, in the order that `Verifier` reads them."""
@@ -78,28 +83,29 @@ class Examples:
         return matrix
 
 
-def read_examples(trace: TraceSet | pa.Table) -> Examples:
+def read_examples(trace: TraceSet | pa.Table, without_kinds: Sequence[str] = ()) -> Examples:
     """All draft tokens of a trace.
 
+    Args:
+        without_kinds: prefix kinds that are left out.
     Raises:
         DraftwellError: the trace is empty (`empty_trace`), or has values that are not finite.
     """
     count = trace.num_rows
-    if count == 0:
-        raise DraftwellError("the trace holds no rows: collect one with `draftwell collect`", code="empty_trace")
     parts: dict[str, np.ndarray] = {"scalars": np.empty((count, 4), np.float32)}
     numbers: list[np.ndarray] = []
     labels: list[list[np.ndarray]] = []
     absent: set[str] = set()
-    place = 0
-    for table in trace.batches(COLUMNS) if isinstance(trace, TraceSet) else [trace]:
+    place, hottest = 0, None
+    for part in trace.batches(COLUMNS) if isinstance(trace, TraceSet) else [trace]:
+        table = without(part, without_kinds)
         end = place + table.num_rows
         ratio, q, confidence, entropy, rank = (column(table, name) for name in NUMBERS)
         parts["scalars"][place:end] = np.stack([q, confidence, entropy, np.log1p(rank)], axis=1)
         for name in STATES:
-            states = matrix(table, f"hidden_{name}")
+            states = matrix(table, f"hidden_{name}") if table.num_rows else None
             if states is None:
-                absent.add(name)
+                absent |= {name} if table.num_rows else set()
                 continue
             check_finite(f"hidden_{name}", states)
             if name not in parts:
@@ -109,15 +115,74 @@ def read_examples(trace: TraceSet | pa.Table) -> Examples:
             parts[name][place:end] = states
         check_finite("confidence, entropy or rank", parts["scalars"][place:end])
         check_finite("ratio", np.where(np.isposinf(ratio), 0.0, ratio))
-        numbers.append(np.stack([ratio, confidence]))
+        accepted, temperature = chances(table)
+        hottest = temperature if hottest is None else max(hottest, temperature or 0.0)
+        numbers.append(np.stack([ratio, confidence, accepted]))
         labels.append([texts(table, name) for name in TEXTS])
         place = end
-    ratio, confidence = np.concatenate(numbers, axis=1)
+    if place == 0:
+        raise DraftwellError("the trace holds no rows to learn from: collect one with `draftwell collect`", code="empty_trace")
+    ratio, confidence, accepted = np.concatenate(numbers, axis=1)
     prompt, task, kind = (np.concatenate(column) for column in zip(*labels, strict=True))
     names, places = np.unique(prompt, return_inverse=True)
     same = first_of_the_same(trace)
     prompt = np.array([same.get(name, name) for name in names.tolist()])[places]
-    return Examples({name: part for name, part in parts.items() if name not in absent}, ratio, confidence, prompt, task, kind)
+    return Examples({name: part[:place] for name, part in parts.items() if name not in absent}, ratio, confidence, prompt, task, kind,
+                    None if np.isnan(accepted).any() else accepted, temperature=hottest)
+
+
+def without(table: pa.Table, kinds: Sequence[str]) -> pa.Table:
+    """The rows of a table whose prefix is of none of these kinds."""
+    if not kinds:
+        return table
+    kept: pa.Table = table.filter(~np.isin(texts(table, "kind"), list(kinds)))
+    return kept
+
+
+def chances(table: pa.Table) -> tuple[np.ndarray, float | None]:
+    """`[rows]` float32 min(1, p/q) of the draft tokens, NaN where a table lacks it, and the highest temperature, None where it does."""
+    if not set(CHANCES) <= set(table.column_names) or not table.num_rows:
+        return np.full(table.num_rows, np.nan, np.float32), None
+    p, q, temperature = (column(table, name) for name in CHANCES)
+    return np.minimum(1.0, p / np.maximum(q, 1e-12)).astype(np.float32), float(temperature.max())
+
+
+@dataclass(frozen=True)
+class VerifierLabel:
+    """What a verifier predicts of a draft token: a target in [0, 1] for each example, and which tokens it should reject.
+
+    Args:
+        ratio: lambda, of the label `ratio` alone.
+    """
+
+    kind: LabelKind = LabelKind.RATIO
+    ratio: float = 1.2
+
+    def targets(self, examples: Examples) -> np.ndarray:
+        """`[rows]` float32: 1 for an acceptable token, 0 for another, something between for the label `soft`.
+
+        Raises:
+            DraftwellError: labels that the trace does not give: the target's argmax is known of temperature 0 alone
+                (`sampled_trace`), and old traces may lack probabilities (`no_probabilities`).
+        """
+        if self.kind is LabelKind.RATIO:
+            return (examples.ratio <= self.ratio).astype(np.float32)
+        if self.kind is LabelKind.ARGMAX and examples.temperature:
+            raise DraftwellError(f"the trace was sampled at temperature {examples.temperature:g}, where the target's argmax is not known: "
+                                 "collect one at temperature 0, or train with --label soft", code="sampled_trace")
+        if examples.accepted is None:
+            raise DraftwellError(f"the trace lacks draft_p and draft_q, which the label {self.kind.value} is made of: collect it again",
+                                 code="no_probabilities")
+        return examples.accepted
+
+    def rejected(self, examples: Examples) -> np.ndarray:
+        """`[rows]` float64: how much each token counts in eta_FP, where it should be rejected: q̄/p̄ > 1 as in the paper, else 1 − target."""
+        if self.kind is LabelKind.RATIO:
+            return (examples.ratio > 1).astype(np.float64)
+        return 1.0 - self.targets(examples).astype(np.float64)
+
+    def __str__(self) -> str:
+        return f"λ = {self.ratio:g}" if self.kind is LabelKind.RATIO else self.kind.value
 
 
 def split_by_prompt(examples: Examples, seed: int) -> tuple[Examples, Examples]:

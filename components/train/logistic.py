@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from components.train.examples import Examples
-from components.train.metrics import auc_of
+from components.train.examples import Examples, VerifierLabel
+from components.train.metrics import auc_of, of_one_class, split_soft
 from serving.artifacts.verifier import SCALARS
 from serving.errors import DraftwellError, NotFinite
 
@@ -70,11 +70,11 @@ class Validation:
     logits: np.ndarray
 
 
-def fits(examples: Examples, names: tuple[str, ...], ratio: float, strengths: Sequence[float] = STRENGTHS) -> Iterator[Line]:
+def fits(examples: Examples, names: tuple[str, ...], label: VerifierLabel, strengths: Sequence[float] = STRENGTHS) -> Iterator[Line]:
     """A fit for each strength of the penalty, each starting from the previous one.
 
     Args:
-        ratio: lambda of the label q̄(x)/p̄(x) <= lambda; both classes must be present.
+        label: both classes must be present. A target between 0 and 1 counts as both, each weighted by its share.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -85,18 +85,23 @@ def fits(examples: Examples, names: tuple[str, ...], ratio: float, strengths: Se
     x = examples.features(names)
     x -= mean.astype(np.float32)
     x /= scale.astype(np.float32)
-    model = LogisticRegression(class_weight="balanced", warm_start=True, max_iter=500, tol=TOLERANCE)
+    rows, good, weights = split_soft(label.targets(examples))
+    if weights is not None:
+        x = x[rows]
+        share = float(weights[good].sum() / weights.sum())
+        weights = weights / np.where(good, 2 * share, 2 * (1 - share))  # "balanced", which scikit-learn takes from counts of rows alone
+    model = LogisticRegression(class_weight="balanced" if weights is None else None, warm_start=True, max_iter=500, tol=TOLERANCE)
     for strength in strengths:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that did not converge is judged like any other
-            model.set_params(C=strength).fit(x, examples.ratio <= ratio)
+            model.set_params(C=strength).fit(x, good, weights)
         weight = (model.coef_[0] / scale).astype(np.float32)
         yield Line(names, weight, float(model.intercept_[0] - mean @ weight))
 
 
-def fit(examples: Examples, names: tuple[str, ...], ratio: float, strength: float) -> Line:
+def fit(examples: Examples, names: tuple[str, ...], label: VerifierLabel, strength: float) -> Line:
     """The fit of one strength."""
-    (line,) = fits(examples, names, ratio, [strength])
+    (line,) = fits(examples, names, label, [strength])
     return line
 
 
@@ -110,7 +115,7 @@ def moments(examples: Examples, names: tuple[str, ...]) -> tuple[np.ndarray, np.
     return mean, np.maximum(np.sqrt(np.maximum(squares / len(examples) - mean * mean, 0.0)), 1e-6)
 
 
-def cross_validate(examples: Examples, held_out: Sequence[np.ndarray], names: tuple[str, ...], ratio: float) -> Validation:
+def cross_validate(examples: Examples, held_out: Sequence[np.ndarray], names: tuple[str, ...], label: VerifierLabel) -> Validation:
     """The best strength for a feature set.
 
     Args:
@@ -118,42 +123,45 @@ def cross_validate(examples: Examples, held_out: Sequence[np.ndarray], names: tu
     Raises:
         DraftwellError: the draft tokens of a fold's training prompts, or of all held-out prompts, are of one class (`one_class`).
     """
-    label = examples.ratio <= ratio
+    targets = label.targets(examples)
     logits = np.empty((len(STRENGTHS), len(examples)))
     found: list[list[float]] = [[] for _ in STRENGTHS]
     for held in held_out:
         rest, part = examples.take(~held), examples.take(held)
-        check_classes("training", label[~held])
-        for number, line in enumerate(fits(rest, names, ratio)):
+        check_classes("training", targets[~held])
+        for number, line in enumerate(fits(rest, names, label)):
             logits[number, held] = line.logits(part)
-            if label[held].any() and not label[held].all():
-                found[number].append(auc_of(label[held], logits[number, held]))
+            if not of_one_class(targets[held]):
+                found[number].append(auc_of(targets[held], logits[number, held]))
     if not found[0]:
-        check_classes("validation", label[held_out[0]])
+        check_classes("validation", targets[held_out[0]])
     means = [float(np.mean(aucs)) for aucs in found]
     best = int(np.argmax(means))
     return Validation(means[best], STRENGTHS[best], logits[best])
 
 
-def check_classes(name: str, labels: np.ndarray) -> None:
+def check_classes(name: str, targets: np.ndarray) -> None:
     """Refuse examples in which all draft tokens are acceptable, or none is (`one_class`)."""
-    if labels.all() or not labels.any():
-        what = "acceptable" if labels.all() else "unacceptable"
-        raise DraftwellError(f"all {len(labels)} draft tokens of the {name} prompts are {what}, so nothing can be learnt or "
-                             "tested: collect more prompts, or change the ratio (lambda)", code="one_class")
+    if of_one_class(targets):
+        what = "acceptable" if targets.all() else "unacceptable"
+        raise DraftwellError(f"all {len(targets)} draft tokens of the {name} prompts are {what}, so nothing can be learnt or "
+                             "tested: collect more prompts, or change the label or its ratio (lambda)", code="one_class")
 
 
-def platt(z: np.ndarray, label: np.ndarray) -> tuple[float, float]:
+def platt(z: np.ndarray, target: np.ndarray) -> tuple[float, float]:
     """Slope and shift after which sigmoid(z) is a probability: Platt's scaling with his smoothed targets.
 
     Class weights shift the scores of a fit and the penalty flattens them. Neither changes their order, and this corrects both.
 
     Args:
         z: `[rows]` of prompts that the fit did not see.
+        target: `[rows]` in [0, 1].
     Returns:
         (1, 0) where z ranks worse than chance: scaling would reverse the order.
     """
-    targets = np.where(label, (label.sum() + 1) / (label.sum() + 2), 1 / ((~label).sum() + 2))
+    target = target.astype(np.float64)
+    good, bad = target.sum(), (1 - target).sum()
+    targets = target * (good + 1) / (good + 2) + (1 - target) / (bad + 2)
     design = np.stack([z, np.ones_like(z)], axis=1)
     scale = np.array([1.0, 0.0])
     for _ in range(50):  # Newton's method with a small ridge: two unknowns, a convex loss

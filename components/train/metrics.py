@@ -12,7 +12,7 @@ from components.train.reports import Interval, Ranking, ReliabilityBin, RocCurve
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
-    from components.train.examples import Examples
+    from components.train.examples import Examples, VerifierLabel
 
 CURVE_POINTS = 200
 RESAMPLES = 1000
@@ -20,40 +20,57 @@ TAIL = 0.025
 """Probability left out at each end of an interval."""
 
 
-def verifier_metrics(test: Examples, score: np.ndarray, ratio: float, threshold: float) -> VerifierMetrics:
+def verifier_metrics(test: Examples, score: np.ndarray, label: VerifierLabel, threshold: float) -> VerifierMetrics:
     """Metrics of a verifier's scores of unseen prompts.
 
     Args:
         score: `[rows]`.
-        ratio: lambda of the label.
+        label: what the verifier predicts.
         threshold: tau.
     """
     require_sklearn()
-    from sklearn.metrics import brier_score_loss
-
-    label = test.ratio <= ratio
-    bins = reliability_bins(label, score)
+    target, bad = label.targets(test).astype(np.float64), label.rejected(test)
+    bins, kept = reliability_bins(target, score), score >= threshold
     kinds = [] if test.kind is None else [kind for kind in np.unique(test.kind).tolist() if kind]
     return VerifierMetrics(
-        **dict(ranking(test, score, ratio)),
-        eta_tp=rate(score[test.ratio <= 1] >= threshold), eta_fp=rate(score[test.ratio > 1] >= threshold),
-        eta_tp_ratio=rate(score[label] >= threshold), eta_fp_ratio=rate(score[~label] >= threshold),
-        brier=float(brier_score_loss(label, score)), calibration_error=calibration_error(bins),
-        reliability=bins, roc=roc_points(label, score), baseline_roc=roc_points(label, test.confidence),
-        kinds={kind: ranking(test.take(test.kind == kind), score[test.kind == kind], ratio) for kind in kinds})
+        **dict(ranking(test, score, label)), eta_tp=rate(kept, 1 - bad), eta_fp=rate(kept, bad),
+        eta_tp_ratio=rate(kept, target), eta_fp_ratio=rate(kept, 1 - target),
+        brier=float((target * (1 - score) ** 2 + (1 - target) * score**2).mean()), calibration_error=calibration_error(bins),
+        reliability=bins, roc=roc_points(target, score), baseline_roc=roc_points(target, test.confidence),
+        kinds={kind: ranking(test.take(test.kind == kind), score[test.kind == kind], label) for kind in kinds})
 
 
-def ranking(test: Examples, score: np.ndarray, ratio: float) -> Ranking:
-    """How well a score ranks acceptable tokens (q̄/p̄ <= `ratio`) before others, compared with C."""
-    label = test.ratio <= ratio
+def ranking(test: Examples, score: np.ndarray, label: VerifierLabel) -> Ranking:
+    """How well a score ranks acceptable tokens before others, compared with C; a target between 0 and 1 counts as both, by its share."""
+    target = label.targets(test)
     names, prompt = np.unique(test.prompt, return_inverse=True)
-    prevalence = float(label.mean())
-    if label.all() or not label.any():
+    prevalence = float(target.mean(dtype=np.float64))
+    if of_one_class(target):
         return Ranking(test_rows=len(test), test_prompts=len(names), prevalence=prevalence, auc=None, baseline_auc=None, gain=None,
                        intervals=None)
-    auc, baseline = auc_of(label, score), auc_of(label, test.confidence)
+    auc, baseline = auc_of(target, score), auc_of(target, test.confidence)
+    rows, good, weight = split_soft(target)
+    ends = intervals(good, score[rows], test.confidence[rows], prompt[rows], weight=weight) if len(names) > 1 else None
     return Ranking(test_rows=len(test), test_prompts=len(names), prevalence=prevalence, auc=auc, baseline_auc=baseline,
-                   gain=auc - baseline, intervals=intervals(label, score, test.confidence, prompt) if len(names) > 1 else None)
+                   gain=auc - baseline, intervals=ends)
+
+
+def of_one_class(target: np.ndarray) -> bool:
+    """Whether targets in [0, 1] are all 0 or all 1."""
+    return bool((target >= 1).all() or (target <= 0).all())
+
+
+def split_soft(target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Targets in [0, 1] as labelled rows: one between 0 and 1 is a row of each class, weighted by its share of it.
+
+    Returns:
+        `[n]` each: index of the row, whether it counts as good, and its weight; None for targets that are all 0 or 1.
+    """
+    if ((target <= 0) | (target >= 1)).all():
+        return np.arange(len(target)), target > 0, None
+    good, bad = np.flatnonzero(target > 0), np.flatnonzero(target < 1)
+    return (np.concatenate([good, bad]), np.arange(len(good) + len(bad)) < len(good),
+            np.concatenate([target[good], 1 - target[bad]]).astype(np.float64))
 
 
 def intervals(label: np.ndarray, score: np.ndarray, confidence: np.ndarray, prompt: np.ndarray, *, weight: np.ndarray | None = None,
@@ -87,24 +104,33 @@ def weighted_auc(label: np.ndarray, rank: np.ndarray, weight: np.ndarray) -> flo
     return float((good * (bad.cumsum() - bad / 2)).sum() / (good.sum() * bad.sum()))
 
 
-def rate(hits: np.ndarray) -> float | None:
-    """Share of True; None of nothing."""
-    return float(hits.mean()) if len(hits) else None
+def rate(hits: np.ndarray, weight: np.ndarray) -> float | None:
+    """Share of True among weighted rows; None of nothing."""
+    total = float(weight.sum())
+    return float(weight[hits].sum() / total) if total else None
 
 
-def auc_of(label: np.ndarray, score: np.ndarray, weight: np.ndarray | None = None) -> float:
-    """Area under the ROC curve; both classes must be present."""
+def auc_of(target: np.ndarray, score: np.ndarray, weight: np.ndarray | None = None) -> float:
+    """Area under the ROC curve; both classes must be present.
+
+    Args:
+        target: `[rows]` bool, or in [0, 1] (`split_soft`) where there is no weight.
+    """
     require_sklearn()
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(label, score, sample_weight=weight))
+    if weight is None:
+        rows, target, weight = split_soft(target)
+        score = score[rows]
+    return float(roc_auc_score(target, score, sample_weight=weight))
 
 
-def roc_points(label: np.ndarray, score: np.ndarray) -> RocCurve:
-    """The ROC curve, at most `CURVE_POINTS` points."""
+def roc_points(target: np.ndarray, score: np.ndarray) -> RocCurve:
+    """The ROC curve of targets in [0, 1], at most `CURVE_POINTS` points."""
     from sklearn.metrics import roc_curve
 
-    fpr, tpr, _ = roc_curve(label, score)
+    rows, good, weight = split_soft(target)
+    fpr, tpr, _ = roc_curve(good, score[rows], sample_weight=weight)
     picked = np.unique(np.linspace(0, len(fpr) - 1, min(len(fpr), CURVE_POINTS)).round().astype(int))
     return RocCurve(fpr=fpr[picked].tolist(), tpr=tpr[picked].tolist())
 

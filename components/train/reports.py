@@ -55,10 +55,10 @@ class RankingWithRoc(Ranking):
 class VerifierMetrics(Ranking):
     """A verifier on test prompts. A rate over no rows is None."""
 
-    eta_tp: float | None = Field(description="share of tokens with q̄/p̄ <= 1 that it keeps, as in the paper")
-    eta_fp: float | None = Field(description="share of tokens with q̄/p̄ > 1 that it keeps, as in the paper")
-    eta_tp_ratio: float | None = Field(description="as eta_tp, at lambda")
-    eta_fp_ratio: float | None = Field(description="as eta_fp, at lambda")
+    eta_tp: float | None = Field(description="share that it keeps of the tokens to be kept: q̄/p̄ <= 1 as in the paper, or by its label")
+    eta_fp: float | None = Field(description="share that it keeps of the tokens to be rejected: q̄/p̄ > 1, or by its label")
+    eta_tp_ratio: float | None = Field(description="as eta_tp, at the label's lambda")
+    eta_fp_ratio: float | None = Field(description="as eta_fp, at the label's lambda")
     brier: float
     calibration_error: float = Field(description="mean distance of score and share over the reliability bins, weighted by rows")
     reliability: list[ReliabilityBin]
@@ -121,7 +121,9 @@ class VerifierReport(TrainingReport):
     """Report of `train_verifier`."""
 
     features: list[str]
-    ratio: float = Field(description="lambda of the label")
+    label: str = Field("ratio", description="what is predicted (`LabelKind`)")
+    ratio: float = Field(description="lambda of the label ratio")
+    temperature: float | None = Field(None, description="of the training traces; None: not recorded")
     strength: float = Field(description="inverse strength of the penalty")
     threshold: float = Field(description="tau")
     validation_auc: float
@@ -132,8 +134,8 @@ class VerifierReport(TrainingReport):
 
     @classmethod
     def order(cls) -> tuple[str, ...]:
-        return ("features", "ratio", "strength", "threshold", "validation_auc", "candidates", "rows", "prompts", "left_out", "test_trace",
-                "metrics", "lambda_grid", "transfer", "cost")
+        return ("features", "label", "ratio", "temperature", "strength", "threshold", "validation_auc", "candidates", "rows", "prompts",
+                "left_out", "test_trace", "metrics", "lambda_grid", "transfer", "cost")
 
 
 class HeadMetrics(Report):

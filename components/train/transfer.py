@@ -8,36 +8,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from components.train.examples import Examples
+from components.train.examples import Examples, VerifierLabel
 from components.train.logistic import Line, fit
-from components.train.metrics import auc_of
+from components.train.metrics import auc_of, of_one_class
 from components.train.reports import TaskTransfer, Transfer
 
 LEARN_FROM, TEST_ON = 3, 2
 """Prompts that a task needs to be trained on, and to be tested on."""
 
 
-def transfer_table(train: Examples, test: Examples, line: Line, ratio: float, strength: float) -> Transfer | None:
+def transfer_table(train: Examples, test: Examples, line: Line, label: VerifierLabel, strength: float) -> Transfer | None:
     """AUC of a verifier for each task on each task.
 
     Args:
         train, test: of different prompts.
         line: the verifier that was trained on all of `train`; the others read the same features under the same penalty.
-        ratio: lambda of the label.
+        label: what the verifiers predict.
     Returns:
         None where no task can be tested on another one.
     """
     if train.task is None or test.task is None:
         return None
     left_out: dict[str, str] = {}
-    tested = {task: part for task, part in by_task(test).items() if fitting(task, part, ratio, TEST_ON, "to be tested on", left_out)}
-    learnt = {task: part for task, part in by_task(train).items() if fitting(task, part, ratio, LEARN_FROM, "to learn from", left_out)}
+    tested = {task: part for task, part in by_task(test).items() if fitting(task, part, label, TEST_ON, "to be tested on", left_out)}
+    learnt = {task: part for task, part in by_task(train).items() if fitting(task, part, label, LEARN_FROM, "to learn from", left_out)}
     if not any(own != other for own in learnt for other in tested):
         return None
-    labels = {task: part.ratio <= ratio for task, part in tested.items()}
+    labels = {task: label.targets(part) for task, part in tested.items()}
     trained: dict[str, TaskTransfer] = {}
     for task, part in learnt.items():
-        own = fit(part, line.names, ratio, strength)
+        own = fit(part, line.names, label, strength)
         aucs = {other: auc_of(labels[other], own.logits(tested[other])) for other in tested}
         trained[task] = TaskTransfer(prompts=prompts_of(part), auc=aucs)
     everything = {task: auc_of(labels[task], line.logits(part)) for task, part in tested.items()}
@@ -56,12 +56,11 @@ def by_task(examples: Examples) -> dict[str, Examples]:
     return {task: examples.take(examples.task == task) for task in np.unique(examples.task).tolist() if task}
 
 
-def fitting(task: str, part: Examples, ratio: float, least: int, purpose: str, left_out: dict[str, str]) -> bool:
+def fitting(task: str, part: Examples, label: VerifierLabel, least: int, purpose: str, left_out: dict[str, str]) -> bool:
     """Whether a task has enough prompts and both classes; otherwise the reason is added to `left_out`."""
-    label = part.ratio <= ratio
     if prompts_of(part) < least:
         left_out[task] = f"too few prompts {purpose}"
-    elif label.all() or not label.any():
+    elif of_one_class(label.targets(part)):
         left_out[task] = f"tokens of one class {purpose}"
     else:
         return True

@@ -1,26 +1,33 @@
 """Training SPRINTER's verifier: will the target find this draft token acceptable? (SPRINTER, section 3.2)
 
-Label 1 iff q̄(x)/p̄(x) <= lambda. The score is linear (`logistic`); its features, penalty, scaling and threshold are chosen by
-cross-validation over prompts. Then it is fitted to all training prompts. Every metric of the report is measured on the test prompts,
-on which nothing was chosen.
+What it predicts is a setting (`VerifierLabel`). The score is linear (`logistic`); its features, penalty, scaling and threshold are chosen
+by cross-validation over prompts. Then it is fitted to all training prompts. Every metric of the report is measured on the test prompts,
+on which nothing was chosen. (The published code splits rows, selects the epoch on its test rows and reads features at padding: its
+figures are not comparable. `components.train.row_split` shows by how much.)
+
+A chat pair drafts nothing inside a user's message. Collections have no such positions (`components.collect.continuations`), and those of
+older traces, of kind bare, are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
-from components.train.examples import Examples, folds, read_examples, read_train_and_test
+from components.train.examples import Examples, VerifierLabel, folds, prompts_of, read_examples, read_train_and_test
 from components.train.logistic import Line, Validation, check_classes, cross_validate, fit, platt, sigmoid
-from components.train.metrics import ranking, require_sklearn, roc_points, verifier_metrics
+from components.train.metrics import of_one_class, ranking, require_sklearn, roc_points, verifier_metrics
 from components.train.reports import RankingWithRoc, VerifierReport
+from components.train.settings import LabelKind, VerifierSettings
 from components.train.transfer import transfer_table
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
 from serving.errors import DraftwellError
+from serving.files import json_digest
 from serving.recording.trace import TraceSet
 
 if TYPE_CHECKING:
@@ -37,52 +44,58 @@ SELECTION_ROWS = 40_000
 LOGGED = ("auc", "baseline_auc", "gain", "prevalence", "brier", "calibration_error", "eta_tp", "eta_fp")
 
 
-def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, *, test: TraceSet | pa.Table | None = None, ratio: float = 1.2,
-                   features: Literal["auto"] | Sequence[str] = "auto", wanted_false_positive: float | None = 0.1,
-                   seed: int = 0, log: Log | None = None) -> tuple[Verifier, VerifierReport]:
+def train_verifier(trace: TraceSet | pa.Table, provenance: Provenance, settings: VerifierSettings | None = None, *,
+                   test: TraceSet | pa.Table | None = None, chat: bool = False,
+                   log: Log | None = None) -> tuple[Verifier, VerifierReport]:
     """Choose features and threshold, train, and test.
 
     Args:
         provenance: of the verifier; parameters and metrics are filled in.
+        settings: default: `VerifierSettings()`.
         test: a trace of test prompts, without those that `trace` has too; None holds out a fifth of the prompts.
-        ratio: lambda of the label, positive.
-        features: groups to read ("before", "after", "scalars"), or "auto": the best by cross-validation.
-        wanted_false_positive: eta_FP in [0, 1] that the threshold tau may reach on held-out prompts; None sets tau = .5.
+        chat: the pair's prompts are messages in a chat template: texts of kind bare are left out.
         log: called with ("validation_auc", value, number of the candidate) and with the metrics of the test.
     Raises:
-        DraftwellError: a parameter out of range (`out_of_range`), an empty trace or one of a single class (`one_class`), values that
-            are not finite, too few prompts (`too_few_prompts`), unknown features or ones that the trace lacks (`unknown_features`,
-            `no_hidden_states`), scikit-learn is missing (`missing_package`).
+        DraftwellError: an empty trace or one of a single class (`one_class`), values that are not finite, labels that the trace does
+            not give (`VerifierLabel.targets`), too few prompts (`too_few_prompts`), unknown features or ones that the trace lacks
+            (`unknown_features`, `no_hidden_states`), scikit-learn is missing (`missing_package`).
     """
-    if ratio <= 0:
-        raise DraftwellError(f"ratio (lambda) must be positive, not {ratio}", code="out_of_range")
-    if wanted_false_positive is not None and not 0 <= wanted_false_positive <= 1:
-        raise DraftwellError(f"wanted_false_positive must be in [0, 1], not {wanted_false_positive}", code="out_of_range")
+    settings = settings or VerifierSettings()
+    label, seed = VerifierLabel(settings.label, settings.ratio), settings.seed
     require_sklearn()
-    train, tested, left_out = read_train_and_test(trace, test, seed, read_examples)
+    read = partial(read_examples, without_kinds=("bare",) if chat else ())
+    train, tested, left_out = read_train_and_test(trace, test, seed, read)
     for name, part in (("training", train), ("test", tested)):
-        check_classes(name, part.ratio <= ratio)
-    names, aucs, validation = choose(train, ratio, features, seed, log)
-    slope, shift = platt(validation.logits, train.ratio <= ratio)
-    line = fit(train, names, ratio, validation.strength).scaled(slope, shift)
-    threshold = choose_threshold(train.ratio, sigmoid(validation.logits * slope + shift), wanted_false_positive)
+        check_classes(name, label.targets(part))
+    names, aucs, validation = choose(train, label, settings.features, seed, log)
+    slope, shift = platt(validation.logits, label.targets(train))
+    line = fit(train, names, label, validation.strength).scaled(slope, shift)
+    threshold = choose_threshold(label.rejected(train), sigmoid(validation.logits * slope + shift), settings.eta_fp)
     report = VerifierReport(
-        features=list(names), ratio=ratio, strength=validation.strength, threshold=threshold, validation_auc=validation.auc,
+        features=list(names), label=settings.label.value, ratio=settings.ratio, temperature=train.temperature,
+        strength=validation.strength, threshold=threshold, validation_auc=validation.auc,
         candidates={"+".join(tried): auc for tried, auc in aucs.items()}, rows={"train": len(train), "test": len(tested)},
         prompts={"train": np.unique(train.prompt).tolist(), "test": np.unique(tested.prompt).tolist()}, left_out=left_out,
         test_trace=test.digest() if isinstance(test, TraceSet) else None,
-        metrics=verifier_metrics(tested, sigmoid(line.logits(tested)), ratio, threshold),
-        lambda_grid=lambda_grid(train, tested, line, ratio, validation.strength),
-        transfer=transfer_table(train, tested, line, ratio, validation.strength))
+        metrics=verifier_metrics(tested, sigmoid(line.logits(tested)), label, threshold),
+        lambda_grid=lambda_grid(train, tested, line, label, validation.strength),
+        transfer=transfer_table(train, tested, line, label, validation.strength))
     metrics = logged_metrics(report)
     if log:
         for name, value in metrics.items():
             log(name, value, 0)
-    made = provenance.model_copy(update={
-        "parameters": {**provenance.parameters, "ratio": ratio, "features": "+".join(names), "seed": seed, "strength": validation.strength,
-                       "wanted_false_positive": wanted_false_positive, "test_trace": report.test_trace},
-        "metrics": {**provenance.metrics, **metrics}})
-    return Verifier(torch.from_numpy(line.weight), line.bias, names, threshold, ratio, made), report
+    made = provenance.model_copy(update={"parameters": {**provenance.parameters, **recorded(trace, train, settings, report)},
+                                         "metrics": {**provenance.metrics, **metrics}})
+    return Verifier(torch.from_numpy(line.weight), line.bias, names, threshold, settings.ratio, made, settings.label.value), report
+
+
+def recorded(trace: TraceSet | pa.Table, train: Examples, settings: VerifierSettings,
+             report: VerifierReport) -> dict[str, str | int | float | None]:
+    """What a verifier's provenance says about its training."""
+    return {**settings.model_dump(mode="json", exclude={"features"}), "features": "+".join(report.features), "strength": report.strength,
+            "temperature": report.temperature, "kinds": "+".join([] if train.kind is None else np.unique(train.kind).tolist()),
+            "train_prompts": len(report.prompts["train"]), "test_prompts": len(report.prompts["test"]),
+            "prompts_digest": json_digest(sorted({tokens for _, tokens in prompts_of(trace)})), "test_trace": report.test_trace}
 
 
 def logged_metrics(report: VerifierReport) -> dict[str, float]:
@@ -108,7 +121,7 @@ def candidates(examples: Examples, features: Literal["auto"] | Sequence[str]) ->
     return [tuple(name for name in Verifier.parts if name in features)]
 
 
-def choose(train: Examples, ratio: float, features: Literal["auto"] | Sequence[str], seed: int,
+def choose(train: Examples, label: VerifierLabel, features: Literal["auto"] | Sequence[str], seed: int,
            log: Log | None) -> tuple[tuple[str, ...], dict[tuple[str, ...], float], Validation]:
     """The best feature set, the validation AUC of each that was tried, and the cross-validation of the best on all rows."""
     step = -(-len(train) // SELECTION_ROWS)
@@ -116,35 +129,42 @@ def choose(train: Examples, ratio: float, features: Literal["auto"] | Sequence[s
     held_out = folds(few, seed)
     tried: dict[tuple[str, ...], Validation] = {}
     for number, names in enumerate(candidates(train, features)):
-        tried[names] = cross_validate(few, held_out, names, ratio)
+        tried[names] = cross_validate(few, held_out, names, label)
         if log:
             log("validation_auc", tried[names].auc, number)
     best = max(tried, key=lambda names: tried[names].auc)
-    validation = tried[best] if step == 1 else cross_validate(train, folds(train, seed), best, ratio)
+    validation = tried[best] if step == 1 else cross_validate(train, folds(train, seed), best, label)
     return best, {names: found.auc for names, found in tried.items()}, validation
 
 
-def lambda_grid(train: Examples, test: Examples, line: Line, ratio: float, strength: float) -> dict[str, RankingWithRoc | None]:
+def lambda_grid(train: Examples, test: Examples, line: Line, label: VerifierLabel, strength: float) -> dict[str, RankingWithRoc | None]:
     """lambda → ranking and ROC of a verifier for it; None where all tokens are of one class.
 
     Args:
-        line: the verifier for `ratio`, which is part of the grid.
+        line: the verifier for `label`, which is part of the grid where it is a ratio.
     """
     grid: dict[str, RankingWithRoc | None] = {}
-    for wanted in sorted({*RATIOS, ratio}):
-        if any(label.all() or not label.any() for label in (train.ratio <= wanted, test.ratio <= wanted)):
-            grid[f"{wanted:g}"] = None
+    for ratio in sorted({*RATIOS, label.ratio} if label.kind is LabelKind.RATIO else RATIOS):
+        wanted = VerifierLabel(LabelKind.RATIO, ratio)
+        if any(of_one_class(wanted.targets(part)) for part in (train, test)):
+            grid[f"{ratio:g}"] = None
             continue
-        score = sigmoid((line if wanted == ratio else fit(train, line.names, wanted, strength)).logits(test))
-        grid[f"{wanted:g}"] = RankingWithRoc(**dict(ranking(test, score, wanted)), roc=roc_points(test.ratio <= wanted, score))
+        score = sigmoid((line if wanted == label else fit(train, line.names, wanted, strength)).logits(test))
+        grid[f"{ratio:g}"] = RankingWithRoc(**dict(ranking(test, score, wanted)), roc=roc_points(wanted.targets(test), score))
     return grid
 
 
-def choose_threshold(ratio: np.ndarray, score: np.ndarray, wanted_false_positive: float | None) -> float:
-    """The smallest tau in (0, 1) whose eta_FP, the share of tokens with q̄/p̄ > 1 scored at least tau, is at most as wanted."""
-    unacceptable = np.sort(score[ratio > 1])[::-1]
-    if wanted_false_positive is None or not len(unacceptable):
+def choose_threshold(rejected: np.ndarray, score: np.ndarray, eta_fp: float | None) -> float:
+    """The smallest tau in (0, 1) whose eta_FP is at most as wanted: the share of tokens to be rejected that score at least tau.
+
+    Args:
+        rejected: `[rows]` how much each token counts as one to be rejected (`VerifierLabel.rejected`).
+    """
+    bad = np.flatnonzero(rejected > 0)
+    if eta_fp is None or not len(bad):
         return 0.5
-    allowed = int(wanted_false_positive * len(unacceptable))
-    tau = np.nextafter(unacceptable[allowed], 1.0) if allowed < len(unacceptable) else 0.0
+    bad = bad[np.argsort(-score[bad], kind="stable")]
+    kept = rejected[bad].cumsum()
+    over = np.flatnonzero(kept > eta_fp * kept[-1])
+    tau = np.nextafter(score[bad[over[0]]], 1.0) if len(over) else 0.0
     return float(np.clip(tau, 1e-6, 1 - 1e-6))

@@ -17,6 +17,7 @@ from components.tune.search.search import Search
 from components.tune.search.space import MEASURED, REPLAYED
 from components.tune.settings import Constraints, TuneSettings
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.kinds import other_temperature
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, build_strategy, find_strategy
@@ -31,7 +32,7 @@ def choose_strategies(pair: LoadedPair, resources: StrategyResources, settings: 
     for name in settings.strategies if settings.strategies is not None else [*REPLAYED, *MEASURED]:
         if name == PLAIN.name:
             continue  # always measured
-        problem = reason_not_tunable(pair, resources, name, settings.constraints.lossless_only, quality)
+        problem = reason_not_tunable(pair, resources, name, settings, quality)
         if problem is None:
             names.append(name)
         elif settings.strategies is not None:
@@ -41,22 +42,30 @@ def choose_strategies(pair: LoadedPair, resources: StrategyResources, settings: 
     return names, left_out
 
 
-def reason_not_tunable(pair: LoadedPair, resources: StrategyResources, name: str, lossless_only: bool,
+def reason_not_tunable(pair: LoadedPair, resources: StrategyResources, name: str, settings: TuneSettings,
                        quality: QualityOf | None) -> str | None:
     """Why a strategy cannot be tuned, or None."""
     cls = find_strategy(name)
     if name not in REPLAYED and name not in MEASURED:
         return f"it has no search space, choose from {', '.join([*REPLAYED, *MEASURED])}"
-    if not cls.lossless and lossless_only:
+    if not cls.lossless and settings.constraints.lossless_only:
         return "it is lossy, and only lossless strategies are allowed"
     if not cls.lossless and quality is None:
         return "it is lossy, and nothing measures its quality"
     lacking = lacking_for(pair, resources, name)
-    return f"it needs {lacking}, which is not available" if lacking else None
+    return f"it needs {lacking}, which is not available" if lacking else made_for_others(resources, name, settings.temperature)
 
 
-def unfit_champion(pair: LoadedPair, resources: StrategyResources, champion: StrategyChoice, quality: QualityOf | None) -> str | None:
+def made_for_others(resources: StrategyResources, name: str, temperature: float) -> str | None:
+    """The first artifact of a strategy that was made for the other class of temperatures, or None."""
+    return other_temperature((resources.artifacts[kind] for kind in find_strategy(name).artifacts), temperature)
+
+
+def unfit_champion(pair: LoadedPair, resources: StrategyResources, champion: StrategyChoice | None, quality: QualityOf | None,
+                   temperature: float = 0.0) -> str | None:
     """Why the champion cannot be measured here, or None; constraints are no reason, they only keep it from being chosen."""
+    if champion is None:
+        return None
     try:
         build_strategy(champion.name, dict(champion.parameters))
     except DraftwellError as error:
@@ -64,6 +73,8 @@ def unfit_champion(pair: LoadedPair, resources: StrategyResources, champion: Str
     lacking = lacking_for(pair, resources, champion.name)
     if lacking:
         return f"it is {champion.name}, which needs {lacking}, and that is not available"
+    if why := made_for_others(resources, champion.name, temperature):
+        return f"it is {champion.name}, and {why}"
     lossy = not find_strategy(champion.name).lossless
     return f"it is {champion.name}, which is lossy, and nothing measures its quality" if lossy and quality is None else None
 
@@ -117,7 +128,7 @@ class Explorer:
         divergence = 0.0
         if not find_strategy(choice.name).lossless:
             [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)  # the resume file answers from the second time on
-            divergence, _ = ConstraintChecker(Constraints(), self.quality, None, {}).losses(choice, few, result, plain)
+            divergence, *_ = ConstraintChecker(Constraints(), self.quality, None, {}).losses(choice, few, result, plain)
         return Trial.of(choice, predicted_seconds_per_token=result.pace, exact=False, target_calls_per_token=result.calls_per_token,
                         divergence=divergence, source="measured")
 

@@ -48,8 +48,9 @@ class ConstraintChecker:
         self.vanilla = vanilla if constraints.max_cost_ratio is not None else None
 
     def metrics(self, choice: StrategyChoice, prompts: Sequence[Prompt], measured: Measured, plain: Measured) -> dict[str, Any]:
-        """`lossless`, `quality_loss` (0 where lossless), `rouge_l_lost` (None where lossless, or without references) and
-        `cost_ratio` (None without a draft model, and of a choice that was not replayed where cost is not limited).
+        """`lossless`, `quality_loss` (0 where lossless), `rouge_l_lost` (None where lossless, or without references),
+        `surprisal_shift` (|nats a token|; None where lossless or greedy) and `cost_ratio` (None without a draft model, and of a choice
+        that was not replayed where cost is not limited).
 
         Args:
             measured, plain: of the choice and of plain decoding on the same prompts.
@@ -57,8 +58,8 @@ class ConstraintChecker:
             DraftwellError: a quality that is not a number (`quality_not_finite`).
         """
         lossless = find_strategy(choice.name).lossless
-        loss, lost = (0.0, None) if lossless else self.losses(choice, prompts, measured, plain)
-        return {"lossless": lossless, "quality_loss": loss, "rouge_l_lost": lost,
+        loss, lost, shift = (0.0, None, None) if lossless else self.losses(choice, prompts, measured, plain)
+        return {"lossless": lossless, "quality_loss": loss, "rouge_l_lost": lost, "surprisal_shift": shift,
                 "cost_ratio": self.cost_ratio(choice, measured.calls_per_token, prompts)}
 
     def cost_ratio(self, choice: StrategyChoice, calls: float, prompts: Sequence[Prompt], max_tokens: int | None = None) -> float | None:
@@ -73,14 +74,16 @@ class ConstraintChecker:
         return calls / self.vanilla(prompts, max_tokens).calls_per_token if self.vanilla is not None else None
 
     def losses(self, choice: StrategyChoice, prompts: Sequence[Prompt], measured: Measured,
-               plain: Measured) -> tuple[float, float | None]:
-        """Share of the target's own tokens, and points of ROUGE-L, that a lossy choice loses to plain decoding."""
+               plain: Measured) -> tuple[float, float | None, float | None]:
+        """Share of the target's own tokens, and points of ROUGE-L, that a lossy choice loses to plain decoding; and by how many nats a
+        token its samples are more or less likely than plain decoding's."""
         assert self.quality is not None
         ours, theirs = self.quality(prompts, measured), self.quality(prompts, plain)
         check_finite(choice, ours)
         check_finite(PLAIN, theirs)
         lost = None if ours.rouge_l is None or theirs.rouge_l is None else theirs.rouge_l - ours.rouge_l
-        return max(0.0, 1 - ours.share / theirs.share), lost
+        shift = None if ours.surprisal is None or theirs.surprisal is None else abs(ours.surprisal - theirs.surprisal)
+        return max(0.0, 1 - ours.share / theirs.share), lost, shift
 
     def objection(self, choice: StrategyChoice, prompts: Sequence[Prompt], measured: Measured, plain: Measured) -> str | None:
         """Why a configuration may not be chosen, or None."""
@@ -102,6 +105,10 @@ class ConstraintChecker:
             metrics["quality_loss"] = lower_bound(
                 share_lost, [tokens_matching_target(ours, measured), measured.tokens, tokens_matching_target(theirs, plain), plain.tokens]
             )
+            if metrics["surprisal_shift"] is not None:
+                nats: list[Sequence[float]] = [surprisals(ours, measured), measured.tokens, surprisals(theirs, plain), plain.tokens]
+                above, below = lower_bound(shift_of, nats), lower_bound(shift_of, [*nats[2:], *nats[:2]])
+                metrics["surprisal_shift"] = max(0.0, above, below)
             lost = [b.rouge_l - a.rouge_l for a, b in zip(ours, theirs, strict=True) if a.rouge_l is not None and b.rouge_l is not None]
             if lost:
                 metrics["rouge_l_lost"] = lower_bound(lambda sums: sums[0] / sums[1], [lost, [1.0] * len(lost)])
@@ -143,6 +150,17 @@ def tokens_matching_target(qualities: Sequence[Quality], measured: Measured) -> 
     return [quality.share * tokens for quality, tokens in zip(qualities, measured.tokens, strict=True)]
 
 
+def surprisals(qualities: Sequence[Quality], measured: Measured) -> list[float]:
+    """Of every prompt's tokens the nats together; 0 of greedy ones."""
+    return [(quality.surprisal or 0.0) * tokens for quality, tokens in zip(qualities, measured.tokens, strict=True)]
+
+
+def shift_of(sums: np.ndarray) -> np.ndarray:
+    """Nats a token of one choice above another's, of sums `[4, ...]`: nats and tokens of the one, then of the other."""
+    shift: np.ndarray = sums[0] / sums[1] - sums[2] / sums[3]
+    return shift
+
+
 def calls_over(sums: np.ndarray) -> np.ndarray:
     """Cost ratio of sums `[4, ...]`: target calls and tokens of a choice, then of vanilla SD."""
     ratio: np.ndarray = (sums[0] / sums[1]) / (sums[2] / sums[3])
@@ -157,6 +175,6 @@ def share_lost(sums: np.ndarray) -> np.ndarray:
 
 def check_finite(choice: StrategyChoice, quality: Quality) -> None:
     """Refuse a quality that is not a number: a comparison with NaN would hold or fail for no reason."""
-    if not math.isfinite(quality.share) or (quality.rouge_l is not None and not math.isfinite(quality.rouge_l)):
+    if not all(math.isfinite(value) for value in (quality.share, quality.rouge_l, quality.surprisal) if value is not None):
         raise DraftwellError(f"{choice}: its quality is not a number: measure again, or leave lossy strategies out",
                              code="quality_not_finite")

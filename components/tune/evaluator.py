@@ -9,7 +9,7 @@ from typing import Protocol
 
 from components.bench.answers.rouge import mean_rouge_l
 from components.bench.runner import WARMUP_TOKENS, Generation, Progress, StrategyContender, interleaved
-from components.bench.target_agreement import argmax_matches
+from components.bench.target_agreement import TargetAgreement, agreement
 from components.prompts.prompt import Prompt, ids_of
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
@@ -61,10 +61,13 @@ class Quality:
     Args:
         share: of emitted tokens, those that are the target's argmax after the same prefix, 0..1.
         rouge_l: mean ROUGE-L against the prompts' references, 0 to 100; None where no prompt has one.
+        surprisal: of sampled outputs, nats a token by which the target finds them less likely than samples of its own
+            (`target_agreement.agreement`): about 0 for a lossless strategy, below for one that prefers likely tokens; None of greedy ones.
     """
 
     share: float
     rouge_l: float | None = None
+    surprisal: float | None = None
 
 
 class QualityOf(Protocol):
@@ -79,17 +82,20 @@ class Evaluator:
     Args:
         resources: artifacts; each contender works on copies.
         max_tokens: tokens to emit per prompt at most, where a call names no other number.
+        seed: of the first prompt's tokens; every further prompt has the next one, the same for all choices and calls.
+        temperature: of all requests.
         progress: called with (done, total, strategy) within each call.
     """
 
     def __init__(self, pair: LoadedPair, resources: StrategyResources, *, max_tokens: int = 64, seed: int = 0,
-                 progress: Progress | None = None):
+                 temperature: float = 0.0, progress: Progress | None = None):
         self.pair, self.resources, self.max_tokens, self.seed, self.progress = pair, resources, max_tokens, seed, progress
+        self.temperature = temperature
         self._contenders: dict[StrategyChoice, StrategyContender] = {}
 
     def __call__(self, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,
                  fresh: bool = False) -> list[Measured]:
-        base = self.pair.sampling(max_tokens=max_tokens or self.max_tokens)
+        base = self.pair.sampling(max_tokens=max_tokens or self.max_tokens, temperature=self.temperature)
         contenders = [self._contender(choice, ids_of(self.pair, prompts[0]), fresh) for choice in choices]
         runs = interleaved(self.pair, contenders, prompts, replace(base, seed=self.seed), progress=self.report)
         return [as_measured(generations) for generations in runs]
@@ -104,7 +110,7 @@ class Evaluator:
         known = self._contenders.get(choice)
         if known is None:
             known = self._contenders[choice] = StrategyContender(self.pair, self.resources, choice, choice.key)
-            known.generate(ids, self.pair.sampling(max_tokens=WARMUP_TOKENS))
+            known.generate(ids, self.pair.sampling(max_tokens=WARMUP_TOKENS, temperature=self.temperature))
             known.reset()
         elif fresh:
             known.reset()
@@ -117,23 +123,28 @@ def as_measured(runs: Sequence[Generation]) -> Measured:
 
 
 class QualityReader:
-    """Judges outputs by the target's own pass over them; a prompt's output is read once."""
+    """Judges outputs by the target's own pass over them; a prompt's output is read once.
 
-    def __init__(self, pair: LoadedPair):
-        self.pair = pair
-        self._matches: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    Args:
+        temperature: of the outputs.
+    """
+
+    def __init__(self, pair: LoadedPair, temperature: float = 0.0):
+        self.pair, self.temperature = pair, temperature
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], TargetAgreement] = {}
 
     def __call__(self, prompts: Sequence[Prompt], measured: Measured) -> Quality:
-        matches = sum(self._read(prompt, output) for prompt, output in zip(prompts, measured.outputs, strict=True))
+        read = (self._read(prompt, output) for prompt, output in zip(prompts, measured.outputs, strict=True))
+        found = sum(read, TargetAgreement(0, 0, 0.0))
         points = mean_rouge_l([self.pair.decode(output) for output in measured.outputs], [prompt.reference for prompt in prompts])
-        return Quality(matches / sum(measured.tokens), None if points is None else 100 * points)
+        return Quality(found.matches / found.tokens, None if points is None else 100 * points, found.kl if self.temperature > 0 else None)
 
-    def _read(self, prompt: Prompt, output: Sequence[int]) -> int:
+    def _read(self, prompt: Prompt, output: Sequence[int]) -> TargetAgreement:
         ids = ids_of(self.pair, prompt)
         what = (tuple(ids), tuple(output))
-        if what not in self._matches:
-            self._matches[what] = argmax_matches(self.pair, ids, output)
-        return self._matches[what]
+        if what not in self._known:
+            self._known[what] = agreement(self.pair, ids, output, self.temperature)
+        return self._known[what]
 
 
 def measure_all(evaluate: Evaluate, choices: Sequence[StrategyChoice], prompts: Sequence[Prompt], *, max_tokens: int | None = None,

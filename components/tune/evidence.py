@@ -1,11 +1,12 @@
 """The evidence of a tuning: what was tried, what was measured, and why the choice was made, as typed models.
 
-On disk it is JSON: in the artifact `decoding_config` and in `reports/tuning.json`. A field that was never set is not written, and
+On disk it is JSON: in the artifact `decoding_config` and in `<device>/reports/tuning.json`. A field that was never set is not written, and
 a field that an older version lacks reads as its default. Evidence without `schema_version` is version 0.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -34,7 +35,7 @@ Choice = Annotated[StrategyChoice, PlainValidator(_as_choice), PlainSerializer(S
 class _Part(BaseModel):
     """Frozen; fields of other versions are ignored."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, ser_json_inf_nan="strings")
 
 
 class Row(_Part):
@@ -72,7 +73,7 @@ class Trial(Row):
 
     @property
     def values(self) -> tuple[float, float, float]:
-        """The objectives, in the order of `studies.OBJECTIVES`."""
+        """The objectives, all to be small: `search.search` defines them."""
         assert self.target_calls_per_token is not None
         assert self.divergence is not None
         return self.predicted_seconds_per_token, self.target_calls_per_token, self.divergence
@@ -84,8 +85,8 @@ class Metrics(Row):
     Args:
         prompts: how many it was measured on.
         speedup_low, speedup_high: ends of the interval.
-        lossless, quality_loss, rouge_l_lost, cost_ratio, objection: of the confirmation: see `ConstraintChecker.metrics`, and which
-            constraint is broken.
+        lossless, quality_loss, rouge_l_lost, surprisal_shift, cost_ratio, objection: of the confirmation: see
+            `ConstraintChecker.metrics`, and which constraint is broken.
         predicted_seconds_per_token, divergence: what its trial predicted.
         confirmed: whether this is from the confirmation.
     """
@@ -100,6 +101,7 @@ class Metrics(Row):
     lossless: bool | None = None
     quality_loss: float | None = None
     rouge_l_lost: float | None = None
+    surprisal_shift: float | None = None
     cost_ratio: float | None = None
     objection: str | None = None
     predicted_seconds_per_token: float | None = None
@@ -206,6 +208,8 @@ class TuningEvidence(_Part):
         left_out: strategy → why it was not tried; "champion" → why the champion was not measured.
         artifacts: kind → digest of what was tuned with.
         max_tokens, replayed_tokens: tokens per prompt as measured and as predicted.
+        temperature: of the requests that the choice is for; None of older evidence, which is greedy.
+        training_prompts: hashes of the prompts of its traces and measurements (`components.prompts.overlap`); None of older evidence.
     """
 
     schema_version: int = 0
@@ -225,18 +229,20 @@ class TuningEvidence(_Part):
     artifacts: dict[str, str] = {}
     fingerprint: str | None = None
     padded_to: int | None = None
+    training_prompts: tuple[str, ...] | None = None
     device_class: str | None = None
     machine: dict[str, Any] = {}
     prompts: int | None = None
     prompts_digest: str | None = None
     max_tokens: int | None = None
     replayed_tokens: int | None = None
+    temperature: float | None = None
     seed: int | None = None
 
     @field_serializer("constraints")
     def _all_limits(self, constraints: Constraints | None) -> dict[str, Any] | None:
-        """Limits are written in full, the defaults too."""
-        return None if constraints is None else constraints.model_dump()
+        """Limits are written in full, the defaults too; that on samples only where it applies."""
+        return None if constraints is None else constraints.model_dump(exclude=set() if self.temperature else {"max_surprisal_shift"})
 
     @classmethod
     def read(cls, value: Mapping[str, Any], where: str = "the tuning evidence") -> TuningEvidence:
@@ -261,8 +267,9 @@ class TuningEvidence(_Part):
                                  code="evidence_unreadable") from error
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, with the fields that are set."""
-        return self.model_dump(mode="json", exclude_unset=True)
+        """Plain JSON, with the fields that are set; an infinite parameter is the string "Infinity", which reads as one."""
+        written: dict[str, Any] = json.loads(self.model_dump_json(exclude_unset=True))
+        return written
 
     def with_choice(self, choice: StrategyChoice, reason: str) -> TuningEvidence:
         """The same evidence for another choice."""

@@ -7,7 +7,7 @@ the constraints and is surely faster than plain decoding in a measurement that h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from components.collect.decoding import encode_all
+from components.collect.trace_checks import greedy_header
 from components.prompts.prompt import Prompt, prompts_digest
 from components.replay.head_scores import score_rollouts
-from components.replay.texts import Texts, read_texts
+from components.replay.sampled import texts_of
+from components.replay.texts import Texts
 from components.report.machine import describe_machine
 from components.tune.candidates import EXPLORE_TOKENS, Explorer, choose_strategies, unfit_champion
 from components.tune.constraints import ConstraintChecker, VanillaBaseline
@@ -26,9 +28,9 @@ from components.tune.evaluator import Evaluate, QualityOf
 from components.tune.evidence import Metrics, Trial, TuningEvidence
 from components.tune.findings import artifacts_of, findings_of, rollouts_of
 from components.tune.resume import ResumableEvaluator
-from components.tune.search.search import Log, Progress, Search, fastest_vanilla, shortlist
+from components.tune.search.search import Log, Progress, Search, Spread, fastest_vanilla, shortlist
 from components.tune.search.space import MEASURED, REPLAYED
-from components.tune.search.studies import Studies
+from components.tune.search.trial_log import TrialLog
 from components.tune.settings import TuneSettings
 from components.tune.successive_halving import HalvingResult, successive_halving
 from serving.artifacts.acceptance_head import AcceptanceHead
@@ -36,12 +38,11 @@ from serving.artifacts.base import ArtifactError
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
+from serving.recording.trace_schema import TraceError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, find_strategy
 
 SPECDEC_PP = "specdec_pp"
-Spread = Callable[[Search, Mapping[str, int]], Sequence[Trial]]
-"""Has the given number of configurations of each strategy replayed elsewhere, and returns the trials."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class TuneInputs:
     """What is tuned, and on what.
 
     Args:
-        trace: of this pair, at temperature 0.
+        trace: of this pair, at the temperature of the settings.
         prompts: what is measured on; others than the trace's show what the choice is worth on new ones.
         resources: artifacts; a strategy that lacks one is left out, and the evidence reports it.
         profile: of this pair as it is loaded.
@@ -69,7 +70,7 @@ class TuneFiles:
     """Where an interrupted tuning can resume from; None keeps nothing.
 
     Args:
-        study: SQLite file of trials.
+        study: file of trials (`search.trial_log`).
         named: the user chose that file, so a search of another kind in it is refused.
         rungs: JSON file of what was measured; whoever keeps the result removes it.
     """
@@ -84,8 +85,8 @@ class TuneHooks:
     """Who helps, and who is kept informed.
 
     Args:
-        spread: has replays made by workers, except SpecDec++'s, whose rollouts the draft that is loaded here scores. Measurements
-            are always made here, one at a time, because they are timings.
+        spread: has replays made by workers, except SpecDec++'s, whose rollouts the draft that is loaded here scores (`without_scores`).
+            Measurements are always made here, one at a time, because they are timings.
         log: called with ("predicted_seconds_per_token/<strategy>", value, trial).
         progress: called with (replays done, all, strategy).
     """
@@ -134,7 +135,7 @@ def tune_strategy(inputs: TuneInputs, settings: TuneSettings, evaluate: Evaluate
     files, hooks = files or TuneFiles(), hooks or TuneHooks()
     inputs = check_inputs(inputs, settings)
     names, left_out = choose_strategies(inputs.pair, inputs.resources, settings, quality)
-    if inputs.champion is not None and (why := unfit_champion(inputs.pair, inputs.resources, inputs.champion, quality)):
+    if why := unfit_champion(inputs.pair, inputs.resources, inputs.champion, quality, settings.temperature):
         left_out["champion"], inputs = why, replace(inputs, champion=None)
     check_contexts(inputs, names, settings.max_tokens)
     evaluate = ResumableEvaluator(evaluate, files.rungs, resume_subject(inputs, settings))
@@ -156,21 +157,39 @@ def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
     """The inputs with the trace bound to the pair; what could not be tuned is refused.
 
     Raises:
-        DraftwellError: no prompts (`no_prompts`), a cost limit without a draft model (`no_draft_model`), a trace or a hardware
-            profile of another pair.
+        DraftwellError: no prompts (`no_prompts`), lossy strategies without a limit of their loss (`no_quality_limit`), a cost limit
+            without a draft model (`no_draft_model`), a trace or a hardware profile of another pair.
     """
     if not inputs.prompts:
         raise DraftwellError("there are no prompts to measure on: name a file that has some", code="no_prompts")
-    if settings.constraints.max_cost_ratio is not None and "draft" not in inputs.pair.models:
+    limits = settings.constraints
+    if not limits.lossless_only and limits.max_quality_loss is None:
+        raise DraftwellError("lossy strategies need a limit of what they may lose: set max_quality_loss in Constraints, such as 0.1",
+                             code="no_quality_limit")
+    if limits.max_cost_ratio is not None and "draft" not in inputs.pair.models:
         raise DraftwellError("a cost ratio is relative to vanilla SD, which needs a draft model: leave --max-cost-ratio out",
                              code="no_draft_model")
     bound = TraceSet(inputs.trace.folder, fingerprint=inputs.pair.fingerprint)
-    _ = bound.header
+    check_temperature(bound, settings.temperature)
     owner, fingerprint = inputs.profile.provenance, inputs.pair.fingerprint
     if owner.fingerprint and owner.fingerprint != fingerprint:
         raise ArtifactError(f"the hardware profile belongs to pair {owner.pair} with fingerprint {owner.fingerprint[:12]}, not "
                             f"{fingerprint[:12]}: calibrate this pair (draftwell calibrate)", code="foreign_profile")
     return replace(inputs, trace=bound)
+
+
+def check_temperature(trace: TraceSet, temperature: float) -> None:
+    """Refuse a trace of another temperature, or one whose texts were sampled from a part of the vocabulary, which is not measured.
+
+    Raises:
+        TraceError: `sampled_trace` where a greedy one is needed, else `trace_of_another_temperature`.
+    """
+    header = greedy_header(trace) if temperature == 0 else trace.header
+    cut = f" with top-k {header.top_k} and top-p {header.top_p:g}" if temperature > 0 and (header.top_k or header.top_p < 1) else ""
+    if header.temperature != temperature or cut:
+        raise TraceError(f"{trace.folder} was collected at temperature {header.temperature:g}{cut}, and this tunes for {temperature:g} "
+                         f"over the whole vocabulary: collect one for it (`draftwell collect --temperature {temperature:g}`)",
+                         code="trace_of_another_temperature")
 
 
 def check_contexts(inputs: TuneInputs, names: Sequence[str], max_tokens: int) -> None:
@@ -183,43 +202,41 @@ def resume_subject(inputs: TuneInputs, settings: TuneSettings) -> dict[str, Any]
     """What measurements depend on besides choices and prompts: a resume file of anything else is not used."""
     pair = inputs.pair
     return {"fingerprint": pair.fingerprint, "device_class": inputs.profile.provenance.device_class,
-            "artifacts": artifacts_of(inputs.resources), "max_tokens": settings.max_tokens, "padded_to": pair.padded_to,
-            "threads": torch.get_num_threads()}
+            "artifacts": artifacts_of(inputs.resources), "max_tokens": settings.max_tokens, "temperature": settings.temperature,
+            "padded_to": pair.padded_to, "threads": torch.get_num_threads()}
 
 
 def find_candidates(inputs: TuneInputs, settings: TuneSettings, names: Sequence[str], evaluate: Evaluate, quality: QualityOf | None,
                     files: TuneFiles, hooks: TuneHooks) -> _Candidates:
     """Search the strategies' spaces: by replay where a trace predicts them, else by short measurements."""
     texts = texts_for(inputs.pair, inputs.trace, inputs.resources, names)
-    studies = Studies(files.study, settings.seed, named=files.named)
-    search = Search(texts, inputs.resources, inputs.profile, min(settings.max_tokens, texts.max_tokens), settings.overlap, studies,
-                    inputs.trace.digest())
+    log = TrialLog(files.study, named=files.named)
+    search = Search(texts, inputs.resources, inputs.profile, min(settings.max_tokens, texts.max_tokens), settings.overlap, log,
+                    inputs.trace.digest(), settings.seed)
     explorer = Explorer(inputs.pair, search, evaluate, quality, inputs.prompts, inputs.profile)
-    try:
-        studies.check({name: explorer.describe(name) for name in names})
-        replayable = [name for name in names if name in REPLAYED]
-        if hooks.spread is not None:
-            search = with_spread_replays(search, replayable, settings.trials, hooks.spread)
-        replayed = search.run(replayable, settings.trials, hooks.log, hooks.progress)
-        explored, estimates = explorer.run([name for name in names if name in MEASURED], settings.explore)
-    finally:
-        studies.close()
+    log.check({name: explorer.describe(name) for name in names})
+    spread = without_scores(hooks.spread) if hooks.spread is not None else None
+    replayed = search.run([name for name in names if name in REPLAYED], settings.trials, spread=spread, log=hooks.log,
+                          progress=hooks.progress)
+    explored, estimates = explorer.run([name for name in names if name in MEASURED], settings.explore)
     vanilla = fastest_vanilla(search, replayed) if "draft" in inputs.pair.models else None
     return _Candidates(search, explorer.few, replayed, explored, estimates, search.predict(PLAIN), vanilla)
 
 
-def with_spread_replays(search: Search, names: Sequence[str], trials: int, spread: Spread) -> Search:
-    """The search with the replays that workers make of it now."""
-    left = search.unfinished(names, trials)
-    left.pop(SPECDEC_PP, None)  # its rollouts are scored by the draft that is loaded here
-    return replace(search, known={trial.choice: trial for trial in spread(search, left)}) if left else search
+def without_scores(spread: Spread) -> Spread:
+    """The same for all but SpecDec++, whose rollouts were scored by the draft that is loaded here."""
+
+    def others(search: Search, choices: Sequence[StrategyChoice], found: Callable[[Trial], None]) -> None:
+        if rest := [choice for choice in choices if choice.name != SPECDEC_PP]:
+            spread(search, rest, found)
+
+    return others
 
 
 def texts_for(pair: LoadedPair, trace: TraceSet, resources: StrategyResources, names: Sequence[str]) -> Texts:
     """The trace's texts; with the acceptance head's predictions along their rollouts where SpecDec++ is to be replayed."""
-    texts = read_texts(trace)
     head: Any = resources.artifacts.get(AcceptanceHead.kind)
-    return score_rollouts(pair, texts, head) if SPECDEC_PP in names else texts
+    return texts_of(trace, lambda texts: score_rollouts(pair, texts, head)) if SPECDEC_PP in names else texts_of(trace)
 
 
 def checker_for(found: _Candidates, settings: TuneSettings, evaluate: Evaluate, quality: QualityOf | None) -> ConstraintChecker:
@@ -235,7 +252,7 @@ def trial_metrics(trial: Trial, checker: ConstraintChecker, few: Sequence[Prompt
     """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: prompts that explored ones were measured on."""
     calls = trial.target_calls_per_token
     return {"lossless": find_strategy(trial.strategy).lossless, "quality_loss": trial.divergence or 0.0, "rouge_l_lost": None,
-            "cost_ratio": None if calls is None else checker.cost_ratio(trial.choice, calls, few, EXPLORE_TOKENS)}
+            "surprisal_shift": None, "cost_ratio": None if calls is None else checker.cost_ratio(trial.choice, calls, few, EXPLORE_TOKENS)}
 
 
 def with_constraints(halved: HalvingResult, checker: ConstraintChecker, prompts: Sequence[Prompt]) -> list[Metrics]:
@@ -255,4 +272,4 @@ def circumstances_of(inputs: TuneInputs, settings: TuneSettings, search: Search)
             "artifacts": artifacts_of(inputs.resources), "fingerprint": pair.fingerprint, "padded_to": pair.padded_to,
             "device_class": inputs.profile.provenance.device_class, "machine": describe_machine(pair), "prompts": len(inputs.prompts),
             "prompts_digest": prompts_digest(inputs.prompts), "max_tokens": settings.max_tokens, "replayed_tokens": search.max_tokens,
-            "seed": settings.seed}
+            "temperature": settings.temperature, "seed": settings.seed}

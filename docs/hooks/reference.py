@@ -161,8 +161,9 @@ def error_codes() -> str:
 
 
 def codes_of(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Code and message of an error class (`code = "..."` and its docstring), or of a call with `code="..."`."""
+    """Code and message of an error class (`code = "..."` and its docstring), of settings (`error_code`), or of a call with `code="..."`."""
     if isinstance(node, ast.ClassDef):
+        yield from settings_codes(node)
         for line in node.body:
             names = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
             if isinstance(line, ast.Assign | ast.AnnAssign) and isinstance(line.value, ast.Constant) and "code" in map(ast.unparse, names):
@@ -171,6 +172,17 @@ def codes_of(node: ast.AST) -> Iterator[tuple[str, str]]:
         for keyword in node.keywords:
             if keyword.arg == "code" and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
                 yield keyword.value.value, " ".join(map(message, node.args[:2]))
+
+
+def settings_codes(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Code of a class of settings whose values are refused in one line."""
+    for line in node.body:
+        if isinstance(line, ast.Assign | ast.AnnAssign) and line.value is not None:
+            names = ast.unparse(line.targets[0] if isinstance(line, ast.Assign) else line.target).strip("()").split(", ")
+            values = line.value.elts if isinstance(line.value, ast.Tuple) else [line.value]
+            for name, value in zip(names, values, strict=False):
+                if name == "error_code" and isinstance(value, ast.Constant):
+                    yield str(value.value), f"{node.name}: a value out of bounds, or an unknown name"
 
 
 def message(node: ast.expr) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from components.bench.settings import DEFAULTS, BenchSettings, QualityFloor
+from components.bench.settings import DEFAULTS, BenchSettings
 from flows.cli.options import (
     Artifacts,
     DeviceOption,
@@ -33,6 +33,7 @@ from flows.cli.options import (
     wide_console,
     write_json,
 )
+from flows.settings import quality_floor
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def bench(
     check_together(chosen, on, check_cpu=check_cpu, throughput=concurrency is not None, files=(markdown, plots))
     from flows.workspace import Workspace
 
-    rows, workspace = read_rows(prompts), Workspace(pair, dtype, say)
+    rows, workspace = read_rows(prompts), Workspace(pair, dtype, say, on)
     set_threads(threads)
     names = [name.partition("@")[0] for name, _ in wanted]
     loaded = workspace.load(slots=concurrency or 1, device=on, draft_device=pick_draft_device(draft_device, on), pad_target=pad_target,
@@ -118,13 +119,6 @@ def bench_strategies(pair: LoadedPair, resources: StrategyResources, wanted: Wan
 
     with progress("bench") as bar:
         return run_bench(pair, choices_of(wanted), rows, resources, settings, check=other, progress=bar)
-
-
-def quality_floor() -> QualityFloor:
-    """The floor of lossy strategies, with the share that the gate asks for."""
-    from registry.gates import load_gates
-
-    return QualityFloor(min_argmax_share=load_gates().min_quality_ratio)
 
 
 def check_outputs(out: Path | None, markdown: Path | None, plots: Path | None) -> None:

@@ -118,7 +118,7 @@ def generate(
     check_artifacts(artifacts)
     chosen_device = pick_device(device)
     chosen_draft_device = pick_draft_device(draft_device, chosen_device)
-    workspace = Workspace(pair, dtype, say)
+    workspace = Workspace(pair, dtype, say, chosen_device)
     set_threads(threads)
     loaded = workspace.load(device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target, strategies=[strategy])
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)

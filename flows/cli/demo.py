@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import Dtype, Pair, Threads, say, wide_console
+from flows.cli.options import DeviceOption, DtypeOption, Pair, Threads, pick_device, say, wide_console
 from serving.errors import DraftwellError
 
 KNOWN_BAD = (
@@ -29,8 +29,7 @@ def add_to(app: typer.Typer) -> None:
 
 def demo(pair: Pair = "default",
          prompts: Annotated[Path | None, typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts.")] = None,
-         dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Number format of weights and cache. Default: "
-                                                                     "the pair's own.")] = None, threads: Threads = None,
+         dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None,
          bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the final table.")] = 16) -> None:
     """Run the complete loop: collect, train, calibrate, tune, gate, publish, deploy; then print one table.
 
@@ -45,7 +44,8 @@ def demo(pair: Pair = "default",
     from flows.settings import PipelineSettings
     from registry.pairs import find_pair
 
-    settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, threads=threads, bench_prompts=bench_prompts)
+    settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, device=pick_device(device), threads=threads,
+                                bench_prompts=bench_prompts)
     find_pair(pair)  # a user's mistake is reported here, in one line; inside the flow it would be retried, with a traceback
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
@@ -57,6 +57,10 @@ def demo(pair: Pair = "default",
     console = wide_console()
     console.print(bench_table(BenchReport.from_json(result["report"])))
     console.print(f"chosen: {result['strategy']} {result['parameters']}. {result['reason']}")
+    if result["bundle"] is None and result["passed"]:
+        console.print(f"release {result['release']} passed and waits to be promoted: `draftwell promote --pair {pair} --device "
+                      f"{settings.device} --release {result['release']}`")
+        return
     if result["bundle"] is None:
         failed = "; ".join(check["detail"] for check in result["checks"] if not check["passed"])
         console.print(f"release {result['release']} is not deployed, the champion stays: {failed}")
@@ -110,10 +114,10 @@ def devices() -> list[tuple[str, str, str, bool]]:
     """(check, found, verdict, fine) of what models can run on, and of the default pair."""
     import torch
 
-    from serving.device import device_class
+    from serving.device import cuda_available, default_device, device_class
 
     rows: list[tuple[str, str, str, bool]] = [("cpu", device_class("cpu"), f"{torch.get_num_threads()} threads", True)]
     cuda: Any = torch.cuda
-    found = cuda.get_device_name(0) if cuda.is_available() else "none"
-    rows.append(("cuda", found, "used with --device cuda" if cuda.is_available() else "not needed", True))
+    found = cuda.get_device_name(0) if cuda_available() else "none"
+    rows.append(("cuda", found, "used by default" if default_device() == "cuda" else "not used by default", True))
     return rows

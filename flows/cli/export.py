@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import Pair, check_folder, check_output, say, write_json
+from flows.cli.options import DeviceOption, Pair, check_folder, check_output, release_device, say, write_json
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, llama.cpp or transformers.")],
            pair: Pair = "default",
-           device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+           device: DeviceOption = None,
            release: Annotated[str, typer.Option(
                "--release", "--alias", help="Alias or number of the release whose config is exported.")] = "champion",
            config: Annotated[Path | None, typer.Option(
@@ -52,7 +52,7 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
     spec = find_pair(pair)
     released: ReleaseVersion | None = None
     if config is None:
-        released = find_released(spec.name, device, release)
+        released = find_released(spec.name, release_device(device), release)
         strategy, parameters = release_config(released)
     else:
         strategy, parameters = read_config(config)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.options import DtypeOption, Pair, check_folder, say, wide_console
+from flows.cli.options import DeviceOption, DtypeOption, Pair, check_folder, release_device, say, wide_console
 
 DRIFT = 3
 """Exit code of drift; 0 is none, or not enough traffic yet, 2 a mistake."""
@@ -27,7 +27,8 @@ def monitor(pair: Pair = "default",
                 "--report", help="Folder for drift.json, drift.md and the plots. Default: the workspace's reports.")] = None,
             limits: Annotated[Path | None, typer.Option("--limits", help="YAML file of limits. Default: registry/drift.yaml.")] = None,
             as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-            device: Annotated[str, typer.Option("--device", help="Device of the champion: cpu or cuda.")] = "cpu",
+            out: Annotated[Path, typer.Option("--out", help="Folder of bundles, to see what is served.")] = Path("dist"),
+            device: DeviceOption = None,
             dtype: DtypeOption = None) -> None:
     """Compare served traffic with what the champion was calibrated on; exit code 3 if it has drifted, 2 on an error, else 0.
 
@@ -43,10 +44,11 @@ def monitor(pair: Pair = "default",
 
     if report is not None:
         check_folder(report)
-    space = Workspace(pair, dtype, say)
-    found, _ = monitor_step.check(space, spool=monitor_step.spool_of(space, spool), device=device, reference=reference,
+    on = release_device(device)
+    space = Workspace(pair, dtype, say, on)
+    found, _ = monitor_step.check(space, spool=monitor_step.spool_of(space, spool), device=on, reference=reference, out=out,
                                 limits=None if limits is None else monitor_step.load_limits(limits))
-    files = monitor_step.write_report(found, report or space.reports / "drift")
+    files = monitor_step.write_report(found, report or space.device_reports / "drift")
     if as_json:
         typer.echo(json.dumps(drift_json(found), indent=2, allow_nan=False))
     else:

@@ -28,7 +28,8 @@ class Runner(StrEnum):
 
 Pair = Annotated[str, typer.Option("--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file.")]
 DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Number format of weights and cache. Default: the pair's own.")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Default: cuda where there is such a device.")]
+DeviceOption = Annotated[str | None, typer.Option(
+    "--device", help="cpu or cuda. Default: $DRAFTWELL_DEVICE, else cuda where there is such a device.")]
 DraftDevice = Annotated[str | None, typer.Option(
     "--draft-device", help="Where the torch draft computes: cpu runs it alongside a target on CUDA. Default: the target's device.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads. Default: all cores.")]
@@ -60,15 +61,22 @@ def wide_console() -> Console:
 
 
 def pick_device(device: str | None) -> str:
-    """The torch device to run on; asking for CUDA where there is none is an error."""
-    import torch
+    """The device to run on; one that is picked where there is a choice is named, and asking for CUDA where there is none is an error."""
+    from serving.device import checked_device, cuda_available, default_device
 
-    if device not in (None, "cpu", "cuda"):
-        raise DraftwellError(f"unknown device {device!r}: choose cpu or cuda", code="unknown_device")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise DraftwellError("--device cuda: torch sees no CUDA device here: install a CUDA build of torch, or use "
-                             "--device cpu", code="no_cuda")
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device is not None:
+        return checked_device(device)
+    picked = default_device()
+    if cuda_available():
+        say(f"device: {picked}, picked by default (--device or $DRAFTWELL_DEVICE names another)")
+    return picked
+
+
+def release_device(device: str | None) -> str:
+    """The device of the releases to work on, which this machine need not have: the same default as for running."""
+    from serving.device import known_device
+
+    return pick_device(None) if device is None else known_device(device)
 
 
 def pick_draft_device(draft_device: str | None, device: str) -> str | None:

@@ -12,6 +12,7 @@ import typer
 
 from components.gate.settings import DEFAULTS, GateSettings
 from flows.cli.options import (
+    DeviceOption,
     DtypeOption,
     Limit,
     MaxTokens,
@@ -19,7 +20,9 @@ from flows.cli.options import (
     Prompts,
     Threads,
     check_output,
+    pick_device,
     progress,
+    release_device,
     say,
     set_threads,
     wide_console,
@@ -30,7 +33,8 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from components.gate.verdict import GateVerdict
 
-Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+EXIT_FAILED, EXIT_UNDECIDED = 1, 3
+"""Exit codes of the gate, with 0 for passed and 2 for an error."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -39,9 +43,9 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def gate(pair: Pair = "default", device: Device = DEFAULTS.device,
+def gate(pair: Pair = "default", device: DeviceOption = None,
          release: Annotated[str | None, typer.Option(
-             "--release", help="Alias or number of the release to judge; default: the candidate, if there is one.")] = None,
+             "--release", help="Alias or number of the release to judge. Default: the candidate, if the pair has one.")] = None,
          baseline: Annotated[bool, typer.Option(
              "--baseline", help="Judge only this checkout's deterministic counts, as CI does.")] = False,
          record: Annotated[bool, typer.Option("--record", help="Record this checkout's deterministic counts as the baseline.")] = False,
@@ -55,9 +59,13 @@ def gate(pair: Pair = "default", device: Device = DEFAULTS.device,
          junit: Annotated[Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML, for CI.")] = None,
          prompts: Prompts = None, limit: Limit = DEFAULTS.limit, max_tokens: MaxTokens = DEFAULTS.max_tokens, dtype: DtypeOption = None,
          threads: Threads = None) -> None:
-    """Judge a release, or this checkout against its recorded baseline; exit code 1 if the gate fails, 2 on an error.
+    """Judge a release, or this checkout against its recorded baseline.
 
-    Without a release (a fresh clone) only counts (target calls, accepted tokens) and outputs are compared with registry/baselines.
+    Exit code: 0 passed, 1 failed, 2 error, 3 not enough evidence: the intervals leave it open, and the table estimates how many prompts
+    would decide. A release is promoted after 0 only.
+
+    Where the pair has no release on any device (a fresh clone), only counts (target calls, accepted tokens) and outputs are compared with
+    registry/baselines. A pair with releases but no candidate for the device is an error; --baseline judges the counts alone.
 
     Example: draftwell gate --pair default
     """
@@ -68,22 +76,28 @@ def gate(pair: Pair = "default", device: Device = DEFAULTS.device,
         check_output(path)
         path.unlink(missing_ok=True)  # a gate that breaks off leaves no verdict of an earlier one
     with errors_are_reported(markdown, junit):
-        check_device(device)
         set_threads(threads)
         name = find_pair(pair).name
         if record:
             record_baseline(pair, name)
             return
-        wanted = None if baseline else release_to_judge(name, device, release)
+        on = "cpu" if baseline else pick_device(device)
+        wanted = None if baseline else release_to_judge(name, on, release, expected=device is not None)
         verdicts = baseline_verdicts(pair, name, needed=wanted is None)
         if wanted is not None:
-            settings = GateSettings(device=device, limit=limit, max_tokens=max_tokens, dry_run=dry_run, unmeasured=unmeasured)
+            settings = GateSettings(device=on, limit=limit, max_tokens=max_tokens, dry_run=dry_run, unmeasured=unmeasured)
             verdicts.append(release_verdict(pair, dtype, prompts, wanted, settings, beside=[verdict for _, verdict in verdicts]))
     show(verdicts, markdown, junit)
     if dry_run:
         say("a dry run: no verdict was kept, no alias moved")
-    if not all(verdict.passed for _, verdict in verdicts):
-        raise typer.Exit(1)
+    raise typer.Exit(exit_code([verdict for _, verdict in verdicts]))
+
+
+def exit_code(verdicts: Sequence[GateVerdict]) -> int:
+    """0 where all passed, else 1 where any failed, else 3."""
+    if all(verdict.passed for verdict in verdicts):
+        return 0
+    return EXIT_FAILED if any(verdict.result == "failed" for verdict in verdicts) else EXIT_UNDECIDED
 
 
 @contextmanager
@@ -122,15 +136,15 @@ def release_verdict(pair: str, dtype: str | None, prompts: Path | None, wanted: 
                     beside: Sequence[GateVerdict] = ()) -> tuple[str, GateVerdict]:
     """The measured part: a release compared with the champion. Its record says that it failed, too, where a verdict `beside` did.
 
-    Of the shipped prompts the last are taken: `draftwell tune` chooses on the first.
+    The first `settings.limit` prompts are taken that the release was not made from; of the shipped ones the last, because the first are
+    the first to be learnt from.
     """
     from components.prompts.prompt import demo_prompts, read_prompts
     from flows.loading import open_pair
     from flows.steps.gate import gate_release
 
-    limit = settings.limit
-    rows = read_prompts(prompts, limit) if prompts else demo_prompts()[-limit if limit else None:]
-    opened = open_pair(pair, dtype, device=settings.device, say=say)
+    rows = read_prompts(prompts) if prompts else demo_prompts()[::-1]
+    opened = open_pair(pair, dtype, device=settings.device or pick_device(None), say=say)
     with progress("gate") as bar:
         step = type(opened)(opened.workspace, opened.pair, bar)
         result = gate_release(step, rows, settings, alias=wanted, beside=beside)
@@ -162,29 +176,32 @@ def record_baseline(pair: str, name: str) -> None:
     typer.echo(f"recorded {path.name}")
 
 
-def release_to_judge(pair: str, device: str, release: str | None) -> int | None:
-    """Number of the release that was named, which must exist, or else of the candidate; None where there is none."""
+def release_to_judge(pair: str, device: str, release: str | None, *, expected: bool) -> int | None:
+    """Number of the release that was named, or else of the candidate; None where the pair has no release at all and none is expected.
+
+    Args:
+        expected: the device was named, so that judging the counts alone would be a false success.
+    Raises:
+        DraftwellError: there is no such release, or no candidate for the device where one is expected or the pair has releases.
+    """
     from registry.connection import registry_exists
+    from registry.releases import aliases_by_device, no_release_hint, resolve_release
     from registry.store import Store
 
-    if release is None and not registry_exists():
-        return None
-    store = Store()
     if release is not None:
-        return store.resolve("release", f"{pair}.{device}", release).version
-    candidate = store.get_aliases("release", f"{pair}.{device}").get("candidate")
-    if candidate is None:
-        say(f"release.{pair}.{device} has no candidate: this checkout's counts alone are judged")
-    return candidate
+        return resolve_release(Store(), pair, device, release).version
+    known = aliases_by_device(Store(), pair) if registry_exists() else {}
+    if (candidate := known.get(device, {}).get("candidate")) is not None:
+        return candidate
+    if expected or known:
+        raise DraftwellError(f"no release was judged: release.{pair}.{device} has no candidate{no_release_hint(known, device)}, "
+                             f"`draftwell tune --pair {pair} --device {device}` makes one, or --baseline judges the counts alone",
+                             code="no_candidate")
+    say(f"pair {pair} has no release: this checkout's counts alone are judged")
+    return None
 
 
-def check_device(device: str) -> None:
-    """Refuse what no bundle is built for: a mistyped device has no release, and a gate without one would pass on the counts alone."""
-    if device not in ("cpu", "cuda"):
-        raise DraftwellError(f"there is no --device {device}: choose cpu or cuda", code="unknown_device")
-
-
-def promote(pair: Pair = "default", device: Device = "cpu",
+def promote(pair: Pair = "default", device: DeviceOption = None,
             release: Annotated[str, typer.Option("--release", help="Alias or number of the release to promote.")] = "candidate",
             reason: Annotated[str | None, typer.Option(
                 "--reason", help="Why to promote a release that was rolled back, or that was compared with an "
@@ -199,12 +216,12 @@ def promote(pair: Pair = "default", device: Device = "cpu",
     from registry.store import Store
 
     name = find_pair(pair).name
-    done = run(Store(), name, device, release, reason=reason)
+    done = run(Store(), name, release_device(device), release, reason=reason)
     typer.echo(f"{done.name} is the champion; `draftwell deploy --pair {pair}` builds its bundle")
 
 
 def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champion is rolled back; recorded with the release.")],
-             pair: Pair = "default", device: Device = "cpu",
+             pair: Pair = "default", device: DeviceOption = None,
              to: Annotated[int | None, typer.Option(
                  "--to", min=1, help="Number of the release to make champion. Default: the previous champion.")] = None,
              out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist")) -> None:
@@ -218,14 +235,14 @@ def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champ
     from registry.store import Store
 
     name, store = find_pair(pair).name, Store()
-    bad, good = run(store, name, device, reason, to)
+    bad, good = run(store, name, release_device(device), reason, to)
     typer.echo(f"{good.name} is the champion again, version {bad.version} was rolled back: {reason}")
     bundle = relink(store, good, out)
     typer.echo(f"{bundle}  (and {bundle.parent / 'current'})" if bundle else
                f"its bundle is not in {out}: `draftwell deploy --pair {pair}` builds it")
 
 
-def deploy(pair: Pair = "default", device: Device = "cpu",
+def deploy(pair: Pair = "default", device: DeviceOption = None,
            alias: Annotated[str, typer.Option("--alias", help="Alias or number of the release to deploy.")] = "champion",
            out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist"),
            ungated: Annotated[str | None, typer.Option(
@@ -235,17 +252,16 @@ def deploy(pair: Pair = "default", device: Device = "cpu",
 
     Example: draftwell deploy --pair default --alias champion
     """
-    check_device(device)
     from registry.bundles.build import build_bundle
     from registry.bundles.judged import deviation
     from registry.pairs import fetch, find_pair
     from registry.releases import find_release
     from registry.store import Store
 
-    spec = find_pair(pair)
+    spec, on = find_pair(pair), release_device(device)
     store = Store()
-    release = find_release(store, spec.name, device, alias)  # before any model is fetched
-    bundle = build_bundle(store, spec, fetch(spec, progress=say), alias=alias, device=device, out=out, ungated_reason=ungated,
+    release = find_release(store, spec.name, on, alias)  # before any model is fetched
+    bundle = build_bundle(store, spec, fetch(spec, progress=say), alias=alias, device=on, out=out, ungated_reason=ungated,
                           with_weights=with_weights)
     if line := None if with_weights or ungated else deviation(bundle, release):
         say(line)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import DtypeOption, Pair, say, wide_console
+from flows.cli.options import DeviceOption, DtypeOption, Pair, release_device, say, wide_console
 from serving.errors import DraftwellError
 
 
@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 def schedule(pair: Pair = "default",
              prompts: Annotated[Path | None, typer.Option(
                  "--prompts", help="JSONL of prompts, used until there is served traffic. Default: the shipped prompts.")] = None,
-             device: Annotated[str, typer.Option("--device", help="cpu or cuda, for all flows of the pair.")] = "cpu",
+             device: DeviceOption = None,
              dtype: DtypeOption = None,
              settings: Annotated[list[str] | None, typer.Option(
                  "--set", help="A setting of the flows, such as --set trials=200 or --set spool=/srv/spool; repeatable.")] = None,
@@ -28,7 +28,7 @@ def schedule(pair: Pair = "default",
                                             "the server's limit, which starts at 1.")] = None,
              file: Annotated[Path, typer.Option("--file", help="YAML file of the deployments and their "
                                                                "schedules.")] = Path("prefect.yaml")) -> None:
-    """Create the work pool, limits and deployments of a pair on a Prefect server: collection, calibration, tuning, release, monitoring.
+    """Create the work pool, limits, automations and deployments of a pair on a Prefect server.
 
     Safe to run again, for example after a change of prefect.yaml or an upgrade. Needs a server (`make prefect-server`); flows run
     only while a worker does (`make worker`).
@@ -39,7 +39,7 @@ def schedule(pair: Pair = "default",
 
     from flows.orchestration import deployments as schedules
 
-    wanted = read_settings(pair, prompts, device, dtype, settings or [])
+    wanted = read_settings(pair, prompts, release_device(device), dtype, settings or [])
     say("deploying to Prefect (about 20 s)")
     made = schedules.schedule(wanted, file, gpu_slots=gpu_slots)
     table = Table("deployment", "runs", title="scheduled")
@@ -50,6 +50,9 @@ def schedule(pair: Pair = "default",
     for name, kind in made.pools.items():
         console.print(f"work pool {name} ({kind}); flows run only while a worker does: make worker", soft_wrap=True)
     console.print("limits: " + ", ".join(f"{name} = {slots}" for name, slots in made.limits.items()), soft_wrap=True)
+    for name in made.replaced:
+        console.print(f"replaced {name}, whose name had no device", soft_wrap=True)
+    console.print("automations: " + ", ".join(made.automations), soft_wrap=True)
     if made.forgets_leases:
         console.print("this server keeps concurrency leases in memory: if it restarts while a flow runs, the slot "
                       "stays taken. Start it with "

@@ -10,11 +10,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.loading import prompts_of
+from flows.orchestration.learn_tasks import within
 from flows.settings import BESIDES, PipelineSettings
 from flows.workspace import Workspace
 from serving.artifacts.base import ArtifactError, digest_of
@@ -59,20 +59,20 @@ def once(step: Task[[PipelineSettings], dict[str, Any]], settings: PipelineSetti
         before: what the step is made of besides settings, prompts, weights, machine and code; digests and small figures.
     """
     found: dict[str, Any] = run_once(
-        space.root / "steps" / f"{step.name}.json", key_of(step.name, settings, space, before), lambda: step(settings),
+        space.root / "steps" / f"{step.name}.json", key_of(step.name, settings, space, before), lambda: within(settings, step)(settings),
         still_stands=lambda result: standing(space, result["made"]) == result["made"], seconds=KEPT_SECONDS)
     return found
 
 
 def key_of(step: str, settings: PipelineSettings, space: Workspace, before: Mapping[str, Any]) -> str:
     """Digest of all that a step depends on; no path and no name is in it."""
-    from components.report.provenance import device_class, git_commit
+    from components.report.provenance import code_digest, device_class
     from serving.artifacts.pair_files import fingerprint
 
     prompts = {name: [asdict(prompt) for prompt in rows] for name, rows in prompts_of(settings).items()}
     parts = {"step": step, "settings": settings.model_dump(mode="json", exclude=BESIDES), "prompts": prompts,
              "pair": fingerprint(space.files(), space.dtype), "machine": device_class(settings.device),
-             "code": git_commit() or version("draftwell"), "before": dict(before)}
+             "code": code_digest(), "before": dict(before)}
     return f"{step}-{json_digest(parts, default=str)}"
 
 
@@ -84,7 +84,7 @@ def standing(space: Workspace, kinds: Iterable[str]) -> dict[str, str]:
     found = {}
     for kind in kinds:
         try:
-            found[kind] = TraceSet(space.traces).digest() if kind == TRACES else digest_of(space.artifacts / kind)
+            found[kind] = TraceSet(space.traces).digest() if kind == TRACES else digest_of(space.folder(kind))
         except (ArtifactError, TraceError):
             continue
     return found

@@ -22,6 +22,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.runtime import deployment, flow_run
 
 from flows.failures import disk_full_as_error
+from serving.device import DEVICES
 from serving.errors import DraftwellError
 
 GPU_SLOT = "gpu-slot"
@@ -45,6 +46,15 @@ def pair_limit(pair: str) -> str:
     'pair-smollm2-135m'
     """
     return f"pair-{pair}"
+
+
+def deployment_name(pair: str, device: str) -> str:
+    """What the deployments of a pair on a device are called.
+
+    >>> deployment_name("smollm2-135m", "cuda")
+    'smollm2-135m-cuda'
+    """
+    return f"{pair}-{device}"
 
 
 @contextmanager
@@ -102,7 +112,8 @@ def unfinished_earlier_flows(pair: str) -> list[str]:
     wanted = filters.FlowRunFilter(
         state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=open_states)),
         expected_start_time=filters.FlowRunFilterExpectedStartTime(after_=due - WEEK, before_=due))
-    of_pair = filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=[pair]))  # deployments have the pair's name
+    names_of_pair = [pair, *(deployment_name(pair, device) for device in DEVICES)]  # the first of earlier versions
+    of_pair = filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=names_of_pair))
     with get_client(sync_client=True) as client:
         return [f"{name}/{pair} ({run.name})" for name in names
                 for run in client.read_flow_runs(flow_filter=filters.FlowFilter(name=filters.FlowFilterName(any_=[name])),

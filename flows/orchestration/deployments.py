@@ -1,7 +1,9 @@
-"""What `draftwell schedule` creates on a Prefect server: the work pool, the limits, and the deployments of `prefect.yaml` for one pair.
+"""What `draftwell schedule` creates on a Prefect server: work pool, limits, automations, and the deployments of `prefect.yaml` for a pair
+on a device.
 
-It may run again: pool and limits stay as they are, changes made in the UI included. A deployment is known by flow and pair, so an
-existing one is replaced: entrypoint, schedules and parameters are those of the file then.
+It may run again: pool and limits stay as they are, changes made in the UI included. A deployment is known by flow, pair and device, so an
+existing one is replaced: entrypoint, schedules and parameters are those of the file then. One of an earlier version, which had no device
+in its name, is replaced too where it was for the same device.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -22,18 +24,20 @@ from pydantic import BaseModel, ValidationError
 from registry.access import hidden
 from registry.pairs import find_pair
 from serving.artifacts.pair_files import draftwell_home
+from serving.device import VARIABLE
 from serving.errors import DraftwellError
 from serving.files import write_atomically
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import DeploymentResponse
 
 LOCAL_API = "http://127.0.0.1:4200/api"
 """The server of `make prefect-server`, where `PREFECT_API_URL` names no other."""
 KEPT_LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 """Where a Prefect server has to keep leases to know them after a restart."""
-VARIABLE = "DRAFTWELL_PAIR"
-"""What `prefect.yaml` calls the pair."""
+PAIR, DEVICE = "DRAFTWELL_PAIR", VARIABLE
+"""What `prefect.yaml` calls the pair and the device."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Deployed:
     """A deployment on the server.
 
     Args:
-        name: `flow/pair`.
+        name: `flow/pair-device`.
         when: its cron schedules, or the events that start it.
     """
 
@@ -59,6 +63,8 @@ class Scheduled:
         limits: global concurrency limit → slots.
         deployments: in the order of the file.
         forgets_leases: the server loses who holds a concurrency slot when it restarts.
+        replaced: deployments of an earlier version that were deleted, because these run in their place.
+        automations: names of those that all pairs share.
     """
 
     ui: str
@@ -66,13 +72,15 @@ class Scheduled:
     limits: dict[str, int]
     deployments: list[Deployed]
     forgets_leases: bool = False
+    replaced: tuple[str, ...] = ()
+    automations: list[str] = field(default_factory=list)
 
 
 def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = None) -> Scheduled:
     """Deploy every deployment of a file for a pair.
 
     Args:
-        given: settings, `pair` among them; each flow gets those that it has, and keeps its defaults for the others.
+        given: settings, `pair` and `device` among them; each flow gets those that it has, and keeps its defaults for the others.
         file: `prefect.yaml`.
         gpu_slots: flows that may compute at the same time; None keeps the server's limit, 1 where there is none.
     Raises:
@@ -83,8 +91,9 @@ def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = No
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     from flows.failures import reaching_prefect
+    from flows.orchestration.automations import make_automations
 
-    name = find_pair(str(given["pair"])).name
+    name, device = find_pair(str(given["pair"])).name, str(given["device"])
     contents = for_pair(read_deployments(file), {**given, "pair": absolute_pair(str(given["pair"]), name)}, settings_class)
     address = PREFECT_API_URL.value() or LOCAL_API
     shown = hidden(address)
@@ -94,8 +103,12 @@ def schedule(given: Mapping[str, Any], file: Path, *, gpu_slots: int | None = No
                                  "or name yours in PREFECT_API_URL", code="no_prefect_server")
         pools = {pool: make_pool(client, pool) for pool in pools_of(contents)}
         limits = make_limits(client, name, gpu_slots)
-        deploy_all(contents, name, address)
-        return Scheduled(shown.removesuffix("/api"), pools, limits, found(client, contents, name), forgets_leases(client))
+        deploy_all(contents, name, device, address)
+        drop_schedules(client, contents, name, device)
+        automations = make_automations(client)
+        deployed = found(client, contents, name, device)
+        return Scheduled(shown.removesuffix("/api"), pools, limits, deployed, forgets_leases(client),
+                         replaced(client, contents, name, device), automations)
 
 
 def absolute_pair(pair: str, name: str) -> str:
@@ -210,11 +223,11 @@ def forgets_leases(client: SyncPrefectClient) -> bool:
     return str(answer.get("server", {}).get("concurrency", {}).get("lease_storage", "")).endswith(".memory")
 
 
-def deploy_all(contents: Mapping[str, Any], pair: str, address: str) -> None:
+def deploy_all(contents: Mapping[str, Any], pair: str, device: str, address: str) -> None:
     """Let Prefect's own command deploy them all; a copy of the file, as it was deployed, stays in the home."""
-    copy = draftwell_home() / "schedules" / f"{pair}.yaml"
+    copy = draftwell_home() / "schedules" / f"{pair}-{device}.yaml"
     write_atomically(copy, yaml.safe_dump(dict(contents), sort_keys=False).encode())
-    environment = {**os.environ, VARIABLE: pair, "PREFECT_API_URL": address, "COLUMNS": "200"}
+    environment = {**os.environ, PAIR: pair, DEVICE: device, "PREFECT_API_URL": address, "COLUMNS": "200"}
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(copy)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -222,24 +235,55 @@ def deploy_all(contents: Mapping[str, Any], pair: str, address: str) -> None:
         raise DraftwellError(f"Prefect refused {copy}: {hidden(' '.join(lines[-3:]))[-400:]}", code="deployment_refused")
 
 
-def found(client: SyncPrefectClient, contents: Mapping[str, Any], pair: str) -> list[Deployed]:
+def drop_schedules(client: SyncPrefectClient, contents: Mapping[str, Any], pair: str, device: str) -> None:
+    """Remove the schedules of deployments that have none in the file: Prefect keeps those that an earlier file gave them."""
+    from flows.orchestration.concurrency import deployment_name
+
+    unscheduled = {wanted["entrypoint"] for wanted in contents["deployments"] if not wanted.get("schedules")}
+    for deployment in deployments_named(client, deployment_name(pair, device)):
+        for schedule in deployment.schedules if deployment.entrypoint in unscheduled else ():
+            client.delete_deployment_schedule(deployment.id, schedule.id)
+
+
+def found(client: SyncPrefectClient, contents: Mapping[str, Any], pair: str, device: str) -> list[Deployed]:
     """The deployments as the server has them now.
 
     Raises:
         DraftwellError: one of the file is not there.
     """
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+    from flows.orchestration.concurrency import deployment_name
 
-    known = {d.entrypoint: d for d in client.read_deployments(deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[pair])))}
+    name = deployment_name(pair, device)
+    known = {d.entrypoint: d for d in deployments_named(client, name)}
     rows = []
     for wanted in contents["deployments"]:
         deployment = known.get(wanted["entrypoint"])
         if deployment is None:
-            raise DraftwellError(f"the server has no deployment of {wanted['entrypoint']} for {pair}: its name in the file must be that of "
-                                 f"the pair, {{{{ ${VARIABLE} }}}}")
+            raise DraftwellError(f"the server has no deployment of {wanted['entrypoint']} named {name}: its name in the file must be that "
+                                 f'of pair and device, "{{{{ ${PAIR} }}}}-{{{{ ${DEVICE} }}}}"', code="deployment_misnamed")
         crons = [getattr(each.schedule, "cron", str(each.schedule)) for each in deployment.schedules if each.active]
         events = [event for trigger in wanted.get("triggers") or () for event in trigger.get("expect", ())]
         flow = client.read_flow(deployment.flow_id).name
         when = ", ".join([f"cron {cron}" for cron in crons] + [f"event {event}" for event in events]) or "by hand"
-        rows.append(Deployed(f"{flow}/{pair}", when))
+        rows.append(Deployed(f"{flow}/{name}", when))
     return rows
+
+
+def deployments_named(client: SyncPrefectClient, name: str) -> list[DeploymentResponse]:
+    """All deployments of a name, of whichever flow."""
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+
+    return client.read_deployments(deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[name])))
+
+
+def replaced(client: SyncPrefectClient, contents: Mapping[str, Any], pair: str, device: str) -> tuple[str, ...]:
+    """Delete the deployments of the same flows that an earlier version named after the pair alone; returns their names.
+
+    Both would run otherwise. Those for another device stay until that is scheduled.
+    """
+    mine, gone = {wanted["entrypoint"] for wanted in contents["deployments"]}, []
+    for old in deployments_named(client, pair):
+        if old.entrypoint in mine and (old.parameters or {}).get("settings", {}).get("device", "cpu") == device:
+            gone.append(f"{client.read_flow(old.flow_id).name}/{old.name}")
+            client.delete_deployment(old.id)
+    return tuple(gone)

@@ -1,30 +1,89 @@
 """The flow that monitors: one check of the newest traffic, shown in Prefect, and the event `draftwell.drift` where it has changed.
 
 The event's resource is `draftwell.pair.<pair>`; its payload names pair, device, spool, the report's digest and reasons, and holds under
-`settings` what `recalibrate` takes. It is sent once for a drift (`drift_events.announce_once`).
+`settings` what `recalibrate` takes. It is sent once for a drift (`announce_once`).
 """
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.events import Event, Resource
 from prefect.settings import PREFECT_API_URL
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.failures import disk_full_as_error
 from flows.orchestration import prefect_artifacts
-from flows.orchestration.drift_events import announce_once
-from flows.orchestration.learn_tasks import RESULT, RETRY
+from flows.orchestration.learn_tasks import FLOW, RETRY
 from flows.progress import announce
 from flows.steps import monitor as monitor_step
 from flows.steps.monitor import DriftSettings
 from flows.workspace import Workspace
+from serving.files import file_lock, write_json
+
+if TYPE_CHECKING:
+    from components.drift.schema import DriftReport
 
 EVENT = "draftwell.drift"
+
+
+class Announced(BaseModel):
+    """The drift that was announced last, until its recalibration is deployed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    champion: str = Field(description="what served the traffic")
+    digest: str = Field(description="of the report")
+    spool: Path
+    at: datetime.datetime
+
+
+def announcement(space: Workspace, device: str) -> Path:
+    """The file that remembers an announcement."""
+    return space.root / "drift" / f"announced-{device}.json"
+
+
+def announced(space: Workspace, device: str) -> Announced | None:
+    """The drift on a device that is being handled; None where there is none, or nothing that can be read."""
+    try:
+        return Announced.model_validate_json(announcement(space, device).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+
+
+def announce_once(space: Workspace, device: str, report: DriftReport, spool: Path, send: Callable[[], bool],
+                  now: datetime.datetime | None = None) -> bool:
+    """Announce a drift, unless it was announced for the same champion and is being handled.
+
+    A drift whose traffic went back to what it was is over. One that nothing came of is announced again after `repeat_after_hours`.
+
+    Args:
+        send: says whether it could be sent; only then it is remembered. Killed in between, it is sent twice, never lost.
+    Returns:
+        whether it was sent now.
+    """
+    now = now or datetime.datetime.now(datetime.UTC)
+    with file_lock(space.root / "drift" / ".lock", wait=False) as free:
+        if not free:
+            return False  # another check of this pair is just doing it
+        if report.verdict == "steady":
+            announcement(space, device).unlink(missing_ok=True)
+        if not report.drifted:
+            return False
+        before, patience = announced(space, device), datetime.timedelta(hours=report.limits.repeat_after_hours)
+        if before is not None and before.champion == report.baseline and now - before.at < patience:
+            return False
+        if not send():
+            return False
+        record = Announced(champion=report.baseline, digest=report.digest, spool=spool.absolute(), at=now)
+        write_json(announcement(space, device), record.model_dump(mode="json"))
+        return True
 
 
 @task(name="check for drift", **RETRY)
@@ -32,11 +91,12 @@ def check_task(settings: DriftSettings) -> dict[str, Any]:
     """Compare, write the report into the workspace, and announce a new drift; returns the report with its digest."""
     from components.drift.report import drift_json, headline
 
-    space = Workspace(settings.pair, settings.dtype, announce)
+    space = Workspace(settings.pair, settings.dtype, announce, settings.device)
     spool = monitor_step.spool_of(space, settings.spool)
-    report, champion = monitor_step.check(space, spool=spool, device=settings.device, reference=settings.reference)
+    report, champion = monitor_step.check(space, spool=spool, device=settings.device, reference=settings.reference,
+                                         out=settings.out)
     announce(headline(report))
-    files = monitor_step.write_report(report, space.reports / "drift")
+    files = monitor_step.write_report(report, space.device_reports / "drift")
 
     def send() -> bool:
         monitor_step.note_in_registry(champion, report)  # first: what cannot be noted is tried again as a whole
@@ -46,14 +106,14 @@ def check_task(settings: DriftSettings) -> dict[str, Any]:
         if not PREFECT_API_URL.value():  # a server that Prefect starts for this run alone has no automations
             announce("drift, but nothing takes events here: set PREFECT_API_URL to a Prefect server, or run the flow recalibrate by hand")
             return False
-        post(report.pair, payload)
+        post(report.pair, settings.device, payload)
         return True
 
     sent = announce_once(space, settings.device, report, spool, send)
     return {**drift_json(report), "announced": sent, "files": [str(file) for file in files]}
 
 
-@flow(name="monitor", log_prints=True, validate_parameters=True, **RESULT)
+@flow(name="monitor", **FLOW)
 def monitor(settings: DriftSettings) -> dict[str, Any]:
     """Check whether served traffic still is what the champion was calibrated on.
 
@@ -66,13 +126,13 @@ def monitor(settings: DriftSettings) -> dict[str, Any]:
     return {name: found[name] for name in ("pair", "verdict", "reasons", "digest", "announced")}
 
 
-def post(pair: str, payload: dict[str, Any]) -> None:
+def post(pair: str, device: str, payload: dict[str, Any]) -> None:
     """Send the event and wait until the server has it: `emit_event` leaves it to a thread that may lose it silently.
 
     Raises:
         httpx.HTTPError: the server is unavailable, or refuses it.
     """
-    resource = Resource({"prefect.resource.id": resource_of(pair), "prefect.resource.name": pair})
+    resource = Resource({"prefect.resource.id": resource_of(pair), "prefect.resource.name": pair, "draftwell.device": device})
     event = Event(event=EVENT, resource=resource, payload=payload)
     with get_client(sync_client=True) as client:
         client.request("POST", "/events", json=[event.model_dump(mode="json")])
@@ -91,7 +151,8 @@ def recalibration_settings(settings: DriftSettings, spool: Path, digest: str) ->
     """The settings of the recalibration that answers a drift; paths are whole, because a worker may start elsewhere."""
     pair = str(Path(settings.pair).absolute()) if settings.pair.endswith((".yaml", ".yml")) else settings.pair
     given = settings.model_dump(mode="json", exclude_unset=True, exclude={"reference"})
-    return {**given, "pair": pair, "spool": str(spool.absolute()), "drift": digest, "out": str(settings.out.absolute())}
+    return {**given, "pair": pair, "device": settings.device, "spool": str(spool.absolute()), "drift": digest,
+            "out": str(settings.out.absolute())}
 
 
 def show(found: dict[str, Any]) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 from prefect import flow
 
-from flows.orchestration.learn_tasks import RESULT, calibrate_task, collect_task, train_task, tune_task
+from flows.orchestration.learn_tasks import FLOW, calibrate_task, collect_task, train_task, tune_task, within
 from flows.orchestration.release_tasks import champion_task, deploy_task, gate_task, plain_choice_task, publish_task
 from flows.progress import announce
 from flows.settings import PipelineSettings
 
 
-@flow(name="draftwell", log_prints=True, validate_parameters=True, **RESULT)
+@flow(name="draftwell", **FLOW)
 def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     """Bring a pair from prompts to a deployed champion.
 
@@ -20,22 +20,22 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
         the final report, the choice and why, the release, and where its bundle lies.
     """
     announce("1/7 collect traces")
-    collect_task(settings)
+    within(settings, collect_task)(settings)
     announce("2/7 train a verifier")
-    train_task(settings)
+    within(settings, train_task)(settings)
     announce("3/7 calibrate")
-    calibrate_task(settings)
+    within(settings, calibrate_task)(settings)
     announce("4/7 tune")
-    choice = tune_task(settings)
+    choice = within(settings, tune_task)(settings)
     announce("5/7 publish")
-    release = publish_task(settings)
+    release = within(settings, publish_task)(settings)
     announce("6/7 gate, and the final comparison of all strategies")
-    gated = gate_task(settings, release)
+    gated = within(settings, gate_task)(settings, release)
     if not gated["passed"] and champion_task(settings) is None:
         announce("the gate refused the choice; with no champion to keep, plain decoding is released instead")
         choice = plain_choice_task(settings, refusal(choice, gated))
-        release = publish_task(settings)
-        gated |= {"passed": gate_task(settings, release, full=False)["passed"]}
+        release = within(settings, publish_task)(settings)
+        gated |= {"passed": within(settings, gate_task)(settings, release, full=False)["passed"]}
     announce("7/7 promote and deploy" if gated["passed"] else "7/7 not deployed: the gate failed, the champion stays")
     bundle = deploy_task(settings, release) if gated["passed"] else None
     return {**choice, **gated, "release": release, "bundle": bundle}

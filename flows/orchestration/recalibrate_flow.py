@@ -13,7 +13,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from flows.orchestration import recalibration as recalibrating
 from flows.orchestration.concurrency import pair_slots
-from flows.orchestration.learn_tasks import RESULT, RETRY, STATION
+from flows.orchestration.learn_tasks import FLOW, RETRY, TASK, within
 from flows.orchestration.prefect_artifacts import key_for
 from flows.orchestration.release_tasks import link_task
 from flows.progress import announce
@@ -27,16 +27,17 @@ tune_task = task(name="tune", **RETRY)(recalibrating.tune_on_traffic)
 publish_task = task(name="publish", **RETRY)(recalibrating.publish_candidate)
 gate_task = task(name="gate", **RETRY)(recalibrating.gate_candidate)
 deploy_task = task(name="promote and deploy", **RETRY)(recalibrating.deploy_release)
-finish_task = task(name="write down the outcome", **STATION)(recalibrating.finish)
+finish_task = task(name="write down the outcome", **TASK)(recalibrating.finish)
 
 
-@flow(name="recalibrate", log_prints=True, validate_parameters=True, **RESULT)
+@flow(name="recalibrate", **FLOW)
 def recalibrate(settings: DriftSettings) -> dict[str, Any]:
     """Recalibrate a pair on the traffic that it serves now, and deploy the result if it passes the gate.
 
     Returns:
-        `state`: deployed, refused (the champion stays), or busy (another recalibration of the pair is running); the choice and why, the
-        release, the gate's checks, the speed over the old champion on the new traffic, the bundle, and the seconds that it took.
+        `state`: deployed, waiting (it passed, and a person promotes), refused (the champion stays), or busy (another recalibration of the
+        pair is running); the choice and why, the release, the gate's checks, the speed over the old champion on the new traffic, the
+        bundle, and the seconds that it took.
     """
     name = Workspace(settings.pair, settings.dtype, announce).spec.name
     with pair_slots(name), recalibrating.single_recalibration(settings) as free:
@@ -62,20 +63,21 @@ def answer(settings: DriftSettings) -> tuple[dict[str, Any], bool]:
         announce(f"this drift was answered already, by release {job['outcome']['release']}: nothing to do")
         return dict(job["outcome"]), False
     announce("2/7 collect traces")
-    collect_task(settings, folder)
+    within(settings, collect_task)(settings, folder)
     announce("3/7 train and calibrate")
-    calibrate_task(settings, folder)
+    within(settings, calibrate_task)(settings, folder)
     announce("4/7 tune")
-    choice = tune_task(settings, folder)
+    choice = within(settings, tune_task)(settings, folder)
     announce("5/7 publish")
-    release = publish_task(settings, folder, drift)
+    release = within(settings, publish_task)(settings, folder, drift)
     announce("6/7 gate")
-    gated = gate_task(settings, folder, release)
+    gated = within(settings, gate_task)(settings, folder, release)
     announce("7/7 promote and deploy" if gated["passed"] else
              f"7/7 not deployed: the gate refused release {release}, the champion stays")
     bundle = deploy_task(settings, release) if gated["passed"] else None
+    state = "refused" if not gated["passed"] else "waiting" if bundle is None else "deployed"
     outcome = finish_task(settings, folder, {
-        "state": "deployed" if gated["passed"] else "refused", "drift": drift, **choice, "release": release, **gated,
+        "state": state, "drift": drift, **choice, "release": release, **gated,
         "bundle": bundle, "seconds": time.monotonic() - started})
     return dict(outcome), True
 

@@ -3,8 +3,8 @@
 Everything is stored in `recalibrations/<drift>/` of the pair's workspace until it is published: prompts (fixed when it begins, because a
 spool grows), traces, artifacts, reports, and what each finished step returned. A run that was killed resumes there; started again with
 other settings, it makes everything but the prompts again. The workspace, its traces and the champion stay as they are if the gate
-refuses. `outcome.json` ends a recalibration: one that is deployed is not done again, one that was refused begins again when it is
-started again.
+refuses. `outcome.json` ends a recalibration: one that is deployed, or waits for a person to promote it, is not done again, one that was
+refused begins again when it is started again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.calibrate.settings import MemorySettings
 from components.collect.settings import CollectionSettings
 from components.gate.settings import GateSettings
 from flows import context
 from flows.context import StepContext, now
 from flows.loading import open_from_settings, prompts_of, worker_pool_of
 from flows.orchestration.cached_steps import run_once
-from flows.orchestration.drift_events import announced, announcement
+from flows.orchestration.monitor_flow import announced, announcement
 from flows.progress import announce
 from flows.settings import BESIDES, PLACES
 from flows.steps import collect as collect_step
@@ -38,6 +39,7 @@ from flows.steps.monitor import DriftSettings
 from flows.steps.reference_traces import RECALIBRATIONS
 from flows.steps.traffic_prompts import newest_prompts, on_prompts
 from flows.workspace import Workspace
+from serving.device import DEVICES
 from serving.files import file_lock, write_json
 from serving.recording.trace import TraceSet
 
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
 
 PROMPTS, BEGUN, OUTCOME, STEPS = "prompts.jsonl", "begun.json", "outcome.json", "steps"
+ANSWERED = ("deployed", "waiting")
+"""Outcomes that answer a drift; a release that waits does so as challenger, because promotion is manual."""
 MADE_OF = "made_of.json"
 """Among the kept steps: the traces and settings that all of them are of."""
 
@@ -109,16 +113,16 @@ def unfinished(home: Path, begun: dict[str, Any]) -> Path | None:
 
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:
-    """What came of a recalibration that is deployed; None of one that is not, which may be tried again."""
+    """What came of a recalibration that is deployed or waits to be promoted; None of one that was refused, which may be tried again."""
     try:
         found = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return dict(found) if isinstance(found, dict) and found.get("state") == "deployed" else None
+    return dict(found) if isinstance(found, dict) and found.get("state") in ANSWERED else None
 
 
 def open_job(settings: DriftSettings, folder: str) -> tuple[StepContext, dict[str, list[Prompt]]]:
-    """The pair over a recalibration's folder, and the prompts of each step: a third, at most, is kept for the gate."""
+    """The pair over a recalibration's folder, and the prompts of each step."""
     place, loaded = Path(folder), open_from_settings(settings)
     return StepContext(loaded.workspace.aside(place), loaded.pair, loaded.bar), prompts_of(on_prompts(settings, place / PROMPTS))
 
@@ -157,7 +161,8 @@ def keep_matching_steps(folder: str, made_of: dict[str, Any]) -> None:
             return
     except (OSError, ValueError):
         pass  # the first run here, or one of an older version
-    for place in (steps, Path(folder) / "artifacts"):  # in this order: what is not forgotten yet is forgotten by the next run
+    of_devices = [Path(folder) / device for device in DEVICES]
+    for place in (steps, Path(folder) / "artifacts", *of_devices):  # in this order: what is not forgotten yet is forgotten by the next run
         shutil.rmtree(place, ignore_errors=True)
     write_json(steps / MADE_OF, made_of)
 
@@ -171,7 +176,7 @@ def calibrate_on_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]
         champion = champion_of(step.workspace, settings.device)
         if champion is not None and "acceptance_head" in champion.pins:
             train_step.run_train_head(step, traces)
-        return train_step.run_calibrate(step, traces, prompts["calibrate"], max_tokens=settings.collect_tokens)
+        return train_step.run_calibrate(step, traces, prompts["calibrate"], MemorySettings(max_tokens=settings.collect_tokens))
 
     return dict(once("calibrate", settings, folder, run))
 
@@ -211,7 +216,7 @@ def gate_candidate(settings: DriftSettings, folder: str, release: int) -> dict[s
 def gate_verdict(settings: DriftSettings, folder: str, release: int) -> dict[str, Any]:
     """The gate's verdict of today."""
     step, prompts = open_job(settings, folder)
-    gate = GateSettings(device=settings.device, max_tokens=settings.bench_tokens)
+    gate = GateSettings(device=settings.device, limit=None, max_tokens=settings.bench_tokens)
     result = gate_step.gate_release(step, prompts["bench"], gate, alias=release)
     return {"passed": result["passed"], "checks": result["checks"], "over_champion": speedup_over_champion(step, result["report"])}
 
@@ -227,27 +232,30 @@ def speedup_over_champion(step: StepContext, report: dict[str, Any]) -> dict[str
     entries = bench.in_doubt or bench.strategies  # entries that were measured again are those that count
     if "champion" not in entries:
         return None
-    chosen = DecodingConfig.load(step.workspace.artifacts / "decoding_config")
+    chosen = DecodingConfig.load(step.workspace.folder("decoding_config"))
     mine = next(entry for label, entry in entries.items()
                 if label != "champion" and (entry.strategy, entry.parameters) == (chosen.strategy, chosen.parameters))
     ratio, low, high = paired_bootstrap_ratio(*columns(entries["champion"].per_prompt), *columns(mine.per_prompt))
     return {"ratio": ratio, "low": low, "high": high}
 
 
-def deploy_release(settings: DriftSettings, release: int) -> str:
-    """Make a release that passed the champion, and build its bundle; returns the bundle's folder."""
-    return str(deploy.promote_and_deploy(Workspace(settings.pair, settings.dtype, announce), settings.device, release, settings.out))
+def deploy_release(settings: DriftSettings, release: int) -> str | None:
+    """Make a release that passed the champion, and build its bundle; returns the bundle's folder, None where a person promotes."""
+    space = Workspace(settings.pair, settings.dtype, announce)
+    bundle = deploy.promote_and_deploy(space, settings.device, release, settings.out, settings.promote)
+    return None if bundle is None else str(bundle)
 
 
 def finish(settings: DriftSettings, folder: str, outcome: dict[str, Any]) -> dict[str, Any]:
-    """Write down what came of it; a drift whose recalibration is deployed is handled, and steps to a refusal are not kept."""
+    """Write down what came of it. A drift whose recalibration is deployed, or waits to be promoted, is handled; steps to a refusal are not
+    kept."""
     complete = {**outcome, "ended": now()}
     if outcome["state"] == "refused":
         shutil.rmtree(Path(folder) / STEPS, ignore_errors=True)
     write_json(Path(folder) / OUTCOME, complete)
     space = Workspace(settings.pair, settings.dtype, announce)
     before = announced(space, settings.device)
-    if outcome["state"] == "deployed" and before is not None and before.digest == outcome["drift"]:
+    if outcome["state"] in ANSWERED and before is not None and before.digest == outcome["drift"]:
         announcement(space, settings.device).unlink(missing_ok=True)
     return complete
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from prefect import task
@@ -10,7 +9,7 @@ from prefect import task
 from components.gate.settings import GateSettings
 from flows.loading import open_from_settings, prompts_of
 from flows.orchestration import prefect_artifacts
-from flows.orchestration.learn_tasks import RETRY, STATION
+from flows.orchestration.learn_tasks import RETRY, TASK
 from flows.progress import announce
 from flows.settings import PipelineSettings
 from flows.steps import champion, deploy
@@ -32,22 +31,31 @@ def publish_task(settings: PipelineSettings) -> int:
 def gate_task(settings: PipelineSettings, release: int, full: bool = True) -> dict[str, Any]:
     """Gate a release, compared with all strategies if `full`; returns report, checks and whether it passed."""
     prompts = prompts_of(settings)["bench"]
-    gate = GateSettings(device=settings.device, max_tokens=settings.bench_tokens, all_strategies=full)
+    gate = GateSettings(device=settings.device, limit=None, max_tokens=settings.bench_tokens, all_strategies=full)
     result = gate_release(open_from_settings(settings), prompts if full else prompts[:2], gate, alias=release)
     return {key: result[key] for key in ("report", "checks", "passed")}
 
 
 @task(name="promote and deploy", **RETRY)
-def deploy_task(settings: PipelineSettings, release: int) -> str:
-    """Make a release that passed the champion, and build its bundle; returns the bundle's folder."""
-    return str(deploy.promote_and_deploy(open_from_settings(settings).workspace, settings.device, release, Path("dist")))
+def deploy_task(settings: PipelineSettings, release: int) -> str | None:
+    """Make a release that passed the champion, and build its bundle; returns the bundle's folder, None where a person promotes."""
+    space = open_from_settings(settings).workspace
+    bundle = deploy.promote_and_deploy(space, settings.device, release, settings.out, settings.promote)
+    return None if bundle is None else str(bundle)
 
 
 @task(name="deploy the champion", **RETRY)
 def deploy_champion_task(settings: PipelineSettings) -> str | None:
     """Build the champion's bundle where it is not there; returns its folder, None where a person deployed without a gate."""
-    bundle = deploy.deploy_champion(open_from_settings(settings).workspace, settings.device, Path("dist"))
+    bundle = deploy.deploy_champion(open_from_settings(settings).workspace, settings.device, settings.out)
     return None if bundle is None else str(bundle)
+
+
+@task(name="deploy what the alias names", **RETRY)
+def sync_task(settings: PipelineSettings) -> dict[str, Any]:
+    """Let `current` lead to the champion of the alias; returns what was found or done."""
+    done = deploy.sync_champion(Workspace(settings.pair, settings.dtype, announce), settings.device, settings.out)
+    return {"state": done.state, "release": done.release, "bundle": None if done.bundle is None else str(done.bundle)}
 
 
 @task(name="which release is champion", **RETRY)
@@ -66,7 +74,7 @@ def link_task(settings: PipelineSettings, release: int) -> None:
     prefect_artifacts.links("mlflow", name, store, [store.resolve("release", f"{name}.{settings.device}", release)])
 
 
-@task(name="fall back to plain decoding", **STATION)
+@task(name="fall back to plain decoding", **TASK)
 def plain_choice_task(settings: PipelineSettings, reason: str) -> dict[str, Any]:
     """Put plain decoding into the workspace as the choice; returns it."""
     return tune_step.choose_plain(open_from_settings(settings), reason)

@@ -1,4 +1,4 @@
-"""The flows that `prefect.yaml` deploys: collection, calibration, tuning, release.
+"""The flows that `prefect.yaml` deploys: weekly, of collection, calibration, tuning and release; and sync.
 
 Each holds the concurrency slots of its pair, wraps the tasks of `learn_tasks` and `release_tasks`, and shows the results as artifacts in
 Prefect. Each reads what the earlier ones left in the pair's workspace, so workers of a pool share one `DRAFTWELL_HOME`. A run that was
@@ -16,8 +16,16 @@ from flows.context import pictures_of
 from flows.orchestration import prefect_artifacts
 from flows.orchestration.cached_steps import TRACES, once, standing
 from flows.orchestration.concurrency import pair_slots
-from flows.orchestration.learn_tasks import RESULT, RETRY, calibrate_task, collect_task, train_task, tune_task
-from flows.orchestration.release_tasks import champion_task, deploy_champion_task, deploy_task, gate_task, link_task, publish_task
+from flows.orchestration.learn_tasks import FLOW, RETRY, calibrate_task, collect_task, train_task, tune_task, within
+from flows.orchestration.release_tasks import (
+    champion_task,
+    deploy_champion_task,
+    deploy_task,
+    gate_task,
+    link_task,
+    publish_task,
+    sync_task,
+)
 from flows.progress import announce
 from flows.settings import PipelineSettings, TrafficSettings
 from flows.steps.champion import champion_number
@@ -68,14 +76,14 @@ def register_task(settings: PipelineSettings, kinds: Sequence[str]) -> dict[str,
     from registry.store import Store
 
     space, store = workspace_of(settings), Store()
-    made = [store.publish(space.artifacts / kind, pair=space.spec.name, plots=pictures_of(space, kind)) for kind in kinds]
+    made = [store.publish(space.folder(kind), pair=space.spec.name, plots=pictures_of(space, kind)) for kind in kinds]
     prefect_artifacts.links("mlflow", space.spec.name, store, made)
     for kind in kinds:
         prefect_artifacts.pictures(kind, space.spec.name, pictures_of(space, kind))
     return {version.kind: version.version for version in made}
 
 
-@flow(name="collection", log_prints=True, validate_parameters=True, **RESULT)
+@flow(name="collection", **FLOW)
 def collection(settings: TrafficSettings) -> dict[str, Any]:
     """Collect traces of a pair on served traffic, or on its prompts until there is any; where pair, prompts and settings are those of
     the last run, nothing is computed."""
@@ -90,7 +98,7 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
     return done
 
 
-@flow(name="calibration", log_prints=True, validate_parameters=True, **RESULT)
+@flow(name="calibration", **FLOW)
 def calibration(settings: TrafficSettings) -> dict[str, Any]:
     """Make verifier, acceptance table, correction memory and hardware profile from the traces, and register them."""
     space = workspace_of(settings)
@@ -103,7 +111,7 @@ def calibration(settings: TrafficSettings) -> dict[str, Any]:
     return {**done, "versions": versions}
 
 
-@flow(name="tuning", log_prints=True, validate_parameters=True, **RESULT)
+@flow(name="tuning", **FLOW)
 def tuning(settings: TrafficSettings) -> dict[str, Any]:
     """Choose strategy and parameters, compared with the champion, and register the choice."""
     space = workspace_of(settings)
@@ -116,17 +124,17 @@ def tuning(settings: TrafficSettings) -> dict[str, Any]:
     return {**done, "versions": versions}
 
 
-@flow(name="release", log_prints=True, validate_parameters=True, **RESULT)
+@flow(name="release", **FLOW)
 def release(settings: TrafficSettings) -> dict[str, Any]:
     """Publish what the workspace holds, gate it, and deploy it if it passes; the champion itself is not gated again."""
     space = workspace_of(settings)
     with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
-        number = publish_task(settings)
+        number = within(settings, publish_task)(settings)
         if number == champion_task(settings):
             print(f"release {number} is the champion already: its bundle is all that it may lack")
             return {"release": number, "passed": True, "checks": [], "bundle": deploy_champion_task(settings)}
-        gated = earlier_verdict_task(settings, number) or gate_task(settings, number)
+        gated = earlier_verdict_task(settings, number) or within(settings, gate_task)(settings, number)
         bundle = deploy_task(settings, number) if gated["passed"] else None
     verdict = "passed" if gated["passed"] else "failed: the champion stays"
     prefect_artifacts.table("gate", space.spec.name, gated["checks"], f"Release {number}: the gate {verdict}.")
@@ -134,9 +142,30 @@ def release(settings: TrafficSettings) -> dict[str, Any]:
     return {"release": number, "passed": gated["passed"], "checks": gated["checks"], "bundle": bundle}
 
 
+@flow(name="weekly", **FLOW)
+def weekly(settings: TrafficSettings) -> dict[str, Any]:
+    """Collection, calibration, tuning and release in one run, which holds the pair's slots throughout: each begins when the one before has
+    ended well. What failed ends the run; the next one computes only what is missing."""
+    with pair_slots(workspace_of(settings).spec.name):
+        collection(settings)
+        calibration(settings)
+        tuning(settings)
+        return release(settings)
+
+
+@flow(name="sync", **FLOW)
+def sync(settings: PipelineSettings) -> dict[str, Any]:
+    """Deploy the champion that the alias names, whoever set it, if something else is served.
+
+    It takes no slot, because it measures nothing: a person's choice does not wait for a tuning. It fails, and names the release, where the
+    champion has no passed gate: what was asked for in MLflow was not done, and a person has to see that.
+    """
+    return sync_task(settings)
+
+
 def workspace_of(settings: PipelineSettings) -> Workspace:
     """The workspace of a pair, without loading its models."""
-    return Workspace(settings.pair, settings.dtype, announce)
+    return Workspace(settings.pair, settings.dtype, announce, settings.device)
 
 
 def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -> dict[str, Any] | None:
@@ -176,7 +205,7 @@ def measured_rows(space: Workspace) -> list[dict[str, Any]]:
     from components.tune.evidence import TuningEvidence
     from components.tune.report.tables import measured
 
-    file = space.reports / "tuning.json"
+    file = space.device_reports / "tuning.json"
     section = measured(TuningEvidence.read(json.loads(file.read_text(encoding="utf-8")), str(file)))
     return [dict(zip(section.columns, row, strict=True)) for row in section.rows]
 

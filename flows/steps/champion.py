@@ -1,18 +1,24 @@
-"""The release that serves a pair on a device now."""
+"""The release that is to serve a pair on a device, and the one that does.
+
+The *champion* is what an alias of the registry names. What *serves* is the bundle that `<out>/<pair>/current` leads to: the two differ
+from the moment a person moves the alias until it is deployed.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.workspace import Workspace
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion
+    from serving.bundle.manifest import Manifest
 
 
 def champion_number(space: Workspace, device: str) -> int | None:
-    """The release that serves the pair on a device; None where none does, or where there is no registry, which is not made for this
-    question."""
+    """The release that an alias names for the pair on a device; None where none does, or where there is no registry, which is not made
+    for this question."""
     from registry.connection import registry_exists
 
     if not registry_exists():
@@ -29,3 +35,29 @@ def champion_of(space: Workspace, device: str) -> ReleaseVersion | None:
 
     number = champion_number(space, device)
     return None if number is None else find_release(Store(), space.spec.name, device, number)
+
+
+def current_manifest(space: Workspace, out: Path) -> Manifest | None:
+    """The manifest of the bundle that `current` leads to; None where there is no link, or no bundle that can be read behind it."""
+    from serving.bundle.manifest import BundleError, read_bundle_manifest
+
+    try:
+        return read_bundle_manifest((out / space.spec.name / "current").resolve())
+    except (BundleError, OSError):
+        return None
+
+
+def serving_release(space: Workspace, device: str, out: Path) -> ReleaseVersion | None:
+    """The release behind `current`, where that is a bundle for the device and the registry knows it; else the champion."""
+    from registry.connection import registry_exists
+    from registry.releases import find_release
+    from registry.store import Store
+
+    served = current_manifest(space, out)
+    if served is not None and served.device == device and registry_exists():
+        store = Store()
+        known = [version.version for version in store.versions("release", f"{space.spec.name}.{device}")
+                 if version.digest == served.release_digest]
+        if known:
+            return find_release(store, space.spec.name, device, known[-1])
+    return champion_of(space, device)

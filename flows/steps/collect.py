@@ -28,14 +28,14 @@ def run_collect(step: StepContext, prompts: Sequence[Prompt], settings: Collecti
     """Collect traces of the pair on prompts; a collection that was cut short resumes where it stopped.
 
     Args:
-        folder: of the trace; None takes the workspace's.
+        folder: of the trace; None takes the workspace's for this temperature.
         fresh: replace traces of other prompts or settings in the folder.
         pool: how shards are spread over workers; None writes them here.
         log: as in `components.collect.collect.collect_traces`.
     """
     from components.collect.collect import collect_traces
 
-    traces = folder or step.workspace.traces
+    traces = folder or step.workspace.traces_at(settings.temperature)
     spread = None
     if pool is not None:
         from flows.workers.task_runners import spread_shards

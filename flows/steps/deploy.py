@@ -1,19 +1,38 @@
-"""Deployment: from a release that passed its gate to a bundle that `current` points to."""
+"""Deployment: from a release that passed its gate to a bundle that `current` points to.
+
+Promotion is automatic or a person's (`promote` of the settings, else of the pair's YAML file). Whoever moves the alias, `sync_champion`
+deploys what it names.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from flows.progress import announce
+from flows.steps.champion import champion_number, current_manifest
 from flows.workspace import Workspace
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion
 
 
-def promote_and_deploy(space: Workspace, device: str, release: int, out: Path) -> Path:
-    """Make a release that passed its gate the champion, and build its bundle under `out`; returns the bundle's folder."""
+def promote_and_deploy(space: Workspace, device: str, release: int, out: Path, promotion: str | None = None) -> Path | None:
+    """Make a release that passed its gate the champion, and build its bundle under `out`.
+
+    Args:
+        promotion: auto or manual; None takes the pair's own.
+    Returns:
+        the bundle's folder; None where a person promotes: the release waits as `challenger`, and a line says how.
+    """
+    if (promotion or space.spec.promote) == "manual":
+        announce(f"release.{space.spec.name}.{device} version {release} passed its gate and waits as challenger, because promotion is "
+                 f"manual: `draftwell promote --pair {space.name} --device {device} --release {release}`, or set the alias champion on it "
+                 f"in MLflow; then `draftwell sync --pair {space.name} --device {device}`, or the hourly flow, deploys it")
+        return None
     from registry.bundles.build import build_bundle
     from registry.promotion import promote
     from registry.store import Store
@@ -50,3 +69,55 @@ def deploy_champion(space: Workspace, device: str, out: Path) -> Path | None:
         return None
     bundle = relink(store, champion, out) or build_bundle(store, space.spec, space.files(), device=device, out=out)
     return announced(bundle, champion)
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What `sync_champion` found or did.
+
+    Args:
+        state: deployed, or unchanged: `current` leads to the champion already, or there is no champion.
+        release: the champion's number; None without one.
+        bundle: what `current` leads to now; None without a champion.
+    """
+
+    state: Literal["deployed", "unchanged"]
+    release: int | None = None
+    bundle: Path | None = None
+
+
+def sync_champion(space: Workspace, device: str, out: Path) -> Synced:
+    """Let `current` lead to the release that the alias `champion` names, whoever set it; a server that watches `current` switches.
+
+    It may run at any time and any number of times. A champion whose bundle stands is linked, another is built.
+
+    Raises:
+        DraftwellError: the champion has no passed gate record, or was rolled back, or `current` is of another device: nothing was changed.
+    """
+    from registry.bundles.build import build_bundle, relink
+    from registry.promotion import adopt, withdrawal
+    from registry.releases import find_release, gate_record, objection
+    from registry.store import Store
+
+    name, served = space.spec.name, current_manifest(space, out)
+    if (number := champion_number(space, device)) is None:
+        announce(f"release.{name}.{device} has no champion: nothing to deploy")
+        return Synced("unchanged")
+    store = Store()
+    champion, current = find_release(store, name, device, number), out / name / "current"
+    if served is not None and served.device != device:
+        raise DraftwellError(f"{current} serves {name} on {served.device}, not {device}: give each device a folder with --out (in flows "
+                             f"--set out=…), or replace it with `draftwell deploy --device {device}`", code="current_of_another_device")
+    if served is not None and served.release_digest == champion.published.digest:
+        announce(f"{champion.name} is the champion, and `current` leads to it: nothing to do")
+        return Synced("unchanged", number, current.resolve())
+    if why := objection(champion, gate_record(champion)) or withdrawal(champion):
+        stays = f"release {served.release_version} stays" if served else "nothing is served"
+        raise DraftwellError(f"the alias champion names {champion.name}, which is not deployed, {why}; {stays}: run `draftwell gate --pair "
+                             f"{name} --device {device} --release {number}`, or set the alias on a release that passed",
+                             code="champion_not_deployable")
+    bundle = relink(store, champion, out) or build_bundle(store, space.spec, space.files(), device=device, out=out)
+    with contextlib.suppress(DraftwellError):  # it serves already; a registry that only lets us read keeps its aliases
+        adopt(store, champion)
+    announce(f"{champion.name} is deployed: {current} leads to {bundle.name}")
+    return Synced("deployed", number, announced(bundle, champion))

@@ -242,6 +242,7 @@ def source_of(pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen:
     from components.distil.distil import LONGEST_PROMPT, Source
     from components.distil.instructions import UNTOUCHED, kept_instructions
     from components.distil.writers import writer_of
+    from components.prompts.overlap import hashes_of
     from components.prompts.prompt import demo_prompts, ids_of
     from serving.artifacts.pair_files import weights_digest
 
@@ -253,7 +254,8 @@ def source_of(pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen:
     if len(rows) < len(learnt):
         say(f"{len(learnt) - len(rows)} prompts of more than {room} tokens are left out")
     kept = [(p.task or "", ids) for p in untouched if 0 < len(ids := ids_of(pair, p)) <= room]
-    return Source(pair, donor, writer, rows, kept, wanted.max_tokens, SHARD, name=pair.name, data=training_summary(wanted))
+    return Source(pair, donor, writer, rows, kept, wanted.max_tokens, SHARD, name=pair.name, data=training_summary(wanted),
+                  hashes=hashes_of(learnt))
 
 
 def work_of(wanted: DistilRequest, name: str) -> Path:

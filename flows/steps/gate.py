@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.gate.settings import DEFAULTS, GateSettings
-from flows.context import StepContext, now
+from flows.context import StepContext, artifact_prompts, now
 from flows.steps.champion import champion_number, champion_of
 from flows.workspace import Workspace
+from serving.artifacts.kinds import refuse_other_device
+from serving.device import device_type
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from registry.releases import ReleaseVersion
     from registry.store import Store
     from serving.artifacts.base import Artifact
+    from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
     from serving.runtime.pair import LoadedPair
     from serving.runtime.strategies import StrategyResources
 
@@ -65,14 +68,15 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
     clear pass, once more in several runs, and only these count. The champion itself can be judged again; its record stays.
 
     Args:
-        beside: verdicts of other parts of the gate, such as the checkout's counts: kept in the release's record with this one, so
-            that what failed there is not promoted.
+        prompts: candidates: those that the release's artifacts were made from are left out, and of the others `settings.limit` taken.
+        beside: verdicts of other parts of the gate, such as the counts: kept in the record with this one, so that they bind promotion.
     Returns:
         of this part alone: `report` (of the bench, as JSON), `passed`, `checks`, `release` (its number), `verdict`.
     """
-    from components.gate.verdict import GateVerdict, Thresholds
+    from components.gate.own_prompts import untouched_prompts
+    from components.gate.temperatures import judge_artifacts
+    from components.gate.verdict import Thresholds
     from registry.bundles.build import build_to_judge
-    from registry.bundles.judged import keep_judged
     from registry.gates import load_gates
     from registry.releases import find_release
     from registry.store import Store
@@ -80,23 +84,29 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
     from serving.runtime.strategies import StrategyResources
 
     store, thresholds = Store(), Thresholds.of(load_gates().model_dump())
-    release = find_release(store, step.workspace.spec.name, settings.device, alias)
+    release = find_release(store, step.workspace.spec.name, gated_device(step, settings), alias)
     if release.fingerprint != step.pair.fingerprint:
         raise DraftwellError(f"{release.name} was made for models with fingerprint {release.fingerprint[:12]}, the loaded ones have "
                              f"{step.pair.fingerprint[:12]}: gate it with its own draft and dtype, or tune and publish again",
                              code="other_models")
     mine = artifacts_of(store, release, release.fingerprint)
     config: Any = mine["decoding_config"]
+    for artifact in mine.values():
+        refuse_other_device(artifact.kind, artifact.provenance.device_class, release.device, f"the {artifact.kind} of {release.name}")
     resources = StrategyResources(mine, step.pair.special_tokens)
+    prompts, disjoint = untouched_prompts(prompts, artifact_prompts(mine, step.workspace.files().draft), settings.limit)
     rival = find_rival(step, store, release)
     judging = BenchJudge(config.strategy, config.parameters, thresholds)
     report, verdict = measured(step, prompts, judging, resources, rival, settings)
+    verdict += disjoint + judge_artifacts(config, mine)
+    if config.sampled is not None:
+        verdict += sampled_verdict(step, prompts, config.sampled, thresholds, resources, rival, settings)
     if thresholds.lossless_identical:
-        verdict += GateVerdict(identity_check(step, config.strategy, config.parameters, resources, prompts[:IDENTITY_PROMPTS]))
+        verdict += identity_verdict(step, config, resources, prompts[:IDENTITY_PROMPTS])
     if rival.unmeasured:
         verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
     verdict += prediction_check(step, mine, rival.comparable, thresholds, settings.unmeasured)
-    written = step.report("bench", report.to_json())
+    written = step.report("bench", report.to_json(), per_device=True)
     with tempfile.TemporaryDirectory() as place:
         bundle = build_to_judge(store, release, step.workspace.spec, step.workspace.files(), Path(place))
         verdict += footprint_check(step, bundle, release, thresholds)
@@ -107,33 +117,62 @@ def gate_release(step: StepContext, prompts: Sequence[Prompt], settings: GateSet
             record = record_of(release, total, rival.release, open_bundle(bundle).manifest.digest)
             keep_verdict(store, record, total, report, judging.entry(report.strategies), written)
             if total.passed:
-                try:
-                    keep_judged(bundle, release, others=[rival.release.version] if rival.release else [])
-                except OSError as error:  # the verdict counts more: without the bundle a deployment builds it again and says so
-                    step.workspace.say(f"the judged bundle was not kept ({error}): `draftwell deploy` will build it again")
+                keep_bundle(step, bundle, release, rival)
     return {"report": report.to_json(), "verdict": verdict, "passed": verdict.passed, "release": release.version,
             "checks": [vars(c) for c in verdict.checks]}
 
 
+def keep_bundle(step: StepContext, bundle: Path, release: ReleaseVersion, rival: ChampionComparison) -> None:
+    """Keep the bundle that passed, and the champion's, for a deployment on this machine."""
+    from registry.bundles.judged import keep_judged
+
+    try:
+        keep_judged(bundle, release, others=[rival.release.version] if rival.release else [])
+    except OSError as error:  # the verdict counts more: without the bundle a deployment builds it again and says so
+        step.workspace.say(f"the judged bundle was not kept ({error}): `draftwell deploy` will build it again")
+
+
+def gated_device(step: StepContext, settings: GateSettings) -> str:
+    """The device of the release: the one that the models are loaded on, since nothing else is measured."""
+    loaded = device_type(step.pair.device)
+    if settings.device not in (None, loaded):
+        raise DraftwellError(f"the gate is for {settings.device}, and the models are loaded on {loaded}: load them with "
+                             f"--device {settings.device}", code="gated_on_other_device")
+    return loaded
+
+
 def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, resources: StrategyResources, rival: ChampionComparison,
-             settings: GateSettings) -> tuple[BenchReport, GateVerdict]:
+             settings: GateSettings, temperature: float = 0.0) -> tuple[BenchReport, GateVerdict]:
     """The bench of a candidate, and the verdict on it; what left doubt is measured again, and is in the report as `in_doubt`."""
     from components.bench.bench import run_bench
     from components.bench.settings import BenchSettings
+    from flows.settings import quality_floor
     from serving.runtime.strategies import PLAIN, StrategyChoice
 
     candidate = StrategyChoice(judging.strategy, judging.parameters)
     both = [PLAIN] if candidate == PLAIN else [PLAIN, candidate]
     others = [choice for name in SHOWN if (choice := StrategyChoice(name)) not in both] if settings.all_strategies else []
-    once = BenchSettings(max_tokens=settings.max_tokens)
+    once = BenchSettings(max_tokens=settings.max_tokens, temperature=temperature, quality_floor=quality_floor())
     report = run_bench(step.pair, [PLAIN, *others, *both[1:]], prompts, resources, once, extra=rival.contenders, progress=step.bar)
     verdict = judging.of(report)
-    if not judging.doubts(report, verdict):
+    if not judging.doubts(verdict):
         return report, verdict
     step.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
-    again = BenchSettings(max_tokens=settings.max_tokens, runs=RUNS_IN_DOUBT, cost_ratios=False)
+    again = once.model_copy(update={"runs": RUNS_IN_DOUBT, "cost_ratios": False})
     longer = run_bench(step.pair, both, prompts, resources, again, extra=rival.contenders, progress=step.bar)
     return report.model_copy(update={"in_doubt": longer.strategies}), judging.of(longer)
+
+
+def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], choice: SampledChoice, thresholds: Thresholds,
+                    resources: StrategyResources, rival: ChampionComparison, settings: GateSettings) -> GateVerdict:
+    """The verdict on the choice for sampled requests, measured at its temperature; texts are not compared token by token there."""
+    from components.gate.temperatures import judge_sampled
+
+    judging = BenchJudge(choice.strategy, choice.parameters, replace(thresholds, lossless_identical=False))
+    only = settings.model_copy(update={"all_strategies": False})
+    report, verdict = measured(step, prompts, judging, resources, rival.at(choice.temperature), only, choice.temperature)
+    step.report("bench_sampled", report.to_json(), per_device=True)
+    return judge_sampled(verdict, judging.entry(report.in_doubt or report.strategies), choice.temperature, thresholds)
 
 
 def serves(step: StepContext, release: ReleaseVersion) -> bool:
@@ -158,6 +197,17 @@ class ChampionComparison:
     contenders: tuple[StrategyContender, ...] = ()
     comparable: dict[str, Artifact] = field(default_factory=dict)
     unmeasured: str | None = None
+
+    def at(self, temperature: float) -> ChampionComparison:
+        """The same champion with what it serves at a temperature."""
+        from components.bench.runner import StrategyContender
+        from serving.runtime.strategies import served_choice
+
+        contenders = []
+        for one in self.contenders:
+            config: Any = one.resources.artifacts["decoding_config"]
+            contenders.append(StrategyContender(one.pair, one.resources, served_choice(config, temperature), one.label))
+        return replace(self, contenders=tuple(contenders))
 
 
 def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> ChampionComparison:
@@ -196,7 +246,7 @@ class BenchJudge:
         return next(e for e in entries.values() if (e.strategy, e.parameters) == (self.strategy, self.parameters))
 
     def of(self, report: BenchReport) -> GateVerdict:
-        """The verdict; acceptance is compared only with a champion of the same strategy and parameters."""
+        """The verdict; acceptance is reported with that of a champion of the same strategy and parameters only."""
         from components.gate.bench_checks import judge_release
 
         entries = report.strategies
@@ -207,12 +257,11 @@ class BenchJudge:
             thresholds = replace(thresholds, lossless_identical=False)  # `identity_check` judges it, on longer texts
         return judge_release(entry, rival, same, thresholds, reference=entries["autoregressive"])
 
-    def doubts(self, report: BenchReport, verdict: GateVerdict) -> bool:
-        """Whether the candidate's entry, compared with the champion's where there is one, is no clear pass."""
+    def doubts(self, verdict: GateVerdict) -> bool:
+        """Whether the candidate is no clear pass."""
         from components.gate.bench_checks import leaves_doubt
 
-        entries = report.strategies
-        return leaves_doubt(verdict, self.entry(entries), entries.get("champion"), self.thresholds)
+        return leaves_doubt(verdict)
 
 
 def pair_of(step: StepContext, store: Store, champion: ReleaseVersion) -> LoadedPair | None:
@@ -294,10 +343,23 @@ def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVe
     """The verdict as the registry keeps it."""
     from registry.gates import GateCheck, GateRecord
 
-    checks = tuple(GateCheck(name=c.name, value=c.value, threshold=c.threshold, passed=c.passed, transient=c.transient)
+    checks = tuple(GateCheck(name=c.name, value=c.value, threshold=c.threshold, passed=c.passed, transient=c.transient,
+                             enough=c.enough, prompts_needed=c.prompts_needed)
                    for c in verdict.checks)
     return GateRecord(pair=release.pair, device=release.device, release_version=release.version, pins=release.pins, passed=verdict.passed,
                       checks=checks, baseline_version=champion.version if champion else None, bundle_digest=bundle_digest, created=now())
+
+
+def identity_verdict(step: StepContext, config: DecodingConfig, resources: Any, prompts: Sequence[Prompt]) -> GateVerdict:
+    """Identity at temperature 0 of every choice of a config that claims to be lossless; the sampled one's under a name of its own."""
+    from components.gate.temperatures import tuned_classes
+    from components.gate.verdict import GateVerdict
+
+    checks: list[Check] = []
+    for choice, temperature in tuned_classes(config):
+        found = identity_check(step, choice.name, dict(choice.parameters), resources, prompts)
+        checks += [replace(check, name=f"sampled {check.name}") if temperature else check for check in found]
+    return GateVerdict(tuple(checks))
 
 
 def identity_check(

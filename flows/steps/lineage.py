@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.artifacts.base import ArtifactError, digest_of
 from serving.artifacts.pair_files import draftwell_home
+from serving.device import DEVICES
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class Finder:
         shipped = Path(catalogue.__file__).parent
         manifests = [*shipped.glob("*/draft/artifact.json"), *shipped.glob("*/artifacts/*/*/artifact.json"),
                      *draftwell_home().glob("pairs/*/*/artifacts/*/artifact.json"),
+                     *(file for name in DEVICES for file in draftwell_home().glob(f"pairs/*/*/**/{name}/artifacts/*/artifact.json")),
                      *draftwell_home().glob("pairs/*/*/recalibrations/*/artifacts/*/artifact.json")]
         found = {}
         for manifest in sorted(manifests):
@@ -169,7 +171,7 @@ class Finder:
 
         found = {}
         home = draftwell_home()
-        for folder in sorted([*home.glob("pairs/*/*/traces"), *home.glob("pairs/*/*/recalibrations/*/traces")]):
+        for folder in sorted([*home.glob("pairs/*/*/traces*"), *home.glob("pairs/*/*/recalibrations/*/traces")]):
             try:
                 found[TraceSet(folder).digest()] = folder
             except TraceError:

@@ -1,7 +1,8 @@
-"""Monitoring: compares served traffic with the traces that the champion was calibrated on, or, where its strategy is lossy, with what that
-wrote on the same prompts (`reference_traces`).
+"""Monitoring: compares served traffic with the traces that the release that serves it was calibrated on, or, where its strategy is lossy,
+with what that wrote on the same prompts (`reference_traces`).
 
-No model is loaded. The champion's artifacts come from the registry.
+No model is loaded. The release's artifacts come from the registry. What serves is what `current` leads to, which may be another release
+than the champion of the alias; "champion" below means what serves.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ class DriftSettings(TrafficSettings):
 
     reference: Path | None = Field(None, description="traces to compare with; None finds those that the champion was calibrated on")
     drift: str | None = Field(None, description="digest of the report that a recalibration answers; None takes the one announced last")
-    out: Path = Field(Path("dist"), description="folder of bundles")
     collect_prompts: int = Field(24, ge=1, description="prompts to collect traces on: also what later traffic is compared with")
 
 
@@ -55,13 +55,14 @@ def spool_of(space: Workspace, named: Path | None) -> Path:
     return named if named is not None else draftwell_home() / "spool" / space.spec.name
 
 
-def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path | None = None,
+def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path | None = None, out: Path = Path("dist"),
           limits: DriftLimits | None = None, now: datetime | None = None) -> tuple[DriftReport, Served]:
-    """Compare the newest traffic with the champion's calibration traces.
+    """Compare the newest traffic with the calibration traces of the release that serves it, which `current` names.
 
     Args:
         spool: folder of traces that a server writes.
         reference: folder of traces; None finds the champion's own (`reference_traces.find_reference`).
+        out: folder of bundles, for what `current` serves.
         limits: None takes those of the registry.
         now: the age of the traffic is measured from; None takes the clock.
     Raises:
@@ -72,7 +73,7 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     from components.drift.traffic import COLUMNS, HIDDEN, read_traffic
 
     limits = limits or load_limits()
-    champion = served(space, device)
+    champion = served(space, device, out)
     traces = find_reference(space, champion, reference)
     verifier: Any = champion.artifacts.get("verifier")
     hidden = verifier is not None and bool({"before", "after"} & set(verifier.features))
@@ -82,7 +83,7 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     rows = traces.read([*COLUMNS, *(HIDDEN if hidden else ())])
     feedback, kinds, doubts = comparable(champion, rows, found.rows, reference)
     max_tokens = min(header.max_tokens, max((one.max_tokens for one in found.headers), default=header.max_tokens))
-    settings: dict[str, Any] = {"kinds": kinds, "temperature": header.temperature, "max_tokens": max_tokens, "depth": header.rollout}
+    settings: dict[str, Any] = {"kinds": kinds, "temperature": header.temperature, "max_tokens": max_tokens}
     then, today = (read_traffic(table, **settings) for table in (rows, feedback))
     notes = list(found.notes)
     if today.others:
@@ -161,14 +162,14 @@ def promoted(champion: Served) -> datetime | None:
     return datetime.fromisoformat(tag) if tag else None
 
 
-def watched_temperature(space: Workspace, device: str, reference: Path | None) -> float | None:
+def watched_temperature(space: Workspace, device: str, reference: Path | None, out: Path = Path("dist")) -> float | None:
     """The temperature of the traffic that `check` looks at; None where there is nothing to compare it with.
 
     Raises:
         DraftwellError: the registry does not answer.
     """
     try:
-        return find_reference(space, served(space, device), reference).header.temperature
+        return find_reference(space, served(space, device, out), reference).header.temperature
     except DraftwellError as error:
         if will_pass(error):
             raise

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.context import StepContext
-from flows.steps.champion import champion_of
+from flows.steps.champion import serving_release
 from flows.workspace import Workspace
 from serving.artifacts.kinds import KINDS, WATCHED
 from serving.errors import DraftwellError
 from serving.files import json_digest
 from serving.recording.trace import TraceSet
 from serving.recording.trace_schema import LOSSY, TraceError
+from serving.temperature import SERVED_TEMPERATURE
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion
@@ -40,7 +41,7 @@ class Served:
         name: of the release, or what to call the workspace without one.
         fingerprint: of the pair that it was made for.
         artifacts: kind → artifact.
-        release: the champion, None without one.
+        release: the one that serves, None without one.
     """
 
     name: str
@@ -63,9 +64,10 @@ class Served:
         return config if config is not None and not find_strategy(config.strategy).lossless else None
 
 
-def served(space: Workspace, device: str) -> Served:
-    """The champion with its artifacts, or what is calibrated in the workspace where there is no champion yet."""
-    if (release := champion_of(space, device)) is not None:
+def served(space: Workspace, device: str, out: Path) -> Served:
+    """What `current` under `out` serves, else the champion, with its artifacts; or what is calibrated in the workspace where there is
+    neither yet."""
+    if (release := serving_release(space, device, out)) is not None:
         return of_release(release)
     folders = {kind: space.artifacts / kind for kind in WATCHED if (space.artifacts / kind).is_dir()}
     found = {kind: KINDS[kind].load_class().load(folder) for kind, folder in folders.items()}
@@ -100,7 +102,8 @@ def calibration_traces(space: Workspace, champion: Served) -> TraceSet:
         raise DraftwellError(f"{champion.name} does not name the traces it was calibrated on: name them with "
                              f"--reference, or calibrate again",
                              code="no_reference")
-    for folder in (kept_reference(space, digest), space.traces, *sorted((space.root / RECALIBRATIONS).glob("*/traces"))):
+    own = (space.traces_at(0), space.traces_at(SERVED_TEMPERATURE))
+    for folder in (kept_reference(space, digest), *own, *sorted((space.root / RECALIBRATIONS).glob("*/traces"))):
         traces = TraceSet(folder, fingerprint=champion.fingerprint)
         try:
             if traces.shards and traces.digest() == digest:
@@ -172,7 +175,7 @@ def keep_served(step: StepContext, release: ReleaseVersion, config: DecodingConf
 
     if find_strategy(config.strategy).lossless:
         return
-    own = Workspace(step.workspace.name, step.workspace.dtype, step.workspace.say)
+    own = Workspace(step.workspace.name, step.workspace.dtype, step.workspace.say, step.workspace.device)
     try:
         collect_served(step, own, of_release(release))
     except (DraftwellError, OSError) as error:

@@ -19,8 +19,9 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
 
-FEWEST = 24
-"""Different prompts that a calibration on traffic needs: a third is kept for the gate, and a verifier splits the others."""
+FEWEST = 40
+"""Different prompts that a calibration on traffic needs: eight each to calibrate and to tune, twelve each for the gate and for the traces,
+which later traffic is compared with."""
 PROMPTS = "served_prompts.jsonl"
 """In a workspace: the prompts of its traces, where those were served traffic."""
 
@@ -44,7 +45,7 @@ def newest_prompts(settings: TrafficSettings, spool: Path) -> list[Prompt]:
                              code="no_spool")
     step, window = open_from_settings(settings), load_limits().window
     pair = step.pair
-    temperature = watched_temperature(step.workspace, settings.device, getattr(settings, "reference", None))
+    temperature = watched_temperature(step.workspace, settings.device, getattr(settings, "reference", None), settings.out)
     found = read_spool(spool, pair.fingerprint, window=window, temperature=temperature)
     return spooled_prompts(spool, pair, found.rows, window=window, fewest=FEWEST, shards=found.shards, notes=found.notes)
 
@@ -82,7 +83,5 @@ def on_taken(settings: TrafficSettings, space: Workspace) -> TrafficSettings:
 
 
 def on_prompts(settings: Settings, file: Path) -> Settings:
-    """The settings with the prompts of a file, of which at most a third is kept for the gate."""
-    from components.prompts.prompt import read_prompts
-
-    return settings.model_copy(update={"prompts": file, "bench_prompts": min(settings.bench_prompts, len(read_prompts(file)) // 3)})
+    """The settings with the prompts of a file."""
+    return settings.model_copy(update={"prompts": file})

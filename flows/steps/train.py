@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from flows.context import StepContext
+from components.calibrate.settings import MemorySettings
+from components.train.settings import VerifierSettings
+from flows.context import StepContext, prompts_behind, take_untouched, training_prompts
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from components.train.reports import HeadReport, ScoreCost, VerifierReport
-    from serving.artifacts.base import Artifact
+    from serving.artifacts.base import Artifact, Provenance
     from serving.recording.trace import TraceSet
     from serving.runtime.types import Rows
 
-AT_ONCE = 8
-"""Concurrent requests that fill the correction memory, as far as the pair has slots."""
-
-
-def run_train(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, ratio: float = 1.2,
-              wanted_false_positive: float | None = 0.1, features: Literal["auto"] | Sequence[str] = "auto",
-              seed: int = 0) -> VerifierReport:
+def run_train(step: StepContext, traces: TraceSet, settings: VerifierSettings | None = None, *,
+              test: TraceSet | None = None) -> VerifierReport:
     """Train a SPRINTER verifier, put it into the workspace and return its report. Nothing is written before all that can fail.
 
     Args:
-        test, ratio, wanted_false_positive, features, seed: as in `components.train.verifier.train_verifier`.
+        settings, test: as in `components.train.verifier.train_verifier`.
     """
     from components.gate.verdict_report import write_text
     from components.report.drawing import check_drawing
-    from components.report.provenance import provenance
-    from components.train.plots import verifier_plots
+    from components.train.report.plots import verifier_plots
+    from components.train.report.verifier_page import verifier_markdown
     from components.train.verifier import train_verifier
-    from components.train.verifier_page import verifier_markdown
 
     check_drawing()
-    origin = provenance(step.pair, trace_digest=traces.digest())
-    verifier, report = train_verifier(traces, origin, test=test, ratio=ratio, wanted_false_positive=wanted_false_positive,
-                                      features=features, seed=seed)
+    origin = made_from(step, traces)
+    verifier, report = train_verifier(traces, origin, settings, test=test, chat=step.pair.in_chat_template)
     cost = measure_cost(step, verifier, lambda row, token: verifier.score_drafted(row, row, token))
     report = report.model_copy(update={"cost": cost})
     step.workspace.save(verifier)
@@ -54,12 +49,11 @@ def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None
         test, seed: as in `components.train.acceptance_head.train_acceptance_head`.
     """
     from components.report.drawing import check_drawing
-    from components.report.provenance import provenance
     from components.train.acceptance_head import HeadTrainingSettings, train_acceptance_head
-    from components.train.plots import acceptance_head_plot
+    from components.train.report.plots import acceptance_head_plot
 
     check_drawing()
-    head, report = train_acceptance_head(step.pair, traces, provenance(step.pair, trace_digest=traces.digest()),
+    head, report = train_acceptance_head(step.pair, traces, made_from(step, traces),
                                          HeadTrainingSettings(seed=seed), test=test)
     report = report.model_copy(update={"cost": measure_cost(step, head, lambda row, token: head.acceptance(row.hidden(0)))})
     step.workspace.save(head)
@@ -67,6 +61,14 @@ def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None
     step.stamp(head.kind)
     step.report("acceptance_head", report.to_json())
     return report
+
+
+def made_from(step: StepContext, traces: TraceSet) -> Provenance:
+    """Provenance of what is made from traces, with their temperature: it is for requests of that class."""
+    from components.report.provenance import provenance
+
+    return provenance(step.pair, trace_digest=traces.digest(), parameters={"temperature": traces.header.temperature},
+                      training_prompts=prompts_behind(traces))
 
 
 def measure_cost(step: StepContext, trained: Artifact, score: Callable[[Rows, int], float]) -> ScoreCost:
@@ -79,26 +81,35 @@ def measure_cost(step: StepContext, trained: Artifact, score: Callable[[Rows, in
     return cost
 
 
-def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], *, max_tokens: int = 96) -> dict[str, Any]:
+def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], memory_settings: MemorySettings | None = None, *,
+                  limit: int | None = None) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile, put them into the workspace and return a summary.
+
+    A run that was killed while it counted rejections resumes: what it had is in the workspace's folder `calibration`.
 
     Args:
         traces: for the acceptance table.
-        prompts: decoded for the correction memory, at most `max_tokens` tokens each.
+        prompts: decoded for the correction memory; those of the traces are left out.
+        memory_settings: how; default: `MemorySettings()`.
+        limit: how many of them; None takes all.
     """
     from components.calibrate.acceptance_table import build_acceptance_table
-    from components.calibrate.correction_memory import MemorySettings, build_correction_memory
+    from components.calibrate.correction_memory import build_correction_memory, partial_file
     from components.calibrate.hardware_profile import measure_profile
     from components.calibrate.plots import acceptance_plot, rejection_tail
+    from components.prompts.overlap import hashes_of
     from components.report.provenance import provenance
 
-    table = build_acceptance_table(traces, provenance(step.pair, trace_digest=traces.digest()))
+    prompts = take_untouched(step, training_prompts(step.workspace, traces.folder), prompts, limit)
+    table = build_acceptance_table(traces, made_from(step, traces))
     # The memory never reads the traces: its provenance names the prompts that it was decoded from.
-    memory = build_correction_memory(step.pair, prompts, provenance(step.pair), MemorySettings(max_tokens=max_tokens, batch=AT_ONCE),
-                                     progress=step.bar)
+    memory_settings, unfinished = memory_settings or MemorySettings(), step.workspace.root / "calibration"
+    memory = build_correction_memory(step.pair, prompts, provenance(step.pair, training_prompts=hashes_of(prompts)), memory_settings,
+                                     partial=unfinished, progress=step.bar)
     times = measure_profile(step.pair, provenance(step.pair))
     for artifact in (table, memory, times):
         step.workspace.save(artifact)
+    partial_file(unfinished, step.pair, prompts, memory_settings).unlink(missing_ok=True)
     acceptance_plot(table, step.workspace.reports / "acceptance_by_confidence.png")
     rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
     for drawn in (table, memory):

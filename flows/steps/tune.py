@@ -7,66 +7,131 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.context import StepContext, open_trace
+from flows.context import StepContext, open_trace, prompts_behind, take_untouched, training_prompts
 from flows.steps.champion import champion_of
 from serving.artifacts.kinds import READ_BY_STRATEGIES
+from serving.device import device_type
 from serving.errors import DraftwellError
+from serving.temperature import class_of
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from components.tune.evidence import TuningEvidence
-    from components.tune.settings import TuneSettings
+    from components.tune.settings import Constraints, TuneSettings
     from components.tune.tune import TuneInputs
     from flows.settings import PipelineSettings
     from flows.workers.task_runners import WorkerPool
-    from serving.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
     from serving.recording.trace import TraceSet
-    from serving.runtime.strategies import StrategyChoice
 
 
 def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], settings: TuneSettings, *, study: Path | None = None,
-             keep: bool = True, workers: WorkerPool | None = None) -> TuningEvidence:
+             keep: bool = True, workers: WorkerPool | None = None, limit: int | None = None) -> TuningEvidence:
     """Choose strategy and parameters by replay and measurement; the choice and its evidence go into the workspace.
 
     A run that was killed resumes where it stopped when it is started again.
 
     Args:
-        study: SQLite file of trials; None takes the workspace's, which may hold other searches too.
+        prompts: measured on; those that the traces and the artifacts were made from are left out.
+        study: file of trials; None takes the workspace's, which may hold other searches too.
         keep: False saves nothing but a `study` that was named: for a padded target, whose times nobody is served with.
         workers: who makes the replays; what is measured is measured here, one at a time.
+        limit: how many prompts to measure on, at most; None takes all.
     """
-    from components.report.provenance import provenance
+    from components.prompts.overlap import hashes_of
     from components.tune.evaluator import Evaluator, QualityReader
     from components.tune.tune import TuneFiles, TuneHooks, tune_strategy
     from flows.workers.task_runners import spread_replays
-    from serving.artifacts.decoding_config import DecodingConfig
 
+    prompts = take_untouched(step, training_prompts(step.workspace, traces.folder, READ_BY_STRATEGIES), prompts, limit)
     inputs = inputs_of(step, traces, prompts, settings)
-    folder = step.workspace.root / "tuning"
-    rungs = folder / "rungs.json" if keep else None
+    folder, temperature = step.workspace.device_root / "tuning", settings.temperature
+    rungs = folder / f"{report_name(temperature, 'rungs')}.json" if keep else None
     evidence = tune_strategy(
-        inputs, settings, Evaluator(step.pair, inputs.resources, max_tokens=settings.max_tokens, progress=step.bar),
-        QualityReader(step.pair),
-        TuneFiles(study or (folder / "study.db" if keep else None), named=study is not None, rungs=rungs),
-        TuneHooks(spread=spread_replays(workers, step, traces.folder) if workers else None))
+        inputs, settings,
+        Evaluator(step.pair, inputs.resources, max_tokens=settings.max_tokens, temperature=temperature, progress=step.bar),
+        QualityReader(step.pair, temperature),
+        TuneFiles(study or (folder / "trials.jsonl" if keep else None), named=study is not None, rungs=rungs),
+        TuneHooks(spread=spread_replays(workers, step, traces.folder) if workers else None, progress=step.bar))
     if rungs is None:
         return evidence
-    made_of = provenance(step.pair, trace_digest=traces.digest(), device_class=inputs.profile.provenance.device_class,
-                         parents=step.parents(*READ_BY_STRATEGIES))
-    choice = evidence.choice
-    save_choice(step, DecodingConfig(choice.name, dict(choice.parameters), evidence.to_json(), made_of), evidence)
+    seen = {*(prompts_behind(traces) or ()), *hashes_of(prompts)}
+    evidence = evidence.model_copy(update={"training_prompts": tuple(sorted(seen))})
+    save_choice(step, config_with(step, evidence, traces.digest(), inputs.profile.provenance.device_class), evidence)
     rungs.unlink(missing_ok=True)
     return evidence
 
 
+def report_name(temperature: float, name: str) -> str:
+    """Name of a file about the tuning for a temperature: sampled requests have one of their own."""
+    return name if class_of(temperature) == "greedy" else f"{name}_sampled"
+
+
+def config_with(step: StepContext, evidence: TuningEvidence, trace_digest: str, device_class: str | None) -> DecodingConfig:
+    """The decoding config with a new choice for its class of temperatures, and the choice for the other class as it was.
+
+    That is the workspace's own or, where it has no config yet, the champion's; one of another machine class is dropped. Greedy
+    requests get plain decoding until something is tuned for them. The provenance names the traces of the greedy choice, where there is one;
+    the evidence of each choice names its own, and the prompts that it was tuned on: the provenance has those of both.
+    """
+    from components.report.provenance import provenance
+    from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+    from serving.runtime.strategies import PLAIN
+
+    choice, temperature = evidence.choice, evidence.temperature or 0.0
+    before = previous_config(step, device_class)
+    greedy = class_of(temperature) == "greedy"
+    kept = kept_sampled(step, before, evidence) if greedy else None
+    stays = kept if greedy else before
+    earlier: Sequence[str] = ()
+    if before is not None and stays is not None:
+        earlier = stays.evidence.get("training_prompts") or before.provenance.training_prompts or ()
+    made_of = provenance(step.pair, trace_digest=trace_digest, device_class=device_class, parents=step.parents(*READ_BY_STRATEGIES),
+                         training_prompts=[*(evidence.training_prompts or ()), *earlier])
+    if greedy:
+        return DecodingConfig(choice.name, dict(choice.parameters), evidence.to_json(), made_of, kept)
+    sampled = SampledChoice(temperature, choice.name, dict(choice.parameters), evidence.to_json())
+    if before is None:
+        return DecodingConfig(PLAIN.name, {}, {}, made_of, sampled)
+    made_of = made_of.model_copy(update={"trace_digest": before.provenance.trace_digest})
+    return DecodingConfig(before.strategy, before.parameters, before.evidence, made_of, sampled)
+
+
+def kept_sampled(step: StepContext, before: DecodingConfig | None, evidence: TuningEvidence) -> SampledChoice | None:
+    """The sampled choice that stays when greedy requests are tuned: none that is lossy, where only lossless ones are allowed now."""
+    from serving.runtime.strategies import find_strategy
+
+    kept = before.sampled if before is not None else None
+    limits = evidence.constraints
+    if kept is not None and limits is not None and limits.lossless_only and not find_strategy(kept.strategy).lossless:
+        step.workspace.say(f"the choice for sampled requests, {kept.strategy}, is lossy and left out: only lossless ones are allowed now")
+        return None
+    return kept
+
+
+def previous_config(step: StepContext, device_class: str | None) -> DecodingConfig | None:
+    """The workspace's config, else the champion's, if it is of this pair and machine class."""
+    from serving.artifacts.base import ArtifactError
+    from serving.artifacts.decoding_config import DecodingConfig
+
+    folder = step.workspace.folder(DecodingConfig.kind)
+    try:
+        found = DecodingConfig.load(folder, fingerprint=step.pair.fingerprint) if folder.is_dir() else champion_decoding(step)
+    except ArtifactError as error:
+        step.workspace.say(f"the earlier decoding config is replaced as a whole: {error}")
+        return None
+    usable = found is not None and found.provenance.fingerprint == step.pair.fingerprint
+    return found if usable and found is not None and found.provenance.device_class == device_class else None
+
+
 def inputs_of(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], settings: TuneSettings) -> TuneInputs:
     """What is tuned: the pair with the workspace's artifacts, and the champion."""
-    from components.collect.trace_checks import greedy_header
-    from components.tune.tune import TuneInputs
-    from serving.runtime.strategies import STRATEGIES
+    from components.tune.tune import TuneInputs, check_temperature
+    from serving.runtime.strategies import STRATEGIES, served_choice
 
     space, pair = step.workspace, step.pair
-    traced = greedy_header(traces).max_tokens  # before the artifacts: it may take time to measure a hardware profile
+    check_temperature(traces, settings.temperature)  # before the artifacts: it may take time to measure a hardware profile
+    traced = traces.header.max_tokens
     if traced < settings.max_tokens:
         space.say(f"predicting texts of {traced} tokens, which is all that the trace has, and measuring {settings.max_tokens}: collect "
                   f"with --max-tokens {settings.max_tokens} to have both of one length")
@@ -74,7 +139,9 @@ def inputs_of(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], se
     profile: Any = resources.artifacts.get("hardware_profile")
     if profile is None:
         raise DraftwellError(f"pair {space.spec.name} has no draft model, so there is nothing to tune", code="no_draft_model")
-    return TuneInputs(pair, traces, prompts, resources, profile, champion_config(step))
+    champion = champion_decoding(step)
+    served = None if champion is None else served_choice(champion, settings.temperature)
+    return TuneInputs(pair, traces, prompts, resources, profile, served)
 
 
 def tune_as(settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -87,55 +154,70 @@ def tune_as(settings: PipelineSettings, step: StepContext, prompts: Sequence[Pro
 
 def tune_settings_of(settings: PipelineSettings) -> TuneSettings:
     """The part of the flows' settings that tuning goes by."""
-    from components.tune.settings import Constraints, TuneSettings
+    from components.tune.settings import TuneSettings
 
-    constraints = Constraints(lossless_only=settings.lossless_only, max_quality_loss=settings.max_quality_loss,
-                              max_cost_ratio=settings.max_cost_ratio)
+    constraints = constraints_of(settings.lossless_only, settings.max_quality_loss, settings.max_cost_ratio)
     return TuneSettings(constraints=constraints, trials=settings.trials, max_tokens=settings.tune_tokens)
 
 
+def constraints_of(lossless_only: bool, max_quality_loss: float | None, max_cost_ratio: float | None) -> Constraints:
+    """The limits of a tuning, with the gate's floor of quality; `max_quality_loss` None takes that from there, too."""
+    from components.tune.settings import Constraints
+    from flows.settings import quality_floor
+
+    floor = quality_floor()
+    return Constraints(lossless_only=lossless_only, max_cost_ratio=max_cost_ratio, max_rouge_l_loss=floor.max_rouge_l_loss,
+                       max_surprisal_shift=floor.max_surprisal_shift,
+                       max_quality_loss=floor.max_share_loss if max_quality_loss is None else max_quality_loss)
+
+
 def save_choice(step: StepContext, config: DecodingConfig, evidence: TuningEvidence) -> None:
-    """Put a choice into the workspace, with its evidence as JSON and as an HTML report."""
+    """Put a config into the workspace, with the evidence of the choice that is new in it as JSON and as an HTML report."""
     from components.tune.report.html import write_tuning_report
 
-    choice = {"strategy": config.strategy, "parameters": config.parameters}
-    step.workspace.save(config)
-    step.report("tuning", {"pair": step.workspace.spec.name, **choice, "config_digest": config.digest, **config.evidence})
-    write_tuning_report(evidence, step.workspace.reports, pair=step.workspace.spec.name)
+    space, pair = step.workspace, step.workspace.spec.name
+    name = report_name(evidence.temperature or 0.0, "tuning")
+    space.save(config)
+    step.report(name, {"pair": pair, **evidence.choice.to_json(), "config_digest": config.digest, **evidence.to_json()}, per_device=True)
+    if name == "tuning":
+        write_tuning_report(evidence, space.device_reports, pair=pair, plots=space.reports)
+    else:  # its plots, which the page contains, would replace those of the greedy choice
+        folder = space.device_reports / "sampled"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tuning_report(evidence, folder, pair=pair, plots=space.reports).replace(space.device_reports / f"{name}.html")
 
 
-def champion_config(step: StepContext) -> StrategyChoice | None:
-    """What the pair's champion serves on this device; None without a champion, or where no registry can be reached."""
+def champion_decoding(step: StepContext) -> DecodingConfig | None:
+    """The config that the pair's champion serves on this device; None without a champion, or where no registry can be reached."""
     from registry.store import Store
     from serving.artifacts.decoding_config import DecodingConfig
-    from serving.runtime.strategies import StrategyChoice
 
     try:
-        champion = champion_of(step.workspace, step.pair.device.partition(":")[0])
+        champion = champion_of(step.workspace, device_type(step.pair.device))
         if champion is None:
             return None
         store = Store()
         pinned = store.resolve("decoding_config", champion.pair, champion.pins["decoding_config"])
         with tempfile.TemporaryDirectory() as place:
-            config = DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
+            return DecodingConfig.load(store.download(pinned, Path(place) / "decoding_config"))
     except DraftwellError as error:
         step.workspace.say(f"tuning without the champion: {error}")
         return None
-    return StrategyChoice(config.strategy, config.parameters)
 
 
 def choose_plain(step: StepContext, reason: str) -> dict[str, Any]:
-    """Make plain decoding the workspace's choice, keeping the evidence of the tuning; returns the choice."""
+    """Make plain decoding the workspace's choice for all requests, keeping the evidence of the greedy tuning; returns the choice."""
     from components.report.provenance import provenance
     from components.tune.evidence import TuningEvidence
     from serving.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import PLAIN
 
-    folder = step.workspace.artifacts / "decoding_config"
+    folder = step.workspace.folder("decoding_config")
     tuned = DecodingConfig.load(folder, fingerprint=step.pair.fingerprint)
     made = {"strategy": tuned.strategy, "parameters": tuned.parameters, **tuned.evidence}
     evidence = TuningEvidence.read(made, f"the evidence in {folder}").with_choice(PLAIN, reason)
     old = tuned.provenance
-    made_of = provenance(step.pair, trace_digest=old.trace_digest, device_class=old.device_class, parents=old.parents)
+    made_of = provenance(step.pair, trace_digest=old.trace_digest, device_class=old.device_class, parents=old.parents,
+                         training_prompts=old.training_prompts)
     save_choice(step, DecodingConfig(PLAIN.name, {}, evidence.to_json(), made_of), evidence)
     return {**PLAIN.to_json(), "reason": reason}

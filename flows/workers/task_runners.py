@@ -1,8 +1,8 @@
 """Spreading a step over workers: its jobs as Prefect tasks, on threads of this process or on a Ray cluster.
 
-Collection is spread by shard, the replays of tuning by strategy. The result is that of a run without workers: the same trace, row
-by row, and the same trials. What is *measured* is never spread: tuning's rungs, gates and benches are timings, and a timing taken
-on another machine, or next to other work on this one, would let the wrong config win. They stay here, one at a time.
+Collection is spread by shard, the replays of tuning in parts of equal size. The result is that of a run without workers: the same
+trace, row by row, and the same trials. What is *measured* is never spread: tuning's rungs, gates and benches are timings, and a timing
+taken on another machine, or next to other work on this one, would let the wrong config win. They stay here, one at a time.
 
 Workers read and write files: on a cluster every machine needs the same version of Draftwell, the same kind of processor, and
 `$DRAFTWELL_HOME` on a file system that all share, under the same path.
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from components.tune.evidence import Trial
     from components.tune.search.search import Search
-    from components.tune.tune import Spread as ReplaySpread
+    from components.tune.search.search import Spread as ReplaySpread
     from flows.context import StepContext
+    from serving.runtime.strategies import StrategyChoice
 
 Call = dict[str, Any]
 """What says which part of a job is meant, as JSON."""
@@ -41,6 +42,8 @@ Call = dict[str, Any]
 RUNNERS = ("threads", "ray")
 LIVES = 3
 """How often Ray begins a part again whose worker died."""
+PARTS = 4
+"""Parts of the replays for each worker: a tuning that is killed repeats those that it was killed in."""
 
 
 @dataclass(frozen=True)
@@ -111,17 +114,21 @@ def spread_shards(
 
 
 def spread_replays(pool: WorkerPool, step: StepContext, traces: Path) -> ReplaySpread:
-    """What has the replays of a tuning made by workers, a strategy each; `traces` is the trace's folder."""
+    """What has the replays of a tuning made by workers, a part each; `traces` is the trace's folder."""
 
-    def spread(search: Search, shares: Mapping[str, int]) -> list[Trial]:
+    def spread(search: Search, choices: Sequence[StrategyChoice], found: Callable[[Trial], None]) -> None:
         from components.tune.evidence import Trial
 
-        trials: list[Trial] = []
+        parts = min(len(choices), PARTS * pool.workers)
+        calls = [{"choices": [choice.to_json() for choice in choices[part::parts]]} for part in range(parts)]
+
+        def keep(call: Call, made: Sequence[Mapping[str, Any]]) -> None:
+            for trial in made:
+                found(Trial.model_validate(trial))
+
         with job_folder(step) as job:
             worker_jobs.describe_search(job, search, traces, step.pair.fingerprint, pool.threads)
-            run(pool, "replay a strategy", job, [{"name": name, "share": share} for name, share in shares.items()],
-                lambda _, made: trials.extend(Trial(**trial) for trial in made))
-        return trials
+            run(pool, "replay configurations", job, calls, keep)
 
     return spread
 
@@ -196,11 +203,11 @@ def _write_shard(job: str, index: int) -> str:
     return worker_jobs.write_shard(Path(job), index)
 
 
-def _replay_strategy(job: str, name: str, share: int) -> list[dict[str, Any]]:
-    return worker_jobs.replay_strategy(Path(job), name, share)
+def _replay_configs(job: str, choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return worker_jobs.replay_configs(Path(job), choices)
 
 
-WORK: dict[str, Callable[..., Any]] = {"write a shard": _write_shard, "replay a strategy": _replay_strategy}
+WORK: dict[str, Callable[..., Any]] = {"write a shard": _write_shard, "replay configurations": _replay_configs}
 """Name of a task → what it does. Functions of this module, which workers import rather than receive."""
 
 

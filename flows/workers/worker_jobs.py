@@ -1,4 +1,4 @@
-"""What a worker does of a pipeline step that is spread out: write one shard, or replay one strategy's configs.
+"""What a worker does of a pipeline step that is spread out: write one shard, or replay some configurations.
 
 A *job* is a folder with everything about the step except which part to do: `job.json`, and the artifacts that replays need. The
 worker may be a thread of this process or a process on another machine, so it is handed names, numbers and paths only. These are
@@ -83,25 +83,26 @@ def describe_search(job: Path, search: Search, traces: Path, fingerprint: str, t
     copy.copy(search.profile).save(job / "profile")
     write_job(job, {"traces": str(traces.absolute()), "trace_digest": search.trace_digest, "fingerprint": fingerprint, "threads": threads,
                 "artifacts": list(search.resources.artifacts), "special_tokens": sorted(search.resources.special_tokens),
-                "deterministic": search.resources.deterministic, "max_tokens": search.max_tokens, "overlap": search.overlap,
-                "seed": search.studies.seed})
+                "deterministic": search.resources.deterministic, "max_tokens": search.max_tokens, "overlap": search.overlap})
 
 
-def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
-    """Try `share` configs of a strategy by replay, the same ones that a search in one process tries; returns the trials as JSON.
+def replay_configs(job: Path, choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Replay some configurations, as a search in one process does it; returns the trials as JSON.
 
+    Args:
+        choices: each as `StrategyChoice.to_json`.
     Raises:
         DraftwellError: this worker does not see the trace that the search is about.
     """
     import torch
 
-    from components.replay.texts import read_texts
+    from components.replay.sampled import texts_of
     from components.tune.search.search import Search
-    from components.tune.search.studies import Studies
+    from components.tune.search.trial_log import TrialLog
     from serving.artifacts.hardware_profile import HardwareProfile
     from serving.artifacts.kinds import KINDS
     from serving.recording.trace import TraceSet
-    from serving.runtime.strategies import StrategyResources
+    from serving.runtime.strategies import StrategyChoice, StrategyResources
 
     fields = read_job(job)
     torch.set_num_threads(fields["threads"])
@@ -114,11 +115,9 @@ def replay_strategy(job: Path, name: str, share: int) -> list[dict[str, Any]]:
         frozenset(fields["special_tokens"]),
         fields["deterministic"],
     )
-    texts, profile = read_texts(traces), HardwareProfile.load(job / "profile")
-    search = Search(
-        texts, resources, profile, fields["max_tokens"], fields["overlap"], Studies(None, fields["seed"]), fields["trace_digest"]
-    )
-    return [trial.model_dump() for trial in search.search(name, share, search.predict)]
+    search = Search(texts_of(traces), resources, HardwareProfile.load(job / "profile"), fields["max_tokens"], fields["overlap"],
+                    TrialLog(None), fields["trace_digest"])
+    return [search.predict(StrategyChoice.from_json(choice)).model_dump(mode="json") for choice in choices]
 
 
 @contextmanager

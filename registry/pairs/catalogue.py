@@ -65,6 +65,8 @@ class PairSpec(Strict):
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
     devices: tuple[Literal["cpu", "cuda"], ...] = Field(("cpu", "cuda"), min_length=1)
     chat: bool = Field(True, description="prompts go through the tokenizer's chat template, where it has one")
+    promote: Literal["auto", "manual"] = Field("auto", description="what becomes of a release that passed its gate in a flow: it is "
+                                               "promoted and deployed, or waits as challenger until a person promotes it")
     paper: str | None = Field(None, description="where the pair was measured")
     notes: str | None = None
 

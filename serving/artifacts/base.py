@@ -38,6 +38,8 @@ class Provenance(BaseModel):
     device_class: str | None = Field(None, description="machine class that figures were measured on, where it matters")
     trace_digest: str | None = Field(None, description="digest over all rows of the trace set it was made from")
     parents: dict[str, str] = Field(default_factory=dict, description="kind → digest of the artifacts it was made from")
+    training_prompts: list[str] | None = Field(None, description="hashes of the prompts it has learnt from or was chosen on "
+                                               "(components/prompts/overlap.py); None: not recorded")
     git_commit: str | None = Field(None, description="commit of the project that made it")
     library_versions: dict[str, str] = Field(default_factory=dict)
     parameters: dict[str, str | int | float | bool | None] = Field(default_factory=dict, description="settings it was made with")
@@ -65,6 +67,11 @@ class Artifact(ABC):
     digest: str | None = None
     """`digest_of` the folder that this was last read from or saved to; None for one in memory. What requests learn is not in it."""
 
+    @property
+    def written_schema(self) -> int:
+        """Schema that this artifact is written in: the newest, unless an older one holds all that it has."""
+        return self.schema_version
+
     @abstractmethod
     def write_files(self, folder: Path) -> None:
         """Write the data files into an empty folder."""
@@ -83,7 +90,7 @@ class Artifact(ABC):
             for path in place.iterdir():
                 path.chmod(0o644)  # safetensors writes files that only their owner may read
             files = {p.name: sha256_file(p) for p in sorted(place.iterdir())}
-            manifest = {"kind": self.kind, "schema_version": self.schema_version, "files": files,
+            manifest = {"kind": self.kind, "schema_version": self.written_schema, "files": files,
                         "provenance": self.provenance.model_dump()}
             (place / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
             place.chmod(0o755)

@@ -1,32 +1,68 @@
-"""Decoding config: the tuned choice of strategy and parameters, with the evidence it rests on."""
+"""Decoding config: the tuned choices of strategy and parameters, with the evidence they rest on.
+
+One choice is for greedy requests (temperature 0); another may be there for sampled ones. A config without one for sampled requests
+is written as older versions wrote and read it, in schema 1.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from serving.artifacts.base import Artifact, Provenance
 
 
-class DecodingConfig(Artifact):
-    """A strategy by name, its parameters, and why it was chosen.
+@dataclass(frozen=True)
+class SampledChoice:
+    """What was tuned for sampled requests.
 
     Args:
-        strategy: key of `STRATEGIES`.
+        temperature: that it was tuned at, above 0; it serves all requests of the class.
+        strategy, parameters, evidence: as in `DecodingConfig`.
+    """
+
+    temperature: float
+    strategy: str
+    parameters: dict[str, Any]
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"a sampled choice needs a temperature above 0, not {self.temperature}")
+
+
+class DecodingConfig(Artifact):
+    """Strategies by name, their parameters, and why they were chosen.
+
+    Args:
+        strategy: key of `STRATEGIES`, for greedy requests.
         parameters: values for the strategy's pydantic config.
         evidence: trials and measurements with intervals, as plain JSON (shown to people, not read by the runtime).
+        sampled: the choice for sampled requests; None where none was tuned (`served_choice` says what serves them then).
     """
 
     kind = "decoding_config"
+    schema_version = 2
 
-    def __init__(self, strategy: str, parameters: dict[str, Any], evidence: dict[str, Any], provenance: Provenance):
+    def __init__(self, strategy: str, parameters: dict[str, Any], evidence: dict[str, Any], provenance: Provenance,
+                 sampled: SampledChoice | None = None):
         self.strategy, self.parameters, self.evidence, self.provenance = strategy, parameters, evidence, provenance
+        self.sampled = sampled
+
+    @property
+    def written_schema(self) -> int:
+        return 1 if self.sampled is None else 2
 
     def write_files(self, folder: Path) -> None:
-        (folder / "config.json").write_text(
-            json.dumps({"strategy": self.strategy, "parameters": self.parameters, "evidence": self.evidence}, indent=2) + "\n")
+        found: dict[str, Any] = {"strategy": self.strategy, "parameters": self.parameters, "evidence": self.evidence}
+        if self.sampled is not None:
+            found["sampled"] = asdict(self.sampled)
+        (folder / "config.json").write_text(json.dumps(found, indent=2) + "\n")
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
-        return cls(**json.loads((folder / "config.json").read_text()), provenance=provenance)
+        found = json.loads((folder / "config.json").read_text())
+        sampled = found.pop("sampled", None)
+        return cls(**found, provenance=provenance, sampled=None if sampled is None else SampledChoice(**sampled))

@@ -6,11 +6,13 @@ kind: `docs/add_an_artifact.md`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from serving.errors import DraftwellError
+from serving.temperature import class_of
 
 if TYPE_CHECKING:
     from serving.artifacts.base import Artifact
@@ -40,7 +42,11 @@ class ArtifactKind:
         calibrated: calibration makes it for every pair, and registers it.
         read_by_strategies: some `Strategy.artifacts` names it, so a tuned choice names it as a parent.
         drift_role: field of `components.drift.drift.WatchedArtifacts` that takes it; None where monitoring does not look at it.
+        per_device: it holds times, or was chosen by them, and is valid on one device only: a workspace keeps one for each.
         pictures: patterns of the files among a workspace's reports that are published with it.
+        tied_to_temperature: it predicts acceptance for texts of one class of temperatures (`serving.temperature`), which its provenance
+            names; False where one is for both, as a correction memory (sampled at .6 in its paper, used at 0).
+        unrecorded_temperature: of those that are older than that record, where all were made at one; None: not known.
     """
 
     name: str
@@ -53,7 +59,10 @@ class ArtifactKind:
     calibrated: bool = False
     read_by_strategies: bool = False
     drift_role: str | None = None
+    per_device: bool = False
     pictures: tuple[str, ...] = ()
+    tied_to_temperature: bool = False
+    unrecorded_temperature: float | None = None
 
     def load_class(self) -> type[Artifact]:
         """The class; importing it may import torch."""
@@ -68,7 +77,8 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "`draftwell calibrate`: every position of the target's own texts starts a draft; what is kept of it is counted.",
             "`acceptance_rate` is the pair's on this traffic; `judged` says on how many tokens the table rests.",
             "`draftwell generate --strategy spide`, which continues counting while it serves."),
-        calibrated=True, read_by_strategies=True, drift_role="table", pictures=("acceptance_by_confidence.png",)),
+        calibrated=True, read_by_strategies=True, drift_role="table", pictures=("acceptance_by_confidence.png",),
+        tied_to_temperature=True, unrecorded_temperature=0.0),
     ArtifactKind(
         "verifier", "Verifier", "draftwell train", ("verifier.json", "verifier.onnx", "verifier.safetensors"), Card(
             "SPRINTER's verifier: predicts from what the draft knows whether the target keeps a draft token.",
@@ -77,7 +87,7 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "`calibration_error` and `brier`: the lower, the better.",
             "`draftwell generate --strategy sprinter`; as a stop policy it serves other strategies too."),
         calibrated=True, read_by_strategies=True, drift_role="verifier",
-        pictures=("roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md")),
+        pictures=("roc.png", "roc_by_lambda.png", "reliability.png", "verifier.json", "verifier.md"), tied_to_temperature=True),
     ArtifactKind(
         "correction_memory", "CorrectionMemory", "draftwell calibrate", ("memory.arrow",), Card(
             "CSD's correction memory: how often the target corrected one token to another.",
@@ -91,7 +101,7 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "`draftwell calibrate`, measured on the machine class named below.",
             "`speed_ratio`: forward passes of the draft in the time of one of the target. It says nothing of another class of machine.",
             "Strategies pace themselves by it, and the tuner predicts with it."),
-        calibrated=True, read_by_strategies=True),
+        calibrated=True, read_by_strategies=True, per_device=True),
     ArtifactKind(
         "acceptance_head", "AcceptanceHead", "draftwell train --kind acceptance_head",
         ("acceptance_head.onnx", "acceptance_head.safetensors"), Card(
@@ -106,7 +116,7 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "`draftwell tune`: replay over a trace, then measurements next to plain decoding; the report is among the run's plots.",
             "`speedup` over plain decoding and its lower bound `speedup_low`, of a measurement that had no part in the choice.",
             "It is what a release serves. To try it by hand: `draftwell generate --strategy … --set …`."),
-        pictures=("tuning.html", "tuning_*.png")),
+        schema_version=2, per_device=True, pictures=("tuning.html", "tuning_*.png", "tuning_sampled.html")),
     ArtifactKind(
         "distilled_draft", "DistilledDraft", "draftwell distill", ("draft.json", "draft.safetensors"), Card(
             "Draft model distilled from the pair's target: some of its layers, with the target's own embeddings.",
@@ -136,6 +146,49 @@ READ_BY_STRATEGIES = tuple(name for name, kind in KINDS.items() if kind.read_by_
 """What a tuned choice may rest on."""
 WATCHED = tuple(name for name, kind in KINDS.items() if kind.drift_role)
 """What served traffic is compared with."""
+
+
+def device_of(kind: str, device_class: str | None) -> str | None:
+    """The device that an artifact is for, of a kind that is `per_device`; None where that is not known, or any will do.
+
+    >>> device_of("decoding_config", "cuda-nvidia-h100"), device_of("verifier", "cpu-x86"), device_of("hardware_profile", "")
+    ('cuda', None, None)
+    """
+    if not device_class or not find_kind(kind).per_device:
+        return None
+    return "cuda" if device_class.startswith("cuda") else "cpu"
+
+
+def refuse_other_device(kind: str, device_class: str | None, device: str, what: str) -> None:
+    """Refuse an artifact that was made for another device.
+
+    Args:
+        what: names the artifact, for the message.
+    Raises:
+        DraftwellError: `made_on_other_device`.
+    """
+    made_for = device_of(kind, device_class)
+    if made_for is not None and made_for != device:
+        raise DraftwellError(f"{what} was made on {device_class}, for {made_for}, and cannot be released for {device}: run `draftwell tune "
+                             f"--device {device}`, or use --device {made_for}", code="made_on_other_device")
+def temperature_of(artifact: Artifact) -> float | None:
+    """Temperature of the texts that an artifact was made from; None where that is not known."""
+    recorded = artifact.provenance.parameters.get("temperature")
+    if isinstance(recorded, int | float) and not isinstance(recorded, bool):
+        return float(recorded)
+    return find_kind(artifact.kind).unrecorded_temperature
+
+
+def other_temperature(artifacts: Iterable[Artifact], temperature: float) -> str | None:
+    """The first artifact that was made for the other class of temperatures, as half a sentence; None where there is none.
+
+    One whose temperature is not known is not objected to.
+    """
+    for artifact in artifacts:
+        made = temperature_of(artifact) if find_kind(artifact.kind).tied_to_temperature else None
+        if made is not None and class_of(made) != class_of(temperature):
+            return f"the {artifact.kind} is for temperature {made:g} ({class_of(made)}), not {temperature:g} ({class_of(temperature)})"
+    return None
 
 
 def made_by(command: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """SPRINTER's verifier: will the target keep this draft token? (SPRINTER, section 3.2)
 
-A sigmoid of a linear layer on standardised features of the draft; label 1 iff q̄(x)/p̄(x) <= lambda.
+A sigmoid of a linear layer on standardised features of the draft. It predicts its label: `ratio` (q̄(x)/p̄(x) <= lambda, the paper's),
+`argmax` (x is the target's argmax) or `soft` (min(1, p/q)); one that was written before there was a choice has the label `ratio`.
 Features: `before` (hidden state that produced x), `after` (state having read x), `scalars`, or unions, in that order.
 """
 
@@ -18,6 +19,7 @@ from serving.artifacts.base import Artifact, ArtifactError, Provenance
 from serving.artifacts.kinds import KINDS
 from serving.errors import NotFinite
 
+LABELS = ("ratio", "argmax", "soft")
 SCALARS = ("q_token", "confidence", "entropy", "rank")
 """q̄(x), C, H in nats, and log(1 + rank of x); all of the raw draft distribution."""
 
@@ -67,21 +69,24 @@ class Verifier(Artifact):
         bias: scalar.
         features: non-empty subset of ("before", "after", "scalars"), in that order.
         threshold: score from which a token is kept (tau), in (0, 1).
-        ratio: lambda of the label.
+        ratio: lambda of the label `ratio`.
+        label: of `LABELS`.
     """
 
     kind = "verifier"
     parts = ("before", "after", "scalars")
 
     def __init__(self, weight: Tensor, bias: float, features: tuple[str, ...], threshold: float, ratio: float,
-                 provenance: Provenance):
+                 provenance: Provenance, label: str = "ratio"):
+        if label not in LABELS:
+            raise ArtifactError(f"the verifier's label {label!r} is none of {', '.join(LABELS)}: upgrade draftwell", code="unknown_label")
         if not features or tuple(features) != tuple(f for f in self.parts if f in features):
             raise ArtifactError(f"unknown verifier features {features}: choose from {self.parts}, in that order",
                                 code="unknown_features")
         if not bool(torch.isfinite(weight).all()) or not math.isfinite(bias):
             raise ArtifactError("the verifier's weights are not finite: train it again")
         self.weight, self.bias, self.features = weight.float(), float(bias), tuple(features)
-        self.threshold, self.ratio, self.provenance = threshold, ratio, provenance
+        self.threshold, self.ratio, self.provenance, self.label = threshold, ratio, provenance, label
         states = [f for f in features if f != "scalars"]
         end = self.weight.numel() - len(SCALARS) * ("scalars" in features)
         if end < len(states) or end % max(1, len(states)) or (end and not states):
@@ -128,6 +133,8 @@ class Verifier(Artifact):
 
         save_file({"weight": self.weight.contiguous(), "bias": torch.tensor([self.bias])}, folder / "verifier.safetensors")
         settings = {"features": self.features, "threshold": self.threshold, "ratio": self.ratio}
+        if self.label != "ratio":  # as earlier releases wrote it: the same verifier keeps its digest
+            settings["label"] = self.label
         (folder / "verifier.json").write_text(json.dumps(settings, indent=2) + "\n")
         (folder / "verifier.onnx").write_bytes(self.to_onnx())
 
@@ -138,7 +145,7 @@ class Verifier(Artifact):
         tensors = load_file(folder / "verifier.safetensors")
         settings = json.loads((folder / "verifier.json").read_text())
         return cls(tensors["weight"], float(tensors["bias"]), tuple(settings["features"]), settings["threshold"],
-                   settings["ratio"], provenance)
+                   settings["ratio"], provenance, settings.get("label", "ratio"))
 
     def to_onnx(self) -> bytes:
         """The same function as an ONNX graph: features `[batch, n]` float32 → score `[batch]`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.artifacts.base import MANIFEST
 from serving.artifacts.distilled_draft import DistilledDraft
@@ -30,6 +30,7 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
+from serving.settings import Settings
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 MOST_ONNX_CORES = 8
@@ -98,6 +99,11 @@ class LoadedPair:
             raise DraftwellError(f"the model's chat template refuses these messages: {error}",
                                  code="messages_refused") from error
 
+    @property
+    def in_chat_template(self) -> bool:
+        """Whether prompts other than raw ones are framed by a chat template."""
+        return self.chat and bool(self.tokenizer.chat_template)
+
     def encode_messages(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """As `encode_chat` where the pair is for chat; elsewhere the messages' plain text, a blank line between two."""
         return self.encode_chat(messages) if self.chat else self.encode("\n\n".join(m["content"] for m in messages))
@@ -110,10 +116,10 @@ class LoadedPair:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-class LoadSettings(BaseModel):
+class LoadSettings(Settings):
     """How the models of a pair are loaded."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    called = "loading setting"
 
     dtype: Dtype = "bfloat16"
     device: str = Field("cpu", description="where the models compute: cpu, cuda or cuda:<index>")

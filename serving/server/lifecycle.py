@@ -116,7 +116,9 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garb
 
 def announce(served: ServedModel, listener: socket.socket) -> None:
     """Print the line that says what is served, and where."""
-    print(f"draftwell-serve: {served.name} with {served.strategy.name} in {served.pair.dtype}, {served.slots} slots, "
+    greedy, sampled = served.tuned["greedy"], served.tuned["sampled"]
+    chosen = greedy if greedy == sampled else f"{greedy} (greedy) and {sampled} (sampled)"
+    print(f"draftwell-serve: {served.name} with {chosen} in {served.pair.dtype}, {served.slots} slots, "
           f"on http://{address_of(listener)}/v1", flush=True)
 
 

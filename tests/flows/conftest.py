@@ -33,6 +33,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def starts_are_not_timed() -> Iterator[None]:
+    """The gate starts a process that does nothing instead of one that loads the bundle; test_gate.py starts a real one."""
+    from components.gate import footprint
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(footprint, "CHILD", "pass")
+        yield
+
+
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A server with a database of its own, for this session; PREFECT_HOME is a temporary folder already (tests/conftest.py).

@@ -56,10 +56,11 @@ def check_killed(folder: Path, calls: list[int]) -> list[int]:
         assert made.version == 2, "what was whole before the kill is registered once"
         promote(store, "tiny", "cpu", made.version, verdict(made, beside=1))
         assert whole(store, folder / str(call)) == 2
-        assert store.get_aliases("acceptance_table", "tiny")["champion"] == 2
+        assert store.get_aliases("acceptance_table", "tiny")["champion-cpu"] == 2
     return left
 
 
+@pytest.mark.slow
 def test_a_publish_that_is_killed_promotes_nothing(place: Path) -> None:
     """In the middle of the first artifact, and between the artifacts and the release."""
     assert check_killed(place, [4, 20]) == [1, 1]
@@ -83,13 +84,14 @@ def calls_of_a_whole_run(folder: Path) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_two_that_publish_at_once_leave_one_whole_champion(place: Path) -> None:
     assert run(place, "together", 2, 3) == [[0, 0]]
     store = Store(f"sqlite:///{place / 'mlflow.db'}")
     assert [version.version for version in store.versions("release", "tiny.cpu")] == [1, 2]
     champion = find_release(store, "tiny", "cpu", whole(store, place))
     for kind, version in champion.pins.items():
-        assert store.get_aliases(kind, "tiny")["champion"] == version, kind
+        assert store.get_aliases(kind, "tiny")["champion-cpu"] == version, kind
 
 
 def test_two_that_publish_the_same_at_once_register_it_once(place: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from registry.pairs import PairSpec, model_records
+from registry.pyfunc_models import MODELS
 from registry.releases import create_release, record_gate
 from registry.store import Store
 from serving.artifacts.kinds import KINDS
@@ -71,13 +72,19 @@ def test_no_published_file_is_a_pickle_or_a_program(published: Path) -> None:
     assert {path.name: found for path in files if (found := threats(path))} == {}
 
 
-def test_mlflow_finds_no_flavour_that_it_could_load(published: Path) -> None:
-    """pyfunc would run Python out of the artifact, whatever is said about pickles."""
+def test_mlflow_finds_no_code_that_it_could_run(published: Path) -> None:
+    """`python_function` names an installed module; a pickled model, or code next to it, would be run out of the artifact."""
     cards = [yaml.safe_load(path.read_text()) for path in published.rglob("MLmodel")]
     assert len(cards) == len(KINDS) + 1
-    assert {tuple(card["flavors"]) for card in cards} == {("draftwell",)}
+    for card in cards:
+        predicts = card["metadata"]["kind"] in MODELS
+        assert set(card["flavors"]) == ({"draftwell", "python_function"} if predicts else {"draftwell"})
+        if predicts:
+            flavour = card["flavors"]["python_function"]
+            assert set(flavour) == {"loader_module", "data", "python_version"}
+            assert (flavour["loader_module"], flavour["data"]) == ("registry.pyfunc_models", ".")
     text = json.dumps(cards)
-    assert [word for word in ("python_function", "loader_module", "code", "cloudpickle", "pickle") if f'"{word}' in text] == []
+    assert [word for word in ("code", "model_code_path", "python_model", "cloudpickle", "pickle") if f'"{word}' in text] == []
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

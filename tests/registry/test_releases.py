@@ -26,7 +26,7 @@ def test_a_release_pins_versions_and_names_weights(store: Store, spec: PairSpec,
     assert made.fingerprint == fingerprint(files, "float32")
     assert find_release(store, "tiny", "cpu", "candidate") == made
     assert made.contents.models["target"] == model_records(spec, files)["target"]
-    assert store.get_aliases("acceptance_table", "tiny") == {"candidate": 1}
+    assert store.get_aliases("acceptance_table", "tiny") == {"candidate-cpu": 1}
     run = store.client.get_run(made.published.run_id)
     assert run.data.metrics["speedup"] == 1.2
     assert run.data.metrics["acceptance_table.brier"] == 0.25  # the figures of what it pins, to compare releases by
@@ -46,7 +46,7 @@ def test_aliases_move_from_candidate_to_challenger_to_champion(
     two = release(store, spec, files, tmp_path / "two", accepted=2)
     promote(store, "tiny", "cpu", "candidate", verdict(two, beside=1))
     assert store.get_aliases("release", "tiny.cpu") == {"candidate": 2, "challenger": 2, "champion": 2}
-    assert store.get_aliases("acceptance_table", "tiny") == {"candidate": 2, "challenger": 2, "champion": 2}
+    assert store.get_aliases("acceptance_table", "tiny") == {"candidate-cpu": 2, "challenger-cpu": 2, "champion-cpu": 2}
     assert gate_record(find_release(store, "tiny", "cpu", 2)) == verdict(two, beside=1)
     kept = [file.path for file in store.client.list_artifacts(two.published.run_id, "gates")]
     assert kept == ["gates/2026-11-21T100000Z.json"]
@@ -114,7 +114,7 @@ def champions(store: Store, spec: PairSpec, files: PairFiles, folder: Path, coun
 
 def aliases(store: Store) -> tuple[int, int]:
     """The champion, and which table is called so."""
-    return store.get_aliases("release", "tiny.cpu")["champion"], store.get_aliases("acceptance_table", "tiny")["champion"]
+    return store.get_aliases("release", "tiny.cpu")["champion"], store.get_aliases("acceptance_table", "tiny")["champion-cpu"]
 
 
 def test_rollback_brings_the_champion_before_back_and_keeps_the_reason(

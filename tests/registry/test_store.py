@@ -1,7 +1,6 @@
 """Publishing, finding, naming and downloading artifacts."""
 
 import dataclasses
-import json
 import socket
 import threading
 from pathlib import Path
@@ -11,8 +10,9 @@ import pytest
 import sqlalchemy.orm
 import yaml
 
+from registry.cards.model_card import CARDS
 from registry.lineage import lineage_of
-from registry.model_card import CARDS
+from registry.pyfunc_models import MODELS
 from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import digest_of
@@ -70,19 +70,13 @@ def test_a_request_that_is_sent_again_costs_no_run(store: Store, tmp_path: Path,
     assert digest_of(store.download(made, tmp_path / "down")) == made.digest
 
 
-@pytest.mark.parametrize(("make", "inputs"), [
-    (lambda: verifier(MARK), "features"), (lambda: head(MARK), "hidden_state"),
-    (lambda: table(MARK), "confidence"), (lambda: config(MARK), "input_ids"),
-    (lambda: memory(MARK), "drafted"), (lambda: profile(MARK), "tokens"), (distilled, "input_ids")])
-def test_what_the_interface_of_mlflow_shows(store: Store, tmp_path: Path, make, inputs: str) -> None:
-    made = publish(store, make(), tmp_path / "artifact")
+@pytest.mark.parametrize("make", [verifier, head, table, config, memory, profile, lambda mark: distilled()])
+def test_what_the_interface_of_mlflow_shows(store: Store, tmp_path: Path, make) -> None:
+    made = publish(store, make(MARK), tmp_path / "artifact")
     source = Path(made.source)
     card = yaml.safe_load((source / "MLmodel").read_text())
-    assert list(card["flavors"]) == ["draftwell"]
     assert card["metadata"]["kind"] == made.kind
-    assert json.loads(card["signature"]["inputs"])[0]["name"] == inputs
-    assert card["signature"]["outputs"]
-    assert (source / "input_example.json").is_file()
+    assert ("signature" in card) == (source / "input_example.json").is_file() == (made.kind in MODELS)  # true, or absent
     version = store.client.get_model_version(made.name, "1")
     assert "Pair tiny" in version.description
     for words in (version.description, store.client.get_registered_model(made.name).description):

@@ -30,16 +30,18 @@ CAPTIONS = {
 """Stem of a picture's file → its caption, in the report's order."""
 
 
-def write_tuning_report(evidence: TuningEvidence, folder: Path, *, pair: str | None = None) -> Path:
+def write_tuning_report(evidence: TuningEvidence, folder: Path, *, pair: str | None = None, plots: Path | None = None) -> Path:
     """Draw the plots of a tuning into a folder and write `tuning.html` there; returns the file.
 
     Args:
-        folder: of the reports; plots in it of the very verifier, table and memory that were tuned with are shown too.
+        folder: of the reports.
         pair: its name, for the heading.
+        plots: folder (default: the same) whose plots of the very verifier, table and memory that were tuned with are shown too.
     """
+    others_in = plots or folder
     drawn = tuning_plots(evidence, folder)
     used = set(evidence.artifacts.values())
-    others = [path for stem in CAPTIONS if not stem.startswith("tuning_") and drawn_of(path := folder / f"{stem}.png") in used]
+    others = [path for stem in CAPTIONS if not stem.startswith("tuning_") and drawn_of(path := others_in / f"{stem}.png") in used]
     text = tuning_html(evidence, [*drawn, *others], tuning_tables(evidence), pair=pair)
     write_atomically(folder / "tuning.html", text.encode())
     return folder / "tuning.html"

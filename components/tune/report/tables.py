@@ -11,13 +11,13 @@ from components.tune.evidence import Metrics, Trial, TuningEvidence
 from serving.runtime.strategies import PLAIN
 
 MEASURED_COLUMNS = ("config", "tokens/s", "times as fast", "ms per token", "predicted ms", "error", "target calls per token")
-LIMIT_COLUMNS = ("config", "quality lost", "ROUGE-L points lost", "cost ratio", "objection")
+LIMIT_COLUMNS = ("config", "quality lost", "ROUGE-L points lost", "shift, nats a token", "cost ratio", "objection")
 TRIAL_COLUMNS = ("config", "ms per token", "target calls per token", "divergence", "how known")
 SHOWN_TRIALS = 200
 """Trials in the report, the fastest; the evidence has all."""
 FACTS = {"device_class": "machine class", "machine": "machine", "padded_to": "target padded to parameters", "prompts": "prompts measured",
          "max_tokens": "tokens per prompt, measured", "replayed_tokens": "tokens per text, replayed", "seed": "seed",
-         "constraints": "constraints", "champion": "champion",
+         "temperature": "temperature of the requests", "constraints": "constraints", "champion": "champion",
          "fingerprint": "pair fingerprint", "trace_digest": "traces", "artifacts": "artifacts", "prompts_digest": "prompts' digest"}
 """Field of the evidence → what the report calls it."""
 MACHINE = ("device_name", "cores", "threads", "dtype", "device", "commit")
@@ -74,7 +74,8 @@ def confirmation(evidence: TuningEvidence) -> Section:
 def limits(evidence: TuningEvidence) -> Section:
     """How far the confirmed configurations keep to the constraints."""
     rows = [[str(figure.choice), number(figure.quality_loss, ".1%"), number(figure.rouge_l_lost, "+.1f"),
-             number(figure.cost_ratio, ".2f"), figure.objection or "none"] for figure in evidence.confirmed]
+             number(figure.surprisal_shift, ".3f"), number(figure.cost_ratio, ".2f"), figure.objection or "none"]
+            for figure in evidence.confirmed]
     return Section("Constraints", LIMIT_COLUMNS, rows)
 
 

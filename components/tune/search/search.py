@@ -1,26 +1,26 @@
-"""Searching: Optuna proposes configurations, and for each of them three values are to be small.
+"""Searching: every configuration of the replayed strategies is replayed, the others are tried on a few prompts.
 
-Those of lossless strategies come from replay over a trace; what cannot be replayed is measured briefly. The values are seconds
-per emitted token, target calls per emitted token, and divergence: the share of emitted tokens that are not the target's argmax
-after the same prefix, relative to plain decoding, which at temperature 0 is the mean total variation between what was written and
-what the target would have written there. It is 0 where a strategy is lossless: that is proved, not measured.
+Of each configuration three values are to be small: seconds per emitted token, target calls per emitted token, and divergence: the
+share of emitted tokens that are not the target's argmax after the same prefix, relative to plain decoding, which at temperature 0 is
+the mean total variation between what was written and what the target would have written there. It is 0 where a strategy is lossless:
+that is proved, not measured.
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.replay.replay import replay_strategy
 from components.replay.texts import Texts
-from components.replay.trace_model import RolloutExhausted
 from components.tune.evidence import Trial
-from components.tune.search.space import MEASURED, Space, combinations, completed, plain, replayable, space_of, start, suggest
-from components.tune.search.studies import Studies, import_optuna
+from components.tune.search.space import MEASURED, Space, combinations, replayable, space_of, start
+from components.tune.search.trial_log import TrialLog
 from serving.artifacts.base import Artifact
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.files import json_digest, sha256_file
@@ -30,17 +30,15 @@ Log = Callable[[str, float, int], None]
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, strategy)."""
 
-TRIAL = "trial"
-"""Attribute of Optuna's trial that holds ours."""
-
 
 @dataclass(frozen=True)
 class Search:
-    """A search over one trace and one set of artifacts, with a study for each strategy.
+    """A search over one trace and one set of artifacts.
 
     Args:
         max_tokens: tokens per text that are replayed.
-        known: what workers have replayed already, so that it is not repeated.
+        trials: what was tried before, and where it is kept.
+        seed: of the order in which a space that is not tried whole is tried.
     """
 
     texts: Texts
@@ -48,96 +46,75 @@ class Search:
     profile: HardwareProfile
     max_tokens: int
     overlap: bool
-    studies: Studies
+    trials: TrialLog
     trace_digest: str
-    known: Mapping[StrategyChoice, Trial] = field(default_factory=dict)
+    seed: int = 0
 
-    def run(self, names: Sequence[str], trials: int, log: Log | None, progress: Progress | None) -> list[Trial]:
-        """At most `trials` replays, shared among the strategies."""
-        done: list[Trial] = []
-        for name, share in self.shares(names, trials).items():
-            for trial in self.search(name, share, self.predict):
-                done.append(trial)
-                if log:
-                    log(f"predicted_seconds_per_token/{name}", trial.predicted_seconds_per_token, len(done))
-                if progress:
-                    progress(len(done), trials, name)
-        return done
+    def run(self, names: Sequence[str], limit: int | None, *, spread: Spread | None = None, log: Log | None = None,
+            progress: Progress | None = None) -> list[Trial]:
+        """Replays of these strategies' configurations: all of them, or at most `limit`. What is on disk is not replayed again.
 
-    def shares(self, names: Sequence[str], trials: int) -> dict[str, int]:
-        """Strategy → how many configurations it may try, small spaces first: what these leave over goes to the others."""
+        Args:
+            spread: has replays made by workers; what they leave is replayed here.
+        """
+        wanted = [choice for name, count in self.counts(names, limit).items() for choice in self.choices(name, count)]
+        descriptions = {name: self.describe(name) for name in names}
+        found = {choice: trial for name in names for choice, trial in self.trials.known(name, descriptions[name]).items()}
+        missing = [choice for choice in wanted if choice not in found]
+        before = len(wanted) - len(missing)
+
+        def keep(trial: Trial) -> None:
+            self.trials.add(descriptions[trial.strategy], trial)
+            found[trial.choice] = trial
+            if progress:
+                progress(before + sum(choice in found for choice in missing), len(wanted), trial.strategy)
+
+        if spread is not None and missing:
+            spread(self, missing, keep)
+        for choice in missing:
+            if choice not in found:
+                keep(self.predict(choice))
+        for number, choice in enumerate(wanted, 1):
+            if log:
+                log(f"predicted_seconds_per_token/{choice.name}", found[choice].predicted_seconds_per_token, number)
+        return [found[choice] for choice in wanted]
+
+    def counts(self, names: Sequence[str], limit: int | None) -> dict[str, int]:
+        """Strategy → how many configurations it may try. With a limit small spaces come first: what they leave over goes to the others,
+        and each strategy has at least one."""
         sizes = {name: len(self.configs(name)) for name in names}
+        if limit is None:
+            return sizes
         shares: dict[str, int] = {}
         for name in sorted(names, key=sizes.__getitem__):
-            shares[name] = max(1, trials // (len(names) - len(shares)))
-            trials -= min(shares[name], sizes[name])
+            shares[name] = min(sizes[name], max(1, limit // (len(names) - len(shares))))
+            limit -= shares[name]
         return shares
 
-    def unfinished(self, names: Sequence[str], trials: int) -> dict[str, int]:
-        """Strategy → its share, for those whose study does not hold that many configurations yet; the largest first."""
-        state = import_optuna().trial.TrialState
-        left = {}
-        for name, share in self.shares(names, trials).items():
-            study = self.studies.open(name, self.describe(name))
-            if len(study.get_trials(states=[state.COMPLETE])) < min(share, len(self.configs(name))):
-                left[name] = share
-        return dict(sorted(left.items(), key=lambda item: -item[1]))
-
     def space(self, name: str) -> Space:
-        """The values that a strategy's parameters may have; replayed ones are bounded by the trace's rollouts."""
+        """The values that a strategy's parameters may have."""
         return MEASURED[name] if name in MEASURED else space_of(name, self.texts.rollout, self.profile)
 
     def configs(self, name: str) -> list[StrategyChoice]:
-        """Every configuration of a strategy that may be tried."""
+        """Every configuration of a strategy that may be tried; replayed ones are bounded by the trace's rollouts."""
         return combinations(name) if name in MEASURED else replayable(name, self.texts.rollout, self.profile)
 
-    def search(self, name: str, trials: int, value: Callable[[StrategyChoice], Trial], *, first: Sequence[StrategyChoice] = (),
-               subject: Mapping[str, Any] | None = None) -> list[Trial]:
-        """The complete space where the trials suffice for it, else what a seeded sampler proposes after the first ones.
+    def choices(self, name: str, count: int, first: Sequence[StrategyChoice] = ()) -> list[StrategyChoice]:
+        """The complete space where `count` suffices for it, else the first ones and others that cover every parameter's values evenly.
 
         Args:
-            value: makes a trial of a choice.
-            first: choices that are tried before the sampler is asked; none takes the defaults.
-            subject: what values depend on besides what `describe` names.
+            first: choices to begin with; none takes the defaults.
         """
-        state = import_optuna().trial.TrialState
-        space = self.space(name)
-        study = self.studies.open(name, self.describe(name, subject))
-        allowed = dict.fromkeys([*self.configs(name), *first])
-        if not study.trials:
-            for choice in list(allowed) if len(allowed) <= trials else first or [start(name, space)]:
-                study.enqueue_trial({parameter: choice.parameters[parameter] for parameter in space})
-        known = [Trial(**old.user_attrs[TRIAL]) for old in study.get_trials(states=[state.COMPLETE])]
-        found = {trial.choice: trial for trial in known if trial.choice in allowed}
-        untried = [choice for choice in allowed if choice not in found]
-        random.Random(self.studies.seed).shuffle(untried)
-        while len(found) < min(trials, len(allowed)):
-            asked = study.ask()
-            choice = completed(name, suggest(asked, space))
-            if choice in allowed and choice not in found:
-                found[choice] = value(choice)
-            else:  # samplers repeat themselves, and a strategy's own rules forbid some combinations: try something new next
-                untried = [other for other in untried if other not in found]
-                study.enqueue_trial({parameter: untried[0].parameters[parameter] for parameter in space})
-            trial = found.get(choice)
-            if trial is None:
-                study.tell(asked, state=state.FAIL)
-                continue
-            asked.set_user_attr(TRIAL, trial.model_dump())
-            study.tell(asked, trial.values)
-        return list(found.values())
+        allowed = self.configs(name)
+        if len(allowed) <= count:
+            return list(dict.fromkeys([*first, *allowed]))
+        begin = list(first) or [choice for choice in [start(name, self.space(name))] if choice in allowed]
+        return evenly(begin, allowed, self.seed)[: max(count, len(first))]
 
     def predict(self, choice: StrategyChoice) -> Trial:
         """One replay; where the trace's rollouts end too early, an estimate."""
-        if (known := self.known.get(choice)) is not None:
-            return known
-        for extend in (False, True):
-            try:
-                result = replay_strategy(self.texts, choice.name, dict(choice.parameters), self.resources, self.profile,
-                                         max_tokens=self.max_tokens, overlap=self.overlap, extend=extend)
-                break
-            except RolloutExhausted:
-                continue
+        result = replay_strategy(self.texts, choice.name, dict(choice.parameters), self.resources, self.profile,
+                                 max_tokens=self.max_tokens, overlap=self.overlap, extend=True)
         return Trial.of(choice, predicted_seconds_per_token=result.predicted_seconds_per_token, exact=result.exact,
                         target_calls_per_token=result.stats.calls_per_token, divergence=0.0, source="replayed")
 
@@ -149,15 +126,49 @@ class Search:
             first: choices to begin with, all of which are measured; none takes the defaults.
             subject: what is measured on.
         """
-        return self.search(name, max(count, len(first)), measure, first=first, subject=subject)
+        description = self.describe(name, subject)
+        known, trials = self.trials.known(name, description), []
+        for choice in self.choices(name, count, first):
+            trial = known.get(choice)
+            if trial is None:
+                trial = measure(choice)
+                self.trials.add(description, trial)
+            trials.append(trial)
+        return trials
 
     def describe(self, name: str, subject: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """All that a trial's values depend on: a study is continued only if all of it is the same."""
+        """All that a trial's values depend on besides its choice: trials of another description are not used."""
         kinds = [kind for kind in find_strategy(name).artifacts if kind in self.resources.artifacts]
         artifacts = {kind: artifact_digest(self.resources.artifacts[kind]) for kind in kinds}
-        return {"space": plain(self.space(name)), "trace": self.trace_digest, "budget": self.max_tokens, "overlap": self.overlap,
+        return {"trace": self.trace_digest, "budget": self.max_tokens, "overlap": self.overlap,
                 "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},
                 "deterministic": self.resources.deterministic, **(subject or {})}
+
+
+Spread = Callable[[Search, Sequence[StrategyChoice], Callable[[Trial], None]], None]
+"""Has configurations replayed elsewhere and hands over each trial; what it leaves out is replayed here."""
+
+
+def evenly(first: Sequence[StrategyChoice], allowed: Sequence[StrategyChoice], seed: int) -> list[StrategyChoice]:
+    """The first choices, then the others, so that any number of them has every parameter's values about equally often.
+
+    Each next one shares the fewest values with those before it; ties are broken at random.
+
+    >>> from serving.runtime.strategies import StrategyChoice
+    >>> points = [StrategyChoice("csd", {"min_count": count, "tau": tau}) for count in (1, 2) for tau in (0.1, 0.2)]
+    >>> [str(choice) for choice in evenly(points[:1], points, 0)][:2]
+    ['csd(min_count=1, tau=0.1)', 'csd(min_count=2, tau=0.2)']
+    """
+    rest = [choice for choice in allowed if choice not in first]
+    random.Random(seed).shuffle(rest)
+    used: Counter[tuple[str, Any]] = Counter(pair for choice in first for pair in choice.parameters.items())
+    ordered = list(dict.fromkeys(first))
+    while rest:
+        best = min(rest, key=lambda choice: sum(used[pair] for pair in choice.parameters.items()))
+        rest.remove(best)
+        ordered.append(best)
+        used.update(best.parameters.items())
+    return ordered
 
 
 def artifact_digest(artifact: Artifact) -> str:

@@ -15,8 +15,6 @@ from serving.runtime.strategies import STRATEGIES, StrategyChoice, StrategyResou
 from serving.runtime.strategies.search_space import Space, Span
 
 if TYPE_CHECKING:
-    from optuna import Trial
-
     from serving.artifacts.hardware_profile import HardwareProfile
 
 REPLAYED: dict[str, Space] = {name: cls.search_space for name, cls in STRATEGIES.items() if cls.search_space and cls.replayable}
@@ -87,24 +85,6 @@ def combinations(strategy: str, space: Space | None = None) -> list[StrategyChoi
 def completed(strategy: str, parameters: Mapping[str, Any]) -> StrategyChoice:
     """The choice of a point in the space, with the parameters that follow from it (`Strategy.completed`)."""
     return StrategyChoice(strategy, find_strategy(strategy).completed(parameters))
-
-
-def plain(space: Space) -> dict[str, list[Any]]:
-    """A space as JSON."""
-    return {name: list(values_of(values)) for name, values in space.items()}
-
-
-def suggest(trial: Trial, space: Space) -> dict[str, Any]:
-    """A combination that Optuna's sampler chooses."""
-    chosen: dict[str, Any] = {}
-    for name, values in space.items():
-        if not isinstance(values, Span):
-            chosen[name] = trial.suggest_categorical(name, values)
-        elif values.whole:
-            chosen[name] = trial.suggest_int(name, int(values.low), int(values.high), step=int(values.step))
-        else:
-            chosen[name] = round(trial.suggest_float(name, values.low, values.high, step=values.step), 6)
-    return chosen
 
 
 def defaults(strategy: str, space: Space) -> dict[str, Any]:

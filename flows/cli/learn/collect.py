@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from components.collect.settings import CollectionSettings
-from flows.cli.learn.shared import Column, Source, Split, load, open_with_progress, worker_pool
+from flows.cli.learn.shared import COLLECTED, Column, Source, Split, load, open_with_progress, worker_pool
 from flows.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -50,7 +50,7 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
             threads: Threads = None) -> None:
     """Collect traces: texts of the target and the draft, with what both models say at every position.
 
-    A run that was stopped resumes where it was.
+    A run that was stopped resumes where it was. Of the shipped prompts the first 64 are taken: calibrate, tune and gate use others.
 
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
@@ -60,7 +60,7 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
 
     settings = CollectionSettings(max_tokens=max_tokens, temperature=temperature, top_p=top_p, rollout=rollout, turns=turns, seed=seed,
                                   prefix_kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
-    rows = load(prompts, limit, split=split, column=column)
+    rows = load(prompts, limit or (None if prompts else COLLECTED), split=split, column=column)
     load_with = collect_step.loading(Workspace(pair, dtype, say), rows, settings)
     rates: dict[str, float] = {}
     pool = worker_pool(runner, workers, threads, device)

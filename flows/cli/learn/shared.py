@@ -12,6 +12,7 @@ import typer
 from flows.cli.options import Runner, pick_device, progress, say, set_threads
 
 if TYPE_CHECKING:
+    from components.prompts.overlap import TrainingPrompts
     from components.prompts.prompt import Prompt
     from flows.context import StepContext
     from flows.workers.task_runners import WorkerPool
@@ -23,6 +24,10 @@ Split = Annotated[str, typer.Option("--split", help="Split of a data set.")]
 Column = Annotated[str | None, typer.Option("--column", help="Column of a data set that holds the prompts.")]
 Traces = Annotated[Path | None, typer.Option("--traces", help="Trace folder (default: the workspace's).")]
 Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Also register what was made in MLflow.")]
+
+
+COLLECTED = 64
+"""Shipped prompts that `collect` takes without --limit: the others are left to calibrate, tune and gate on."""
 
 
 @contextmanager
@@ -45,6 +50,12 @@ def load(source: str | None, limit: int | None, *, split: str = "train", column:
     return load_prompts(source, limit=limit, split=split, column=column) if source else demo_prompts(limit)
 
 
+def load_more(source: str | None, limit: int | None, used: TrainingPrompts, *, split: str = "train",
+              column: str | None = None) -> list[Prompt]:
+    """Prompts of which `limit` remain when those that something was made from are left out, as far as the source has so many."""
+    return load(source, None if source is None or limit is None else limit + len(used.hashes), split=split, column=column)
+
+
 def publish_kinds(opened: StepContext, *kinds: str) -> None:
     """Register artifacts of the workspace."""
     from flows.context import pictures_of
@@ -52,7 +63,7 @@ def publish_kinds(opened: StepContext, *kinds: str) -> None:
 
     store, space = Store(), opened.workspace
     for kind in kinds:
-        made = store.publish(space.artifacts / kind, pair=space.spec.name, plots=pictures_of(space, kind))
+        made = store.publish(space.folder(kind), pair=space.spec.name, plots=pictures_of(space, kind))
         say(f"registered {made.name} version {made.version}")
 
 
@@ -62,5 +73,6 @@ def worker_pool(runner: Runner, workers: int, threads: int | None, device: str |
 
     settle_prefect()
     from flows.workers.task_runners import worker_pool_for
+    from serving.device import default_device
 
-    return worker_pool_for(runner.value, workers, threads=threads, device=pick_device(device))
+    return worker_pool_for(runner.value, workers, threads=threads, device=device or default_device())

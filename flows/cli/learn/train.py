@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load, open_with_progress, publish_kinds
+from components.calibrate.settings import MemorySettings
+from components.train.settings import LabelKind, VerifierSettings
+from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load_more, open_with_progress, publish_kinds
 from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Seed, Threads, say
 from serving.artifacts.kinds import made_by
 from serving.errors import DraftwellError
+
+DEFAULTS, MEMORY = VerifierSettings(), MemorySettings()
 
 if TYPE_CHECKING:
     from components.train.reports import HeadReport, VerifierReport
@@ -35,10 +39,15 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
                                                                  "specdec_pp.")] = Trained.VERIFIER,
           test: Annotated[Path | None, typer.Option("--test", help="Trace folder of other prompts to test on; default: a fifth of the "
                                                                      "prompts is held out.")] = None,
+          label: Annotated[LabelKind | None, typer.Option("--label", help="Verifier: what it predicts of a draft token: ratio (q/p at most "
+                                                                           "lambda, SPRINTER's), argmax (the target's choice; traces at "
+                                                                           "temperature 0) or soft (min(1, p/q)); default: "
+                                                                           f"{DEFAULTS.label.value}.")] = None,
           ratio: Annotated[float | None, typer.Option("--ratio", help="Verifier: lambda, the largest q/p of an acceptable token; "
-                                                                        "default: 1.2.")] = None,
+                                                                        f"default: {DEFAULTS.ratio:g}.")] = None,
           eta_fp: Annotated[float | None, typer.Option("--eta-fp", help="Verifier: false-positive rate that sets its threshold: share of "
-                                                                          "tokens with q/p > 1 that it may accept; default: 0.1.")] = None,
+                                                                          "the tokens to be rejected (q/p > 1, or by the label) that it "
+                                                                          f"may accept; default: {DEFAULTS.eta_fp:g}.")] = None,
           features: Annotated[str | None, typer.Option("--features", help="Verifier: comma-separated names out of before, after and "
                                                                             "scalars; default: the best set by cross-validation.")] = None,
           seed: Seed = 0, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
@@ -49,17 +58,18 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
     from flows import context
     from flows.steps import train as train_step
 
-    options = {"ratio": ratio, "wanted_false_positive": eta_fp, "features": features and [name.strip() for name in features.split(",")]}
+    options = {"label": label, "ratio": ratio, "eta_fp": eta_fp,
+               "features": features and tuple(name.strip() for name in features.split(","))}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given and kind is not Trained.VERIFIER:
-        raise DraftwellError("--ratio, --eta-fp and --features apply to the verifier only: remove them for an acceptance head",
+        raise DraftwellError("--label, --ratio, --eta-fp and --features apply to the verifier only: remove them for an acceptance head",
                              code="verifier_options")
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
         report: VerifierReport | HeadReport
         if kind is Trained.VERIFIER:
-            report = train_step.run_train(opened, found, test=untouched, seed=seed, **given)
+            report = train_step.run_train(opened, found, VerifierSettings(seed=seed, **given), test=untouched)
         else:
             report = train_step.run_train_head(opened, found, test=untouched, seed=seed)
     if report.left_out:
@@ -89,18 +99,30 @@ def format_metric(value: float) -> str:
 
 
 def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = None, limit: Limit = 24, split: Split = "train",
-              column: Column = None, publish: Publish = True, dtype: DtypeOption = None, device: DeviceOption = None,
+              column: Column = None,
+              max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Correction memory: tokens of each prompt.")] = (
+                  MEMORY.max_tokens),
+              batch: Annotated[int, typer.Option("--batch", min=1, help="Correction memory: prompts decoded at once. More are faster and "
+                                                                          "take more memory.")] = MEMORY.batch,
+              smallest_count: Annotated[int, typer.Option("--smallest-count", min=1, help="Correction memory: leave out pairs that were "
+                                                                                            "seen less often.")] = MEMORY.smallest_count,
+              publish: Publish = True, dtype: DtypeOption = None, device: DeviceOption = None,
               threads: Threads = None) -> None:
     """Make the acceptance table, the correction memory and the hardware profile of a pair.
 
-    Example: draftwell calibrate --pair default --prompts traffic.jsonl
+    Prompts that the traces were collected on are left out. The memory is counted while the prompts are decoded: CSD's paper takes 2,000 or
+    more. A run that was stopped resumes where it was.
+
+    Example: draftwell calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
     """
     from flows import context
     from flows.steps import train as train_step
+    from flows.workspace import Workspace
 
-    rows = load(prompts, limit, split=split, column=column)
-    with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
-        report = train_step.run_calibrate(opened, context.open_trace(opened, traces), rows)
+    rows = load_more(prompts, limit, context.training_prompts(Workspace(pair, dtype), traces), split=split, column=column)
+    memory = MemorySettings(max_tokens=max_tokens, batch=batch, smallest_count=smallest_count)
+    with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True, slots=batch) as opened:
+        report = train_step.run_calibrate(opened, context.open_trace(opened, traces), rows, memory, limit=limit)
     if publish:
         publish_kinds(opened, *made_by("draftwell calibrate"))
     typer.echo(f"table: {report['accepted']} of {report['judged']} judged tokens accepted  memory: {report['memory_pairs']} pairs  "

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from components.tune.settings import DEFAULTS, Constraints, TuneSettings
-from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load, open_with_progress, worker_pool
+from components.tune.settings import DEFAULTS, TuneSettings
+from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load_more, open_with_progress, worker_pool
 from flows.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -23,6 +23,7 @@ from flows.cli.options import (
     check_output,
     say,
 )
+from serving.artifacts.kinds import READ_BY_STRATEGIES
 
 LIMITS = DEFAULTS.constraints
 
@@ -34,48 +35,58 @@ def add_to(app: typer.Typer) -> None:
 
 def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, limit: Limit = 12, split: Split = "train",
          column: Column = None, max_tokens: MaxTokens = DEFAULTS.max_tokens,
-         trials: Annotated[int, typer.Option("--trials", min=1, help="Configurations to try by replay.")] = DEFAULTS.trials,
+         temperature: Annotated[float, typer.Option(
+             "--temperature", min=0.0, max=2.0,
+             help="Of requests to tune for: 0 for greedy ones, above 0 for sampled ones; the other choice stays.")] = DEFAULTS.temperature,
+         trials: Annotated[int | None, typer.Option("--trials", min=1, help="Configurations to try by replay, at most; default: "
+                                                                            "all there are.")] = DEFAULTS.trials,
          lossless_only: Annotated[bool, typer.Option(
              "--lossless-only/--allow-lossy", help="Choose among lossless strategies only.")] = LIMITS.lossless_only,
          max_quality_loss: Annotated[float | None, typer.Option(
              "--max-quality-loss", min=0, max=1,
              help="With --allow-lossy: relative loss, at most, in the share of tokens that are the target's argmax, compared with plain "
-                  f"decoding; default: {LIMITS.max_quality_loss:g}.")] = None,
+                  "decoding; default: what the gate allows.")] = None,
          max_cost_ratio: Annotated[float | None, typer.Option(
              "--max-cost-ratio", min=0.01,
              help="Target calls per token, at most, relative to vanilla SD at its fastest gamma; default: no limit.")] = None,
          study: Annotated[Path | None, typer.Option(
-             "--study", help="SQLite file of trials to resume or to create; default: the workspace's.")] = None,
+             "--study", help="File of trials to resume or to create; default: the workspace's.")] = None,
          pad_target: PadTarget = None, publish: Publish = True, runner: RunnerOption = Runner.threads, workers: Workers = 1,
          dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
-    """Replays many configurations, measures the best few, and picks plain decoding unless one is measurably faster.
+    """Replays every configuration, measures the best few, and picks plain decoding unless one is measurably faster.
 
-    An interrupted run resumes where it stopped. The choice is registered as a release, the candidate, together with the artifacts of
-    the workspace. With --pad-target nothing is saved or registered.
+    Greedy requests and sampled ones are tuned one at a time, each on traces of its temperature; a release holds both choices. Prompts
+    that traces and artifacts were made from are left out. An interrupted run resumes where it stopped. The choice is registered as a
+    release, the candidate, together with the artifacts of the workspace. With --pad-target nothing is saved or registered.
 
-    Example: draftwell tune --pair default --trials 60 --allow-lossy --max-quality-loss 0.05
+    Example: draftwell tune --pair default --allow-lossy --max-quality-loss 0.05
     """
     from flows import context
     from flows.steps import publish as publish_step
     from flows.steps import tune as tune_step
+    from flows.workspace import Workspace
 
-    rows = load(prompts, limit, split=split, column=column)
+    space = Workspace(pair, dtype)
+    used = context.training_prompts(space, traces or space.traces_at(temperature), READ_BY_STRATEGIES)
+    rows = load_more(prompts, limit, used, split=split, column=column)
     if study is not None:
         check_output(study)
     if lossless_only and max_quality_loss is not None:
         say("--max-quality-loss changes nothing without --allow-lossy: lossless strategies lose no quality")
-    quality = LIMITS.max_quality_loss if max_quality_loss is None else max_quality_loss
-    constraints = Constraints(lossless_only=lossless_only, max_quality_loss=quality, max_cost_ratio=max_cost_ratio)
-    settings = TuneSettings(constraints=constraints, trials=trials, max_tokens=max_tokens)
+    constraints = tune_step.constraints_of(lossless_only, max_quality_loss, max_cost_ratio)
+    settings = TuneSettings(constraints=constraints, trials=trials, max_tokens=max_tokens, temperature=temperature)
     pool = worker_pool(runner, workers, threads, device)
     with open_with_progress("tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target) as opened:
-        evidence = tune_step.run_tune(opened, context.open_trace(opened, traces), rows, settings, study=study, keep=pad_target is None,
-                                      workers=pool)
+        found = context.open_trace(opened, traces, temperature)
+        evidence = tune_step.run_tune(opened, found, rows, settings, study=study, keep=pad_target is None, workers=pool, limit=limit)
     if publish and pad_target is None:
         made = publish_step.run_publish(opened, {}, device=opened.pair.device.partition(":")[0])
         say(f"registered {made.name}, the candidate: `draftwell gate --pair {pair}` judges it")
     typer.echo(f"chosen: {evidence.choice.name} {dict(evidence.choice.parameters)}")
     typer.echo(evidence.reason)
+    for name, why in evidence.left_out.items():
+        if "temperature" in why:
+            say(f"left out: {name}, {why}")
     if evidence.rollouts is not None and evidence.rollouts.summary:
         say(evidence.rollouts.summary)
     if pad_target is not None:

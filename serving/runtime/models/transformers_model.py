@@ -22,7 +22,7 @@ OWN_ATTENTION = frozenset({"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl",
 """Architectures whose attention does not go through `AttentionInterface`; `unbatched_model` runs some of them."""
 
 
-def slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+def slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,  # noqa: PLR0913
                    scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
                    sliding_window: int | None = None, **kwargs: Any) -> tuple[Tensor, None]:
     """Attention of packed rows over their slots; the parameters are those that transformers' `AttentionInterface` passes.

@@ -3,6 +3,7 @@
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 from serving.runtime.strategies.catalogue import STRATEGIES, build_strategy, describe, find_strategy
 from serving.runtime.strategies.choice import PLAIN, StrategyChoice
+from serving.runtime.strategies.served_choice import served_choice
 
 __all__ = [
     "PLAIN",
@@ -14,4 +15,5 @@ __all__ = [
     "build_strategy",
     "describe",
     "find_strategy",
+    "served_choice",
 ]

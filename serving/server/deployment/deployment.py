@@ -14,6 +14,7 @@ from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import DeadlineExceeded, Delta, End, Event, Failure, Ticket
+from serving.temperature import SERVED_TEMPERATURE
 
 CHECKER = "draftwell"
 """Client name of the check's request; observers skip it."""
@@ -71,14 +72,18 @@ class Deployment:
             scheduler.load.costs = costs
 
     def check(self, timeout: float = CHECK_SECONDS) -> None:
-        """Send one short request through. What the strategy learns from it is discarded.
+        """Send one short request through each tuned strategy. What they learn from it is discarded.
 
         Raises:
             NoAnswerInTime: no answer came in time.
             DraftwellError: the request failed (`new_model_fails`).
         """
-        strategy, over = self.served.strategy, threading.Event()
-        rehearsal = type(strategy)(strategy.config, strategy.resources.private())
+        sampled = self.served.strategies.get(temperature=SERVED_TEMPERATURE)
+        for strategy, temperature in {sampled: SERVED_TEMPERATURE, self.served.strategy: 0.0}.items():
+            self._rehearse(type(strategy)(strategy.config, strategy.resources.private()), temperature, timeout)
+
+    def _rehearse(self, strategy: Strategy, temperature: float, timeout: float) -> None:
+        over = threading.Event()
         ends: list[Event] = []
 
         def deliver(event: Event) -> None:
@@ -86,9 +91,9 @@ class Deployment:
             if not isinstance(event, Delta):
                 over.set()
 
-        sampling = self.served.pair.sampling(max_tokens=8)
+        sampling = self.served.pair.sampling(max_tokens=8, temperature=temperature)
         ticket = Ticket(self.served.encode("Hello"), sampling, TextStream(self.served.decode), deliver, client=CHECKER,
-                        deadline=time.monotonic() + timeout, strategy=rehearsal)
+                        deadline=time.monotonic() + timeout, strategy=strategy)
         self.intake.submit(ticket, urgent=True)
         answered = over.wait(timeout + 5)
         if not answered or not isinstance(ends[-1], End):

@@ -77,7 +77,7 @@ class Deployments:
         load = now.scheduler.load
         status = "draining" if self._draining else "ok" if now.scheduler.alive else "failed"
         return {"status": status, "model": now.served.name, "version": now.served.version, "strategy": now.served.strategy.name,
-                "slots": now.served.slots, "running": now.scheduler.running, "waiting": now.scheduler.waiting,
+                "tuned": now.served.tuned, "slots": now.served.slots, "running": now.scheduler.running, "waiting": now.scheduler.waiting,
                 "switches": self.switches, "last_switch_error": self.last_switch_error,
                 "speculation_under_load": load.describe() if load else "unlimited: the cost of batches was not measured"}
 

@@ -31,9 +31,12 @@ def with_parameters(strategy: Strategy, parameters: Mapping[str, Any], *, allowe
 
 
 def offer_of(served: ServedModel, tenant: str | None = None, *, allow_parameters: bool = False) -> dict[str, Any]:
-    """Model, longest context, and every strategy with its parameters: their bounds, and the values that it runs with."""
+    """Model, longest context, and every strategy with its parameters: their bounds, and the values that it runs with at temperature 0.
+
+    `tuned` names the strategies that requests get which name none, by class of temperature; `default` is that of greedy ones.
+    """
     strategies = [described(served.strategies.get(name, tenant)) for name in served.strategies.names()]
-    return {"model": served.name, "default": served.strategy.name, "max_context": served.max_context,
+    return {"model": served.name, "default": served.strategy.name, "tuned": served.tuned, "max_context": served.max_context,
             "allow_parameters": allow_parameters, "strategies": strategies}
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from serving.temperature import SERVED_TEMPERATURE
+
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls", "prediction", "reasoning_effort",
@@ -93,7 +95,8 @@ class Generation(OpenAIFields):
     model: Name
     max_tokens: int | None = Field(None, ge=1, description="most tokens to generate")
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="answers to each prompt; default: 1, the first of several")
-    temperature: float | None = Field(None, ge=0, le=2, description="default: 1; 0 takes the most likely token")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description=f"default: {SERVED_TEMPERATURE:g}; 0 takes the most likely token")
     top_p: float | None = Field(None, ge=0, le=1, description="sample from the most likely tokens of this total probability; default: 1")
     top_k: int | None = Field(
         None, ge=-1, le=10**6, description="sample from this many of the most likely tokens; 0, -1 and default: all")
@@ -120,6 +123,11 @@ class Generation(OpenAIFields):
         return self.max_tokens
 
     @property
+    def used_temperature(self) -> float:
+        """The temperature, or the default where the request names none."""
+        return SERVED_TEMPERATURE if self.temperature is None else float(self.temperature)
+
+    @property
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
@@ -140,7 +148,7 @@ class Generation(OpenAIFields):
     def sampling_settings(self) -> dict[str, Any]:
         """Keyword arguments for `Sampling`, with OpenAI's defaults."""
         return {
-            "temperature": 1.0 if self.temperature is None else float(self.temperature),
+            "temperature": self.used_temperature,
             "top_p": 1.0 if self.top_p is None else max(float(self.top_p), SMALLEST_TOP_P),
             "top_k": max(0, self.top_k or 0),
             "presence_penalty": float(self.presence_penalty or 0.0),

@@ -30,6 +30,7 @@ from serving.server.model.served_model import ServedModel
 from serving.server.model.strategy_pool import PLAIN
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.scheduler import Scheduler
+from serving.temperature import SERVED_TEMPERATURE
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may fill the context."""
@@ -138,7 +139,7 @@ class Service:
         asked = body.decoding
         name = PLAIN if asked.enabled is False else asked.strategy
         try:
-            strategy = self.served.strategies.get(name, tenant_of(request))
+            strategy = self.served.strategies.get(name, tenant_of(request), body.used_temperature)
         except DraftwellError as error:
             if name is None:
                 raise  # the tuned strategy is not available: not the client's error
@@ -196,6 +197,7 @@ def derived_seed(seed: int, number: int) -> int:
 
 
 def system_fingerprint(served: ServedModel) -> str:
-    """Changes with the weights, the strategy and its settings: with the same one, a seed gives the same answer."""
-    made_of = json.dumps([served.name, served.pair.fingerprint, served.strategy.name, served.strategy.config.model_dump(mode="json")])
+    """Changes with the weights, the tuned strategies and their settings: with the same one, a seed gives the same answer."""
+    strategies = [served.strategy, served.strategies.get(temperature=SERVED_TEMPERATURE)]
+    made_of = json.dumps([served.name, served.pair.fingerprint, *([one.name, one.config.model_dump(mode="json")] for one in strategies)])
     return f"fp_{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"

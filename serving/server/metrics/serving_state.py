@@ -52,7 +52,7 @@ class ServingState(Collector):
         yield outcomes
         served = now.served
         bundle = GaugeMetricFamily("draftwell:bundle_info", "What is served; always 1.",
-                                   labels=["model_name", "version", "fingerprint", "strategy", "dtype", "device"])
+                                   labels=["model_name", "version", "fingerprint", "strategy", "sampled_strategy", "dtype", "device"])
         bundle.add_metric([self.model_name, served.version or "none", served.pair.fingerprint[:12], served.strategy.name,
-                           served.pair.dtype, served.pair.device], 1)
+                           served.tuned["sampled"], served.pair.dtype, served.pair.device], 1)
         yield bundle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,18 +11,20 @@ import torch
 from serving.artifacts.base import Artifact
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.kinds import other_temperature
 from serving.artifacts.pair_files import PairFiles, draftwell_home, models_root, settings_digest
 from serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
 from serving.device import device_class
 from serving.errors import DraftwellError
 from serving.runtime.models.unbatched_model import UnbatchedModel
 from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
-from serving.runtime.strategies import Strategy, StrategyResources, build_strategy, find_strategy
+from serving.runtime.strategies import Strategy, StrategyChoice, StrategyResources, build_strategy, find_strategy, served_choice
 from serving.server.model.served_model import ServedModel
 from serving.server.model.snapshot import SnapshotOrigin
 from serving.server.model.strategy_pool import StrategyPool
 from serving.server.scheduling.costs import BatchCosts, completed, from_profile, measure
 from serving.server.settings import ServerSettings
+from serving.temperature import SERVED_TEMPERATURE
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +54,17 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     config = tuned_config(bundle, artifacts)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if serving_now is not None and can_share(serving_now.pair, manifest, files, config.strategy):
+    choices = tuned_choices(config)
+    if serving_now is not None and can_share(serving_now.pair, manifest, files, choices):
         pair = serving_now.pair
     else:
-        pair = load_pair(files, LoadSettings(dtype=manifest.dtype, device=manifest.device, slots=slots, max_context=settings.max_context,
-                                             onnx_draft=find_strategy(config.strategy).prefers_onnx))
-        needed = {kind: artifacts[kind] for kind in find_strategy(config.strategy).artifacts if kind in artifacts}
-        resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
-        warm_up(pair, build_strategy(config.strategy, config.parameters, resources))
+        pair = load_pair(files, LoadSettings.model_validate({
+            "dtype": manifest.dtype, "device": manifest.device, "slots": slots, "max_context": settings.max_context,
+            "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices)}))
+        for choice in choices:
+            needed = {kind: artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts}
+            resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
+            warm_up(pair, build_strategy(choice.name, dict(choice.parameters), resources))
     profile = artifacts.get(HardwareProfile.kind)
     known = profile_costs(profile, manifest.device) if isinstance(profile, HardwareProfile) else None
     usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or known is not None}
@@ -79,13 +84,31 @@ def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingC
         raise DraftwellError(f"the bundle {bundle.path} holds no decoding config: tune the pair and deploy again",
                              code="no_decoding_config")
     check_device_class(config, artifacts, bundle.manifest.device)
+    log_temperatures(config, artifacts)
     return config
 
 
-def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, strategy: str) -> bool:
+def tuned_choices(config: DecodingConfig) -> list[StrategyChoice]:
+    """What the config has requests decoded with: one choice, or one for greedy requests and another for sampled ones."""
+    return list(dict.fromkeys(served_choice(config, temperature) for temperature in (0.0, SERVED_TEMPERATURE)))
+
+
+def log_temperatures(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -> None:
+    """Log what was not tuned or made for the temperatures that it serves."""
+    sampled = served_choice(config, SERVED_TEMPERATURE)
+    if config.sampled is None:
+        log.warning("nothing was tuned for sampled requests: they are decoded with %s (draftwell tune --temperature %g)", sampled,
+                    SERVED_TEMPERATURE)
+    for choice, temperature in ((served_choice(config, 0), 0.0), (sampled, config.sampled.temperature if config.sampled else None)):
+        used = [artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts]
+        if temperature is not None and (why := other_temperature(used, temperature)):
+            log.warning("%s was not made for the requests it serves: %s", choice, why)
+
+
+def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, choices: Sequence[StrategyChoice]) -> bool:
     """Whether a loaded pair is the one that a bundle was made for, chat template and stop tokens included, with every model that the
-    bundle's strategy uses."""
-    lacks_onnx = find_strategy(strategy).prefers_onnx and "draft_onnx" not in pair.models
+    bundle's strategies use."""
+    lacks_onnx = any(find_strategy(choice.name).prefers_onnx for choice in choices) and "draft_onnx" not in pair.models
     same = (pair.fingerprint, pair.device) == (manifest.fingerprint, manifest.device) and pair.settings == settings_digest(files)
     return same and not lacks_onnx
 
@@ -115,7 +138,8 @@ def check_device_class(config: DecodingConfig, artifacts: Mapping[str, Artifact]
     here = device_class(device)
     profile = artifacts.get(HardwareProfile.kind)
     measured = profile.provenance.device_class if profile else None
-    if HardwareProfile.kind in find_strategy(config.strategy).artifacts and measured not in (None, here):
+    used = {kind for choice in tuned_choices(config) for kind in find_strategy(choice.name).artifacts}
+    if HardwareProfile.kind in used and measured not in (None, here):
         raise DraftwellError(f"the bundle's hardware profile was measured on {measured}, this machine is {here}: run "
                              "`draftwell calibrate` and `draftwell tune` here and deploy again", code="profile_of_another_machine")
     tuned = config.provenance.device_class

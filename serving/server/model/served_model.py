@@ -15,6 +15,7 @@ from serving.runtime.strategies import Strategy, build_strategy
 from serving.server.model.snapshot import SnapshotOrigin
 from serving.server.model.strategy_pool import PLAIN, UnknownStrategy
 from serving.server.scheduling.costs import BatchCosts
+from serving.temperature import SERVED_TEMPERATURE, TemperatureClass
 
 
 class StrategySource(Protocol):
@@ -23,8 +24,8 @@ class StrategySource(Protocol):
     def names(self) -> tuple[str, ...]:
         """What `get` takes."""
 
-    def get(self, name: str | None = None, tenant: str | None = None) -> Strategy:
-        """A strategy by name, None for the tuned one, with the state that the tenant's requests may use.
+    def get(self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0) -> Strategy:
+        """A strategy by name, None for the one that was tuned for the temperature, with the state that the tenant's requests may use.
 
         Raises:
             UnknownStrategy: it is not offered; the message names those that are.
@@ -32,7 +33,7 @@ class StrategySource(Protocol):
 
 
 class TunedOrPlain:
-    """The tuned strategy and plain decoding, the same for all tenants."""
+    """The tuned strategy and plain decoding, the same for all tenants and temperatures."""
 
     def __init__(self, tuned: Strategy):
         self._strategies = {tuned.name: tuned}
@@ -42,7 +43,7 @@ class TunedOrPlain:
     def names(self) -> tuple[str, ...]:
         return tuple(self._strategies)
 
-    def get(self, name: str | None = None, tenant: str | None = None) -> Strategy:
+    def get(self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0) -> Strategy:
         if name is None:
             return self._tuned
         if name not in self._strategies:
@@ -56,6 +57,7 @@ class ServedModel:
 
     Args:
         name: what clients write as `model`.
+        strategy: what was tuned for greedy requests; `strategies` has that for sampled ones.
         slots: requests that run at once; the pair must have been loaded with as many.
         threads: compute threads; None: PyTorch's choice.
         created: Unix seconds, shown by `/v1/models`.
@@ -81,7 +83,9 @@ class ServedModel:
     def __post_init__(self) -> None:
         self.strategies = self.strategies or TunedOrPlain(self.strategy)
         self._encoding = threading.Lock()  # a tokenizer's settings may change while it encodes
-        self.max_context = min(m.max_context for m in self.strategy.choose_models(self.pair.models).values())
+        tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
+        self.tuned: dict[TemperatureClass, str] = {"greedy": tuned[0].name, "sampled": tuned[1].name}
+        self.max_context = min(m.max_context for one in tuned for m in one.choose_models(self.pair.models).values())
         self.vocab_size = self.pair.models["target"].vocab_size
         self.stop_tokens = self.pair.stop_tokens
 

@@ -16,7 +16,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Artifact
@@ -24,13 +23,24 @@ from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
-from serving.runtime.strategies import STRATEGIES, Strategy, StrategyResources, build_strategy, find_strategy
+from serving.runtime.strategies import (
+    STRATEGIES,
+    Strategy,
+    StrategyChoice,
+    StrategyResources,
+    build_strategy,
+    find_strategy,
+    served_choice,
+)
 from serving.server.settings import StateSharing
+from serving.temperature import class_of
 
 PLAIN = "autoregressive"
 """The strategy without speculation, which every server offers."""
 MOST_TENANTS = 32
 """Most states of tenants; each takes at most about 13 MB, with a full correction memory."""
+SAMPLED = "sampled:"
+"""Before the name of the strategy that was tuned for sampled requests, where it keeps what it learns apart from the greedy one."""
 EVERYBODY = ""
 """Name of the shared state; in mode `tenant` the state of requests without a key."""
 
@@ -42,7 +52,7 @@ class Learnt:
     Args:
         table: the acceptance table's (total, accepted) by bin; None if no strategy used one.
         memory: counts of the correction memory, in its order.
-        strategies: name → what `Strategy.learnt` returned, if not empty.
+        strategies: name, or `SAMPLED` key → what `Strategy.learnt` returned, if not empty.
     """
 
     table: tuple[list[int], list[int]] | None = None
@@ -71,16 +81,21 @@ class State:
         self._artifacts: dict[str, Artifact] = {}
         self._strategies: dict[str, Strategy] = {}
 
-    def strategy(self, name: str, parameters: Mapping[str, Any]) -> Strategy:
-        """The strategy of a name; its parameters are those of the first call."""
-        if name not in self._strategies:
-            kinds = [kind for kind in find_strategy(name).artifacts if kind in self._bundle]
+    def strategy(self, choice: StrategyChoice, key: str | None = None) -> Strategy:
+        """The strategy of a choice.
+
+        Args:
+            key: what it is kept under; None: its name. Its parameters are those of the first call.
+        """
+        key = key or choice.name
+        if key not in self._strategies:
+            kinds = [kind for kind in find_strategy(choice.name).artifacts if kind in self._bundle]
             resources = StrategyResources({kind: self._artifact(kind) for kind in kinds}, self._special_tokens, self._deterministic)
-            built = build_strategy(name, dict(parameters), resources)
-            if name in self._resumed.strategies:
-                built.resume(self._resumed.strategies[name])
-            self._strategies[name] = built
-        return self._strategies[name]
+            built = build_strategy(choice.name, dict(choice.parameters), resources)
+            if key in self._resumed.strategies:
+                built.resume(self._resumed.strategies[key])
+            self._strategies[key] = built
+        return self._strategies[key]
 
     def learnt(self) -> Learnt:
         """A copy of what was learnt, from any thread; each part is consistent in itself."""
@@ -113,7 +128,7 @@ class StrategyPool:
     Args:
         pair: what they decode with.
         artifacts: kind → artifact of the bundle; never written to.
-        config: the tuned strategy.
+        config: the tuned strategies, for greedy requests and for sampled ones.
         special_tokens: ids of special tokens; None: the pair's.
         mode: whose requests share what is learnt.
         offered: strategies that requests may choose besides the tuned one and plain decoding; None: all that models and artifacts
@@ -124,34 +139,47 @@ class StrategyPool:
     def __init__(self, pair: LoadedPair, artifacts: Mapping[str, Artifact], config: DecodingConfig,
                  special_tokens: frozenset[int] | None = None, mode: StateSharing = "shared", *,
                  offered: Collection[str] | None = None, most_tenants: int = MOST_TENANTS):
-        self.mode, self.tuned, self.most_tenants = mode, config.strategy, most_tenants
+        self.mode, self.most_tenants = mode, most_tenants
+        self._tuned, self._sampled = served_choice(config, 0), served_choice(config, 1)
         self._offered = offered
-        self._parameters: dict[str, dict[str, Any]] = {config.strategy: config.parameters}
         self._bundle = dict(artifacts)
         self._special_tokens = pair.special_tokens if special_tokens is None else special_tokens
         self._states: OrderedDict[str, State] = OrderedDict()
         self._lock = threading.Lock()  # requests and snapshots use the pool from different threads
         self._names = tuple(name for name in sorted(STRATEGIES, key=self._rank) if self._fits(name, pair))
-        self.get()  # finds an invalid config
+        for temperature in (0.0, 1.0):  # finds an invalid config
+            self.get(temperature=temperature)
 
     def names(self) -> tuple[str, ...]:
-        """Names for `get`: the tuned strategy, plain decoding, then the others that are offered and possible."""
+        """Names for `get`: the tuned strategies, that for greedy requests first, plain decoding, then the others that are offered."""
         return self._names
 
-    def get(self, name: str | None = None, tenant: str | None = None) -> Strategy:
-        """A strategy with the state of a request's tenant; the same object for the same name and state.
+    def get(self, name: str | None = None, tenant: str | None = None, temperature: float = 0.0) -> Strategy:
+        """A strategy with the state of a request's tenant; the same object for the same name, class of temperature and state.
 
         Args:
-            name: None: the tuned one. It has its tuned parameters, all others their defaults.
+            name: None: the one that was tuned for the temperature. Tuned ones have their tuned parameters, all others their defaults.
             tenant: name derived from the client's key, None without a key; used in mode `tenant` only.
+            temperature: of the request.
         Raises:
             UnknownStrategy: it is not offered; the message lists those that are.
         """
-        name = name or self.tuned
-        if name not in self._names:
+        choice, key = self._choice(name, temperature)
+        if choice.name not in self._names:
             raise UnknownStrategy(f"this server has no strategy {name!r}: choose one of {', '.join(self._names)}")
         with self._lock:
-            return self._state(tenant).strategy(name, self._parameters.get(name, {}))
+            return self._state(tenant).strategy(choice, key)
+
+    def _choice(self, name: str | None, temperature: float) -> tuple[StrategyChoice, str]:
+        """What a request gets, and the key of its state: the choice tuned for its class, then the other class's, then defaults."""
+        tuned, other = self._tuned, self._sampled
+        if class_of(temperature) == "sampled":
+            tuned, other = other, tuned
+        choice = next((choice for choice in (tuned, other) if name in (None, choice.name)), None)
+        if choice is None:
+            assert name is not None
+            return StrategyChoice(name), name
+        return choice, f"{SAMPLED}{choice.name}" if choice == self._sampled != self._tuned else choice.name
 
     def learnt(self) -> dict[str, Learnt]:
         """Tenant → a copy of its state, the least recently used first; `EVERYBODY` if all share one. Any thread may call it."""
@@ -170,8 +198,10 @@ class StrategyPool:
         if self.mode == "off" or (self.mode == "shared" and tenant != EVERYBODY):
             return
         state = State(self._bundle, self._special_tokens, learnt=learnt)
-        for name in {self.tuned, *(name for name in learnt.strategies if name in self._names)}:
-            state.strategy(name, self._parameters.get(name, {}))
+        for key in {self._tuned.name, *learnt.strategies}:
+            name = key.removeprefix(SAMPLED)
+            if name in self._names:
+                state.strategy(*self._choice(name, 1.0 if key.startswith(SAMPLED) else 0.0))
         with self._lock:
             self._keep(tenant, state)
 
@@ -188,13 +218,13 @@ class StrategyPool:
         while len(self._states) > max(1, self.most_tenants):
             self._states.popitem(last=False)  # running requests keep theirs until they end
 
-    def _rank(self, name: str) -> tuple[bool, bool]:
-        return name != self.tuned, name != PLAIN
+    def _rank(self, name: str) -> tuple[bool, bool, bool]:
+        return name != self._tuned.name, name != self._sampled.name, name != PLAIN
 
     def _fits(self, name: str, pair: LoadedPair) -> bool:
-        """Whether a strategy is available: the tuned one always, so that missing parts raise an error; others if they are offered and
+        """Whether a strategy is available: the tuned ones always, so that missing parts raise an error; others if they are offered and
         nothing is missing."""
-        if name in (self.tuned, PLAIN):
+        if name in (self._tuned.name, self._sampled.name, PLAIN):
             return True
         if self._offered is not None and name not in self._offered:
             return False

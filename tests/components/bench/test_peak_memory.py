@@ -41,6 +41,7 @@ def test_a_peak_is_seen_though_the_memory_is_free_again():
 
 
 @needs_proc
+@pytest.mark.slow
 def test_each_contender_is_charged_for_its_own():
     pair = llama_pair(slots=1)
     plain, = contenders_of(pair, StrategyResources(), [StrategyChoice("vanilla_sd")])

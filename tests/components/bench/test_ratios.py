@@ -12,7 +12,7 @@ from components.bench.ratios import curves, varied
 from components.bench.report.tables import bench_markdown
 from components.bench.runner import core_plan, labels_of, measure
 from components.bench.schema import BenchEntry, BenchReport
-from components.bench.settings import QUALITY_FLOOR, BenchSettings
+from components.bench.settings import BenchSettings, QualityFloor
 from components.prompts.prompt import Prompt
 from serving.runtime.models.padding import pad_to, parameter_count
 from serving.runtime.models.transformers_model import TransformersModel
@@ -23,6 +23,7 @@ from tests.support.models.resources import table_resources
 from tests.support.models.tiny import llama, llama_pair, near, pair_of, table_pair
 
 PROMPTS = [Prompt(f"p{i}", None, [text], reference="jq jq") for i, text in enumerate(["abcab cabinet", "hello hello", "zebra"])]
+FLOOR = QualityFloor(min_argmax_share=0.9, max_rouge_l_loss=2.0, max_surprisal_shift=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def report() -> dict:
     ]
     resources = StrategyResources(table_resources(vocab=24).artifacts)
     return run_bench(llama_pair(slots=1), configs, PROMPTS, resources,
-                     BenchSettings(max_tokens=24, peers=("transformers",), threads=1, memory=True)).to_json()
+                     BenchSettings(max_tokens=24, peers=("transformers",), threads=1, memory=True, quality_floor=FLOOR)).to_json()
 
 
 def test_every_ratio_of_the_bench_is_there(report):
@@ -127,15 +128,11 @@ def test_the_floor_is_argmax_share_and_rouge_together(report):
         entry["holds_floor"] for entry in entries.values())
 
 
-def test_one_quality_floor_for_bench_tuner_and_gate():
-    from components.tune.settings import ROUGE_POINTS, Constraints
-    from registry.gates import load_gates
-
-    assert load_gates().min_quality_ratio == QUALITY_FLOOR.min_argmax_share == 1 - Constraints().max_quality_loss == 0.9
-    assert ROUGE_POINTS == QUALITY_FLOOR.max_rouge_l_loss == 2
-    assert QUALITY_FLOOR.held(0.9, -2.0)
-    assert not QUALITY_FLOOR.held(0.89, 1.0)
-    assert not QUALITY_FLOOR.held(1.0, -2.1)
+def test_a_quality_floor_is_held_at_both_ends_or_not():
+    assert FLOOR.max_share_loss == 0.1
+    assert FLOOR.held(0.9, -2.0)
+    assert not FLOOR.held(0.89, 1.0)
+    assert not FLOOR.held(1.0, -2.1)
 
 
 def test_without_references_nobody_knows_whether_the_floor_holds():

@@ -18,7 +18,7 @@ from components.bench.metrics import BenchMetrics
 from components.bench.runner import measure
 from components.bench.schema import BenchReport
 from components.bench.settings import BenchSettings
-from components.bench.target_agreement import TargetAgreement, agreement, agreement_of, argmax_matches
+from components.bench.target_agreement import TargetAgreement, agreement, agreements, argmax_matches
 from components.gate.verdict_report import bench_markdown
 from components.prompts.prompt import Prompt
 from serving.runtime.pair import LoadedPair
@@ -82,7 +82,7 @@ def test_texts_add_up_by_their_tokens() -> None:
     pair = table_pair()
     outputs = [[3, 4, 5], [6], []]
     parts = [agreement(pair, PROMPT, output) for output in outputs]
-    total = agreement_of(pair, [PROMPT] * 3, outputs)
+    total = sum(agreements(pair, [PROMPT] * 3, outputs), TargetAgreement(0, 0, 0.0))
     assert total.tokens == 4
     assert total.kl == pytest.approx(sum(part.divergence for part in parts) / 4)
     assert total.share == sum(part.matches for part in parts) / 4
@@ -108,7 +108,7 @@ def test_every_figure_is_in_one_place() -> None:
     pair = table_pair()
     prompts, outputs = [*LETTER, PLAIN], [[3], [3], [4], [3], [3, 4]]
     found = judged(pair, prompts, outputs, [[3], [4], [4], [4], [4]])
-    sums = agreement_of(pair, [pair.encode_prompt("abc")] * 5, outputs)
+    sums = sum(agreements(pair, [pair.encode_prompt("abc")] * 5, outputs), TargetAgreement(0, 0, 0.0))
     assert (found["target_argmax_share"], found["kl"]) == (sums.share, sums.kl)
     assert found["rouge_l"] is not None
     assert set(found["tasks"]) == {"letters"}, "nothing tells whether a chat is right"

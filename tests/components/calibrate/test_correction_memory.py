@@ -5,7 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
-from components.calibrate.correction_memory import MemorySettings, build_correction_memory
+from components.calibrate import correction_memory
+from components.calibrate.correction_memory import build_correction_memory, partial_file
+from components.calibrate.settings import MemorySettings
 from components.prompts.prompt import Prompt, prompts_digest
 from serving.artifacts.base import Provenance
 from serving.errors import ContextTooLong, NotFinite
@@ -66,6 +68,52 @@ def test_concurrent_requests_change_nothing():
     one = build_correction_memory(table_pair(), PROMPTS, ORIGIN, MemorySettings(max_tokens=24))
     many = build_correction_memory(table_pair(slots=3), PROMPTS, ORIGIN, MemorySettings(max_tokens=24, batch=8))
     assert list(one.counts.items()) == list(many.counts.items())
+
+
+def test_a_killed_run_resumes_and_counts_the_same(tmp_path, monkeypatch):
+    """It begins with the part that it was killed in, and what it was killed in counts once."""
+    monkeypatch.setattr(correction_memory, "PART", 1)
+    settings, done = MemorySettings(max_tokens=24), []
+    whole = build_correction_memory(table_pair(), PROMPTS, ORIGIN, settings)
+
+    def stop(at: int, total: int, what: str) -> None:
+        done.append(at)
+        if at == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_correction_memory(table_pair(), PROMPTS, ORIGIN, settings, partial=tmp_path, progress=stop)
+    (file,) = tmp_path.iterdir()
+    assert file == partial_file(tmp_path, table_pair(), PROMPTS, settings)
+    again = []
+    resumed = build_correction_memory(table_pair(), PROMPTS, ORIGIN, settings, partial=tmp_path, progress=lambda at, *_: again.append(at))
+    assert (done, again) == ([0, 1, 2, 3], [2, 3, 4])
+    assert list(resumed.counts.items()) == list(whole.counts.items())
+    assert resumed.provenance == whole.provenance
+
+
+def test_an_unfinished_run_of_other_settings_is_neither_used_nor_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(correction_memory, "PART", 1)
+    first = MemorySettings(max_tokens=8)
+    build_correction_memory(table_pair(), PROMPTS, ORIGIN, first, partial=tmp_path)
+    old = partial_file(tmp_path, table_pair(), PROMPTS, first).read_text()
+    others = ((PROMPTS, MemorySettings(max_tokens=24)), (PROMPTS[:2], first), (PROMPTS, MemorySettings(max_tokens=8, seed=1)))
+    for prompts, settings in others:
+        apart = build_correction_memory(table_pair(), prompts, ORIGIN, settings)
+        assert build_correction_memory(table_pair(), prompts, ORIGIN, settings, partial=tmp_path).counts == apart.counts
+    assert partial_file(tmp_path, table_pair(), PROMPTS, first).read_text() == old
+    assert len(list(tmp_path.iterdir())) == 4
+    partial_file(tmp_path, table_pair(), PROMPTS, first).write_text("[[[1,")  # not ours: it is counted again
+    assert build_correction_memory(table_pair(), PROMPTS, ORIGIN, first, partial=tmp_path).counts
+
+
+def test_rare_pairs_can_be_left_out():
+    whole = build_correction_memory(table_pair(), PROMPTS, ORIGIN, MemorySettings(max_tokens=24))
+    few = build_correction_memory(table_pair(), PROMPTS, ORIGIN, MemorySettings(max_tokens=24, smallest_count=2))
+    assert few.counts == {seen: count for seen, count in whole.counts.items() if count >= 2}
+    assert 0 < len(few.counts) < len(whole.counts)
+    assert few.provenance.metrics == whole.provenance.metrics, "patterns and rejections are those that were seen"
+    assert few.provenance.parameters["smallest_count"] == 2
 
 
 def test_a_failed_request_leaves_no_slot_taken():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from components.collect.continuations import WrittenText, cut_messages, template_around, write_texts
+from components.collect.continuations import WrittenText, cut_messages, write_texts
 from components.prompts.prompt import Message, Prompt, context_of, ids_of
+from serving.recording.trace_schema import KINDS, TraceError
 from serving.runtime.pair import LoadedPair
-from tests.support.collecting import small
+from tests.support.collecting import collect_traces, small
 from tests.support.errors import raises_code
 from tests.support.server.served_pair import MAX_CONTEXT, tiny_pair
 
@@ -81,7 +83,7 @@ def test_what_a_template_alone_does_not_leave_room_for_keeps_its_end(pair: Loade
 
 
 def test_a_completion_is_read_as_it_was_written(pair: LoadedPair) -> None:
-    """Together with a chat in the same batch, cut like plain text, and bare up to its last word."""
+    """Together with a chat in the same batch, cut like plain text, and bare up to its last word, which the chat is not."""
     completion, chat_prompt = Prompt("t", None, ["once upon a time"], raw=True), Prompt("s", None, ["once upon a time"])
     raw, chat = write(pair, [completion, chat_prompt])
     assert raw.prompt_tokens == ids_of(pair, completion) == pair.encode("once upon a time")
@@ -90,17 +92,18 @@ def test_a_completion_is_read_as_it_was_written(pair: LoadedPair) -> None:
     long, = write(pair, [Prompt("l", None, ["word " * 100 + "end"], raw=True)])
     assert (len(long.prompt_tokens), spelt(pair, long.prompt_tokens)[-8:]) == (ROOM, "word end")
     assert long.cut_tokens == len(pair.encode("word " * 100 + "end")) - ROOM
-    whole, framed = write(pair, [completion, chat_prompt], ("bare",))
+    whole, = write(pair, [completion, chat_prompt], ("bare",))
     assert spelt(pair, whole.prompt_tokens + whole.tokens) == "once upon a time"
-    assert spelt(pair, framed.prompt_tokens + framed.tokens) == "<|start|>user\nonce upon a time"
 
 
-def test_bare_texts_end_with_the_users_words(pair: LoadedPair) -> None:
-    head, tail = template_around(pair)
-    asked = pair.encode_prompt("hello, how are you there?")
-    assert spelt(pair, asked[:head]) == "<|start|>user\n"
-    assert spelt(pair, asked[-tail:]) == "<|end|><|start|>assistant"
-    long, short = write(pair, [Prompt("a", None, ["hello, how are you there?"]), Prompt("b", None, ["ok"])], ("bare",))
-    assert spelt(pair, long.prompt_tokens + long.tokens) == "<|start|>user\nhello, how are you there?"
-    assert len(long.tokens) == 8
-    assert (spelt(pair, short.prompt_tokens), spelt(pair, short.tokens)) == ("<|start|>user\n", "ok")
+def test_no_position_is_inside_a_users_message(pair: LoadedPair) -> None:
+    """Nobody drafts there: what is learnt from a chat pair comes after the template's opening of the answer."""
+    texts = write(pair, [Prompt("a", None, ["hello, how are you there?"]), Prompt("b", None, ["ok"])], KINDS)
+    assert {text.kind for text in texts} == {"draft", "target", "mixed"}
+    for text in texts:
+        assert spelt(pair, text.prompt_tokens).endswith("<|end|><|start|>assistant")
+
+
+def test_a_chat_pair_has_no_bare_texts_to_collect(pair: LoadedPair, tmp_path: Path) -> None:
+    with raises_code("no_texts", "bare", error=TraceError):
+        collect_traces(pair, [Prompt("a", None, ["hello there"])], tmp_path, max_tokens=8, rollout=1, prefix_kinds=("bare",))

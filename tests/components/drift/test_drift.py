@@ -19,6 +19,7 @@ from components.drift.statistics import exchange, rate_change, share
 from components.drift.traffic import COLUMNS
 from components.prompts.prompt import Prompt
 from components.report.intervals import bootstrap_of_sums
+from components.train.settings import VerifierSettings
 from components.train.verifier import train_verifier
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
@@ -175,7 +176,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
 def test_positions_are_counted_as_an_acceptance_table_counts_them(traced: TraceSet) -> None:
     """Without looking at a single rollout."""
     table = build_acceptance_table(traced, ORIGIN)
-    found = traffic(traced.read(COLUMNS), max_tokens=24, depth=traced.header.rollout)
+    found = traffic(traced.read(COLUMNS), max_tokens=24)
     sums = Comparison(found, found, LIMITS, 0).by_bin(found).sum(0)
     assert sums[:BINS].tolist() == table.accepted
     assert sums[BINS:].tolist() == table.total
@@ -183,7 +184,7 @@ def test_positions_are_counted_as_an_acceptance_table_counts_them(traced: TraceS
 
 
 def test_the_verifiers_untouched_prompts_are_those_of_its_report(traced: TraceSet) -> None:
-    _, report = train_verifier(traced, ORIGIN, seed=3)
+    _, report = train_verifier(traced, ORIGIN, VerifierSettings(seed=3))
     ids = traced.read(["prompt_id"]).column("prompt_id").to_pylist()
     assert untouched_prompts(sorted(set(ids)), 3) == report.prompts["test"]
 

@@ -31,7 +31,7 @@ from tests.support.server.feedback_server import PROMPTS, TOKENS, FeedbackServer
 from tests.support.server.served_pair import tiny_pair
 
 LOSSLESS = [name for name, cls in STRATEGIES.items() if cls.lossless and "draft" in cls.roles and name != "adaedl"]
-WATCHED: dict[str, Any] = {"kinds": ("target",), "temperature": 0.0, "max_tokens": TOKENS, "depth": 8}
+WATCHED: dict[str, Any] = {"kinds": ("target",), "temperature": 0.0, "max_tokens": TOKENS}
 
 
 @pytest.fixture(scope="module")

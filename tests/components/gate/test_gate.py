@@ -8,109 +8,184 @@ import pytest
 from components.bench.schema import BenchEntry, PromptRow
 from components.gate.baseline_checks import compare_with_baseline
 from components.gate.baseline_counts import CountsReport, StrategyCounts, deterministic_report
-from components.gate.bench_checks import columns, judge_release, leaves_doubt, paces
+from components.gate.bench_checks import judge_release, leaves_doubt
+from components.gate.evidence import Interval, at_least, at_most, prompts_to_decide
 from components.gate.footprint import Footprint, judge_footprint
-from components.gate.verdict import GateVerdict, Thresholds
+from components.gate.verdict import FAILED, PASSED, UNDECIDED, Check, GateVerdict, Thresholds
 from components.prompts.prompt import Prompt
-from components.report.intervals import paired_bootstrap_ratio
 from serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama_pair, table_pair
 
 THRESHOLDS = Thresholds(min_speedup_lower_bound=1.0, max_regression=0.05, lossless_identical=True, min_acceptance_ratio=0.98,
-                        min_quality_ratio=0.9, max_p95_tpot_ratio=1.1)
+                        min_quality_ratio=0.9, max_tpot_ratio=1.1)
 
 
-def rows(pace: float, *, noise: float = 0.02, seed: int = 0, prompts: int = 20) -> list[PromptRow]:
-    """Prompts of very different lengths, decoded at a pace that wavers."""
+def rows(pace: float, *, noise: float = 0.02, seed: int = 0, prompts: int = 20, matching: float | None = None) -> list[PromptRow]:
+    """Prompts of very different lengths, decoded at a pace that wavers; `matching`: share of tokens that are the target's argmax."""
     drawn = random.Random(seed)
     lengths = random.Random(99)
-    return [PromptRow(prompt_id=f"p{i}", tokens=n, seconds=n * pace * (1 + noise * drawn.gauss(0, 1)))
+    return [PromptRow(prompt_id=f"p{i}", tokens=n, seconds=n * pace * (1 + noise * drawn.gauss(0, 1)),
+                      target_argmax=None if matching is None else sum(drawn.random() < matching for _ in range(n)))
             for i, n in enumerate(lengths.choices([8, 40, 128], k=prompts))]
 
 
 def entry(**changes) -> BenchEntry:
     return BenchEntry(**{
-            "strategy": "spide", "parameters": {"tau": 0.7}, "lossless": True, "dtype": "float32", "speedup": 1.3, "speedup_low": 1.2,
-            "identical_outputs": 19, "near_ties": 1, "acceptance_rate": 0.6, "quality_ratio": None, "tpot_p95_ratio": 0.9,
-            "per_prompt": rows(0.03), **changes})
+            "strategy": "spide", "parameters": {"tau": 0.7}, "lossless": True, "dtype": "float32", "identical_outputs": 19, "near_ties": 1,
+            "acceptance_rate": 0.6, "quality_ratio": None, "tpot_p95_ratio": 0.9, "per_prompt": rows(0.03), **changes})
+
+
+PLAIN_ENTRY = entry(strategy="autoregressive", parameters={}, acceptance_rate=None, per_prompt=rows(0.039, seed=50, matching=1.0))
+
+
+def judge(candidate: BenchEntry, champion: BenchEntry | None = None, thresholds: Thresholds = THRESHOLDS,
+          reference: BenchEntry | None = PLAIN_ENTRY) -> GateVerdict:
+    return judge_release(candidate, champion, champion, thresholds, reference=reference)
+
+
+def named(verdict: GateVerdict, result: str) -> list[str]:
+    return [check.name for check in verdict.checks if check.result == result]
 
 
 def failed(verdict: GateVerdict) -> list[str]:
-    return [check.name for check in verdict.checks if not check.passed]
+    return named(verdict, FAILED)
+
+
+def undecided(verdict: GateVerdict) -> list[str]:
+    return named(verdict, UNDECIDED)
 
 
 def test_a_good_candidate_passes_every_check():
-    verdict = judge_release(entry(), entry(per_prompt=rows(0.031, seed=1)), entry(), THRESHOLDS)
+    verdict = judge(entry(), entry(per_prompt=rows(0.031, seed=1)))
     assert verdict.passed
-    assert {check.name for check in verdict.checks} == {"speedup", "regression", "identical outputs", "acceptance", "p95 time per token"}
+    assert {check.name for check in verdict.checks} == {"speedup", "regression", "identical outputs", "time per token"}
 
 
-def test_the_lower_bound_of_the_speedup_counts_and_not_the_speedup():
-    assert failed(judge_release(entry(speedup=1.08, speedup_low=0.97), None, None, THRESHOLDS)) == ["speedup"]
-    assert not failed(judge_release(entry(speedup=1.08, speedup_low=1.0), None, None, THRESHOLDS))
+@pytest.mark.parametrize(("pace", "result"), [(0.036, PASSED), (0.039, UNDECIDED), (0.042, FAILED)])
+def test_the_speedups_interval_decides_and_what_it_leaves_open_is_not_passed(pace, result):
+    only = Thresholds(min_speedup_lower_bound=1.0)
+    verdict = judge(entry(per_prompt=rows(pace, noise=0.05)), thresholds=only)
+    assert verdict.result == result, verdict
+    assert verdict.passed is (result == PASSED)
+
+
+def test_plain_decoding_must_have_been_measured_to_judge_a_speed():
+    assert failed(judge(entry(), reference=None)) == ["speedup"]
 
 
 def test_autoregressive_need_not_be_faster_than_itself():
-    plain = entry(strategy="autoregressive", speedup=1.0, speedup_low=1.0, acceptance_rate=None, tpot_p95_ratio=1.0)
-    assert judge_release(plain, None, None, replace(THRESHOLDS, min_speedup_lower_bound=1.1)).passed
+    assert judge(PLAIN_ENTRY, thresholds=replace(THRESHOLDS, min_speedup_lower_bound=1.1)).passed
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_config_15_percent_slower_than_the_champion_is_caught_every_time(seed):
     champion = entry(per_prompt=rows(0.03, seed=100 + seed))
-    assert failed(judge_release(entry(per_prompt=rows(0.0345, seed=seed)), champion, None, THRESHOLDS)) == ["regression"]
+    assert failed(judge(entry(per_prompt=rows(0.0345, seed=seed)), champion)) == ["regression"]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_an_unchanged_candidate_never_fails(seed):
-    champion = entry(per_prompt=rows(0.03, seed=100 + seed, noise=0.05))
-    assert judge_release(entry(per_prompt=rows(0.03, seed=seed, noise=0.05)), champion, entry(), THRESHOLDS).passed
+def test_an_unchanged_candidate_passes(seed):
+    champion = entry(per_prompt=rows(0.03, seed=100 + seed, noise=0.03))
+    assert judge(entry(per_prompt=rows(0.03, seed=seed, noise=0.03)), champion).passed
 
 
 def test_champion_and_candidate_must_have_run_on_the_same_prompts():
     with raises_code("different_prompts"):
-        judge_release(entry(), entry(per_prompt=rows(0.03, prompts=19)), None, THRESHOLDS)
+        judge(entry(), entry(per_prompt=rows(0.03, prompts=19)))
+
+
+def test_one_prompt_decides_nothing():
+    plain = entry(strategy="autoregressive", per_prompt=rows(0.06, prompts=1))
+    verdict = judge(entry(per_prompt=rows(0.03, prompts=1)), reference=plain, thresholds=Thresholds(min_speedup_lower_bound=1.0))
+    assert (verdict.result, verdict.prompts_needed) == (UNDECIDED, None)
+
+
+def test_more_prompts_decide_what_few_leave_open():
+    """A candidate that is 3 % faster, each side with a noise of 10 % a prompt."""
+    def verdict(prompts: int, seed: int) -> GateVerdict:
+        plain = entry(strategy="autoregressive", per_prompt=rows(0.0309, prompts=prompts, seed=50 + seed, noise=0.1))
+        return judge(entry(per_prompt=rows(0.03, prompts=prompts, seed=seed, noise=0.1)), reference=plain,
+                     thresholds=Thresholds(min_speedup_lower_bound=1.0))
+
+    few = [verdict(16, seed) for seed in range(10)]
+    left_open = [found for found in few if found.result == UNDECIDED]
+    assert len(left_open) >= 5
+    for found in left_open:
+        assert found.prompts_needed is None or found.prompts_needed > 16
+        assert found.prompts_needed is None or f"{found.prompts_needed} prompts" in found.checks[0].detail
+    assert all(verdict(800, seed).passed for seed in range(3))
+
+
+def test_a_value_at_the_threshold_gets_no_number_of_prompts():
+    found = Interval(1.0001, 0.9, 1.1, 16)
+    assert prompts_to_decide(found, 1.0) is None
+    check = at_least("speedup", found, 1.0, "1.00 x")
+    assert (check.result, check.prompts_needed) == (UNDECIDED, None)
+
+
+@pytest.mark.parametrize(("low", "high", "most", "least"), [
+    (0.8, 0.9, PASSED, FAILED), (0.8, 1.0, PASSED, UNDECIDED), (0.8, 1.1, UNDECIDED, UNDECIDED), (1.0, 1.2, UNDECIDED, PASSED),
+    (1.01, 1.2, FAILED, PASSED)])
+def test_both_directions_of_a_threshold(low, high, most, least):
+    found = Interval((low + high) / 2, low, high, 16)
+    assert at_most("x", found, 1.0, "").result == most
+    assert at_least("x", found, 1.0, "").result == least
+
+
+def test_three_verdicts_add_up():
+    good, open_, bad = (GateVerdict((Check("x", 1, 1, passed, "", enough=enough, prompts_needed=needed),))
+                        for passed, enough, needed in ((True, True, None), (False, False, 40), (False, True, None)))
+    assert [(good + other).result for other in (good, open_, bad)] == [PASSED, UNDECIDED, FAILED]
+    assert (open_ + bad).result == FAILED
+    assert (good + open_).prompts_needed == 40
+    assert GateVerdict(()).result == FAILED, "nothing checked is nothing passed"
 
 
 def test_a_lossy_config_called_lossless_is_caught():
-    assert failed(judge_release(entry(identical_outputs=17, near_ties=1), None, None, THRESHOLDS)) == ["identical outputs"]
-    assert not failed(judge_release(entry(identical_outputs=17, near_ties=1, lossless=False, quality_ratio=0.95), None, None, THRESHOLDS))
+    assert failed(judge(entry(identical_outputs=17, near_ties=1))) == ["identical outputs"]
+    lossy = entry(identical_outputs=17, near_ties=1, lossless=False, per_prompt=rows(0.03, matching=0.97))
+    assert not failed(judge(lossy))
 
 
 def test_identity_is_judged_in_float32_only_and_said_otherwise():
-    verdict = judge_release(entry(identical_outputs=10, near_ties=3, dtype="bfloat16"), None, None, THRESHOLDS)
+    verdict = judge(entry(identical_outputs=10, near_ties=3, dtype="bfloat16"))
     assert verdict.passed
     assert any("10 of 20" in note and "float32" in note for note in verdict.notes)
-    sampled = judge_release(entry(identical_outputs=None, near_ties=None), None, None, THRESHOLDS)
+    sampled = judge(entry(identical_outputs=None, near_ties=None))
     assert sampled.passed
     assert any("sampled" in note for note in sampled.notes)
 
 
-def test_an_acceptance_drop_of_3_percent_is_caught_and_a_rise_is_not():
-    recorded = entry(acceptance_rate=0.6)
-    assert failed(judge_release(entry(acceptance_rate=0.6 * 0.97), None, recorded, THRESHOLDS)) == ["acceptance"]
-    assert not failed(judge_release(entry(acceptance_rate=0.6 * 0.985), None, recorded, THRESHOLDS))
-    assert not failed(judge_release(entry(acceptance_rate=0.7), None, recorded, THRESHOLDS))
+def test_acceptance_explains_and_does_not_judge():
+    """A candidate that accepts a third less and is faster all the same is better."""
+    verdict = judge(entry(acceptance_rate=0.4), entry(per_prompt=rows(0.031, seed=1)))
+    assert verdict.passed
+    assert any("acceptance, not judged: 0.400" in note and "0.600" in note for note in verdict.notes)
 
 
-def test_what_has_no_baseline_is_noted():
-    verdict = judge_release(entry(), None, None, THRESHOLDS)
-    assert any("no baseline" in note for note in verdict.notes)
+@pytest.mark.parametrize(("matching", "result"), [(0.97, PASSED), (0.9, UNDECIDED), (0.8, FAILED)])
+def test_a_lossy_strategys_quality_is_judged_by_its_interval(matching, result):
+    only = Thresholds(min_quality_ratio=0.9)
+    assert judge(entry(lossless=False, per_prompt=rows(0.03, matching=matching, seed=2)), thresholds=only).result == result
 
 
-@pytest.mark.parametrize(("kept", "bad"), [(0.91, []), (0.89, ["quality"]), (None, ["quality"])])
-def test_a_lossy_strategy_needs_its_quality_floor_and_a_measurement(kept, bad):
-    assert failed(judge_release(entry(lossless=False, quality_ratio=kept), None, None, THRESHOLDS)) == bad
+def test_a_lossy_strategy_needs_a_measured_quality():
+    assert failed(judge(entry(lossless=False))) == ["quality"]
 
 
 def test_slow_requests_are_caught():
-    assert failed(judge_release(entry(tpot_p95_ratio=1.2), None, None, THRESHOLDS)) == ["p95 time per token"]
+    slow = [row.model_copy(update={"seconds": row.seconds * (1 if row.tokens > 8 else 3)}) for row in rows(0.03)]
+    assert sum(row.tokens == 8 for row in slow) > 4
+    verdict = judge(entry(per_prompt=slow))
+    assert "speedup" not in failed(verdict) + undecided(verdict), "all of them together are faster"
+    assert "time per token" in failed(verdict) + undecided(verdict)
+    assert failed(judge(entry(per_prompt=rows(0.045)), thresholds=Thresholds(max_tpot_ratio=1.1))) == ["time per token"]
 
 
 def test_thresholds_are_data():
-    assert failed(judge_release(entry(speedup_low=1.2), None, None, Thresholds(min_speedup_lower_bound=1.5))) == ["speedup"]
-    assert not judge_release(entry(), None, None, Thresholds()).passed  # nothing checked is nothing passed
+    assert failed(judge(entry(), thresholds=Thresholds(min_speedup_lower_bound=1.5))) == ["speedup"]
+    assert not judge(entry(), thresholds=Thresholds()).passed  # nothing checked is nothing passed
 
 
 PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello"])]
@@ -213,29 +288,22 @@ def clock(pace: float, seed: int, *, runs: int = 1, prompts: int = 16, noise: fl
     return rows
 
 
-def measured(rows: list[PromptRow], reference: list[PromptRow], **changes) -> BenchEntry:
-    """An entry as a bench makes it of a clock: speedup with its interval, and the slowest requests."""
-    speedup, low, _ = paired_bootstrap_ratio(*columns(reference), *columns(rows))
-    slowest = max(paces(rows).values()) / max(paces(reference).values())
-    same = {"identical_outputs": len(rows), "near_ties": 0}
-    return entry(per_prompt=rows, speedup=speedup, speedup_low=low, tpot_p95_ratio=slowest, **same, **changes)
-
-
-def judged(seeds: tuple[int, int], *, pace: float = 0.03, **changes) -> GateVerdict:
+def judged(seeds: tuple[int, int], *, pace: float = 0.03) -> GateVerdict:
     """A candidate beside a champion of pace .03 and autoregressive decoding of .04, measured again where that leaves doubt."""
     for runs in (1, 3):
-        plain = clock(0.04, 1000 * runs + seeds[0], runs=runs)
-        champion = measured(clock(0.03, 10 * runs + seeds[1], runs=runs), plain)
-        candidate = measured(clock(pace, seeds[0], runs=runs), plain, **changes)
-        verdict = judge_release(candidate, champion, champion, THRESHOLDS, reference=BenchEntry(per_prompt=plain))
-        if not leaves_doubt(verdict, candidate, champion, THRESHOLDS):
+        plain = entry(strategy="autoregressive", per_prompt=clock(0.04, 1000 * runs + seeds[0], runs=runs))
+        champion = entry(per_prompt=clock(0.03, 10 * runs + seeds[1], runs=runs), identical_outputs=16, near_ties=0)
+        candidate = entry(per_prompt=clock(pace, seeds[0], runs=runs), identical_outputs=16, near_ties=0)
+        verdict = judge(candidate, champion, reference=plain)
+        if not leaves_doubt(verdict):
             break
     return verdict
 
 
-@pytest.mark.parametrize("seeds", PAIRS_OF_SEEDS)
-def test_ten_runs_of_an_unchanged_candidate_never_fail(seeds):
-    assert failed(judged(seeds)) == []
+def test_ten_runs_of_an_unchanged_candidate_never_fail():
+    verdicts = [judged(seeds) for seeds in PAIRS_OF_SEEDS]
+    assert [failed(verdict) for verdict in verdicts] == [[]] * 10
+    assert sum(verdict.passed for verdict in verdicts) >= 9, "where three runs out of three were disturbed, it is left open"
 
 
 @pytest.mark.parametrize("seeds", PAIRS_OF_SEEDS)
@@ -244,32 +312,16 @@ def test_planted_15_percent_slower(seeds):
 
 
 @pytest.mark.parametrize("seeds", PAIRS_OF_SEEDS)
-def test_planted_acceptance_drop_of_3_percent(seeds):
-    assert failed(judged(seeds, acceptance_rate=0.6 * 0.97)) == ["acceptance"]
+def test_a_slow_tail_does_not_pass_and_a_single_slow_request_is_none(seeds):
+    plain = entry(strategy="autoregressive", per_prompt=clock(0.04, 1000 + seeds[0], hiccup=0))
+    fast = clock(0.03, seeds[0], hiccup=0)
 
+    def result(slow: int) -> str:
+        tail = [row.model_copy(update={"seconds": row.seconds * (3 if i < slow else 1)}) for i, row in enumerate(fast)]
+        return judge(entry(per_prompt=tail), reference=plain, thresholds=Thresholds(max_tpot_ratio=1.1)).result
 
-@pytest.mark.parametrize("seeds", PAIRS_OF_SEEDS)
-def test_a_slow_tail_is_caught_and_a_single_slow_request_is_none(seeds):
-    plain = clock(0.04, 1000 + seeds[0], hiccup=0)
-    rows = clock(0.03, seeds[0], hiccup=0)
-
-    def verdict(slow: int) -> list[str]:
-        tail = [row.model_copy(update={"seconds": row.seconds * (3 if i < slow else 1)}) for i, row in enumerate(rows)]
-        return failed(judge_release(entry(per_prompt=tail, tpot_p95_ratio=9.9), None, None, Thresholds(max_p95_tpot_ratio=1.1),
-                            reference=BenchEntry(per_prompt=plain)))
-
-    assert verdict(1) == []
-    assert verdict(2) == [], "where a twentieth is slow, two of sixteen are with a probability of 19 %"
-    assert verdict(3) == ["p95 time per token"]
-
-
-def test_one_word_for_the_acceptance_of_another_config():
-    """The gate's caller gives no reference where the champion decodes otherwise; then acceptance is noted, not judged."""
-    plain = clock(0.04, 1)
-    candidate, champion = measured(clock(0.03, 2), plain, acceptance_rate=0.3), measured(clock(0.03, 3), plain)
-    verdict = judge_release(candidate, champion, None, THRESHOLDS, reference=BenchEntry(per_prompt=plain))
-    assert verdict.passed
-    assert any("acceptance not checked" in note for note in verdict.notes)
+    assert [result(slow) for slow in (0, 1, 3)] == [PASSED, PASSED, UNDECIDED]
+    assert result(10) == FAILED
 
 
 @pytest.mark.parametrize(("found", "bad"), [
@@ -300,14 +352,10 @@ def test_verdicts_add_up():
 
 
 def test_doubt_is_what_is_no_clear_pass():
-    plain, champion = rows(0.04, noise=0), entry(per_prompt=rows(0.03, noise=0))
+    plain, champion = entry(strategy="autoregressive", per_prompt=rows(0.04, noise=0)), entry(per_prompt=rows(0.03, noise=0))
     for pace, doubt in ((0.03, False), (0.0312, False), (0.033, True), (0.06, True)):
-        candidate = entry(per_prompt=rows(pace, noise=0))
-        verdict = judge_release(candidate, champion, None, THRESHOLDS, reference=BenchEntry(per_prompt=plain))
-        assert leaves_doubt(verdict, candidate, champion, THRESHOLDS) is doubt, pace
-    slow = entry(speedup_low=0.9, per_prompt=rows(0.03, noise=0))
-    assert leaves_doubt(judge_release(slow, champion, None, THRESHOLDS), slow, champion, THRESHOLDS)
-    assert leaves_doubt(judge_release(slow, None, None, THRESHOLDS), slow, None, THRESHOLDS), "a first release is measured again too"
-    assert not leaves_doubt(judge_release(entry(), None, None, THRESHOLDS), entry(), None, THRESHOLDS)
-    lossy = entry(acceptance_rate=0.1, per_prompt=rows(0.03, noise=0))  # no clock will mend that
-    assert not leaves_doubt(judge_release(lossy, champion, champion, THRESHOLDS), lossy, champion, THRESHOLDS)
+        assert leaves_doubt(judge(entry(per_prompt=rows(pace, noise=0)), champion, reference=plain)) is doubt, pace
+    slow = entry(per_prompt=rows(0.041, noise=0))
+    assert leaves_doubt(judge(slow, reference=plain)), "a first release is measured again too"
+    lossy = entry(lossless=False, per_prompt=rows(0.03, noise=0, matching=0.5))
+    assert not leaves_doubt(judge(lossy, champion, reference=entry(per_prompt=rows(0.04, noise=0, matching=1.0)))), "no clock changes that"

@@ -11,6 +11,7 @@ import torch
 
 import components.gate.predictive_loss
 from components.calibrate.acceptance_table import build_acceptance_table
+from components.collect.plan import prompt_hashes
 from components.gate.predictive_loss import incomparable, judge_predictions, predictions, scores_of
 from components.gate.verdict import Check, Thresholds
 from components.prompts.prompt import Prompt
@@ -120,7 +121,7 @@ def test_a_champion_that_cannot_be_compared_gives_way_to_a_constant(good: dict[s
     other = Verifier(-fine.weight, -fine.bias, fine.features, 0.5, 2.0, ORIGIN)
     found, notes = predictions({"verifier": fine}, {"verifier": other}, traces)
     assert [prediction.against for prediction in found] == ["a constant's"]
-    assert notes == ["verifier compared with a constant: the champion's label has lambda 2.0, this one's 1.2"]
+    assert notes[-1] == "verifier compared with a constant: the champion's label has lambda 2.0, this one's 1.2"
     states = Verifier(torch.zeros(36), 0.0, ("before", "scalars"), 0.5, 1.2, ORIGIN)
     examples = read_examples(traces)
     poor = Examples({"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt)
@@ -163,3 +164,24 @@ def test_a_sampled_trace_judges_no_table(good: dict[str, Any], tmp_path: Path) -
     sampled = collect_traces(llama_pair(noise=0.02), [Prompt("p", None, ["abcab"])], tmp_path, max_tokens=12, rollout=3, temperature=0.7)
     with raises_code("sampled_trace", "temperature 0.7", "temperature 0 "):
         predictions({"acceptance_table": good["acceptance_table"]}, {}, sampled)
+
+
+def test_a_verifier_is_not_judged_on_prompts_of_another_trace_that_it_has_learnt_from(good: dict[str, Any], traces: TraceSet) -> None:
+    """Another digest does not mean other prompts: a part of the same ones may have been collected again."""
+    hashes = prompt_hashes(traces)
+    assert hashes is not None
+    fine, learnt = good["verifier"], sorted(hashes.values())
+
+    def judged_on(*known: str, recorded: bool = True) -> tuple[int, list[str]]:
+        origin = ORIGIN.model_copy(update={"trace_digest": "0" * 64, "training_prompts": list(known) if recorded else None})
+        found, notes = predictions({"verifier": Verifier(fine.weight, fine.bias, fine.features, 0.5, 1.2, origin)}, {}, traces)
+        return len(found[0].tokens), notes
+
+    everything, notes = judged_on()
+    assert (everything, notes) == (len(WORDS) * 3, [])
+    assert judged_on(*learnt[:40]) == (everything - 40, ["the verifier has learnt from 40 of the traces' prompts: left out"])
+    count, notes = judged_on(recorded=False)
+    assert count == everything
+    assert "unknown: the verifier does not record its prompts" in notes[0]
+    with raises_code("no_untouched_prompts"):
+        judged_on(*learnt)

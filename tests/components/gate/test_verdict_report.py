@@ -25,6 +25,7 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from tests.support.bench_reports import ENTRY, PLAIN, REPORT
 from tests.support.models.resources import ORIGIN
 
+OPEN = Check("regression", 1.0, 0.95, False, "1.00 x the champion", enough=False, prompts_needed=40)
 VERDICT = GateVerdict((Check("speedup", 1.2, 1.0, True, "fast"), Check("quality", 0.5, 0.9, False, "<bad> & worse")), ("one note",))
 
 
@@ -99,14 +100,23 @@ def test_what_sampled_outputs_have_is_not_called_a_divergence():
 
 
 def test_a_verdict_in_three_forms():
-    assert "gate FAILED" in shown(verdict_table(VERDICT))
-    assert "**Gate failed**" in verdict_markdown(VERDICT)
+    assert "gate: FAILED" in shown(verdict_table(VERDICT))
+    assert "**Gate: failed**" in verdict_markdown(VERDICT)
     assert "- one note" in verdict_markdown(VERDICT)
     suite = ElementTree.fromstring(verdict_junit(VERDICT))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
     failure = suite.find("testcase/failure")
     assert failure is not None
     assert failure.get("message") == "<bad> & worse"
+
+
+def test_not_enough_evidence_is_shown_as_neither_passed_nor_failed():
+    verdict = GateVerdict((Check("speedup", 1.2, 1.0, True, "fast"), OPEN))
+    assert "gate: NOT ENOUGH EVIDENCE (an estimated 40 prompts would decide: --limit 40)" in shown(verdict_table(verdict))
+    assert "**Gate: not enough evidence (an estimated 40 prompts" in verdict_markdown(verdict)
+    suite = ElementTree.fromstring(verdict_junit(verdict))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
+    assert suite.find("testcase[@name='regression']/error") is not None
 
 
 def test_reports_are_written_whole_or_not_at_all(tmp_path):

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from components.report import provenance as module
-from components.report.provenance import device_class, git_commit, library_versions, provenance
+from components.report.provenance import code_digest, device_class, git_commit, library_versions, provenance
 from serving.artifacts.base import Provenance
 from tests.support.models.tiny import table_pair
 
@@ -28,6 +28,29 @@ def test_the_commit_is_the_checkouts_own(monkeypatch, tmp_path):
     assert git_commit() == (head.stdout.strip() or None)  # of the project, not of the current directory
     monkeypatch.setattr(module, "__file__", str(tmp_path / "site-packages" / "components" / "report" / "provenance.py"))
     assert git_commit() is None
+    monkeypatch.setenv("DRAFTWELL_COMMIT", "c" * 40)
+    assert git_commit() == "c" * 40  # what an image was built of
+
+
+def test_the_digest_of_the_sources_changes_with_each_of_them_and_needs_no_git(monkeypatch, tmp_path):
+    file = tmp_path / "components" / "report" / "provenance.py"
+    file.parent.mkdir(parents=True)
+    (tmp_path / "serving").mkdir()
+    monkeypatch.setattr(module, "__file__", str(file))
+
+    def digest() -> str:
+        return code_digest.__wrapped__()
+
+    seen = {digest()}
+    for name, text in (("components/report/provenance.py", "a"), ("serving/a.py", "a"), ("serving/a.py", "b")):
+        (tmp_path / name).write_text(text)
+        seen.add(digest())
+    (tmp_path / "serving" / "a.py").rename(tmp_path / "serving" / "b.py")
+    seen.add(digest())
+    assert len(seen) == 5
+    (tmp_path / "serving" / "a.pyc").write_text("compiled")
+    (tmp_path / "tests.py").write_text("not installed")
+    assert digest() in seen
 
 
 def test_a_device_class_is_stable_and_names_no_host():

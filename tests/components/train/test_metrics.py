@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from components.train import score_cost
-from components.train.examples import Examples
+from components.train.examples import Examples, VerifierLabel
 from components.train.metrics import intervals, ranking, reliability_bins, weighted_auc
-from components.train.plots import verifier_plots
+from components.train.report.plots import verifier_plots
+from components.train.report.verifier_page import verifier_markdown
 from components.train.reports import ScoreCost, VerifierReport
 from components.train.score_cost import time_score
+from components.train.settings import VerifierSettings
 from components.train.verifier import train_verifier
-from components.train.verifier_page import verifier_markdown
 from serving.artifacts.base import Provenance
 from serving.artifacts.verifier import Verifier
 from serving.runtime.commands import Forward
@@ -78,7 +79,7 @@ def examples(label: np.ndarray, confidence: np.ndarray, prompt: np.ndarray) -> E
 
 def test_a_ranking_has_its_interval_around_it_and_none_where_nothing_can_be_said() -> None:
     label, score, confidence, prompt = some()
-    found = ranking(examples(label, confidence, prompt), score, 1.2)
+    found = ranking(examples(label, confidence, prompt), score, VerifierLabel())
     assert (found.test_prompts, found.test_rows) == (12, 600)
     assert found.auc is not None
     assert found.baseline_auc is not None
@@ -89,10 +90,10 @@ def test_a_ranking_has_its_interval_around_it_and_none_where_nothing_can_be_said
         low, high = found.intervals[name]
         assert low < getattr(found, name) < high
     assert found.intervals["gain"][0] > 0
-    alone = ranking(examples(label, confidence, np.zeros(600, int)), score, 1.2)
+    alone = ranking(examples(label, confidence, np.zeros(600, int)), score, VerifierLabel())
     assert alone.auc == found.auc
     assert alone.intervals is None
-    one_class = ranking(examples(np.ones(600, bool), confidence, prompt), score, 1.2)
+    one_class = ranking(examples(np.ones(600, bool), confidence, prompt), score, VerifierLabel())
     assert (one_class.prevalence, one_class.auc, one_class.gain, one_class.intervals) == (1.0, None, None, None)
 
 
@@ -109,10 +110,10 @@ def without(table: pa.Table, kinds: tuple[str, ...]) -> pa.Table:
 
 def test_figures_by_prefix_kind_are_those_of_its_rows() -> None:
     learnt, other = trace(), trace(rows=1200, prompts=8, name="q", seed=1)
-    report = train_verifier(learnt, ORIGIN, test=other, features=("before",))[1]
+    report = train_verifier(learnt, ORIGIN, VerifierSettings(features=("before",)), test=other)[1]
     assert list(report.metrics.kinds) == ["bare", "draft", "mixed", "target"]
     assert sum(found.test_rows for found in report.metrics.kinds.values()) == report.metrics.test_rows == 1200
-    alone = train_verifier(learnt, ORIGIN, test=without(other, ("bare", "draft", "target")), features=("before",))[1]
+    alone = train_verifier(learnt, ORIGIN, VerifierSettings(features=("before",)), test=without(other, ("bare", "draft", "target")))[1]
     assert report.metrics.kinds["mixed"] == alone.metrics.kinds["mixed"]
     assert report.metrics.kinds["mixed"].auc == alone.metrics.auc
 
@@ -124,7 +125,7 @@ def crossed() -> VerifierReport:
     learnt = trace(rows=6000, prompts=40, tasks=tasks, turned=("other",))
     rare = trace(rows=100, prompts=1, name="r", tasks=("rare",))
     tested = trace(rows=3000, prompts=20, tasks=("maths", "code", "other", "new"), turned=("other",), name="q", seed=1)
-    return train_verifier(pa.concat_tables([learnt, rare]), ORIGIN, test=tested, features=("before",))[1]
+    return train_verifier(pa.concat_tables([learnt, rare]), ORIGIN, VerifierSettings(features=("before",)), test=tested)[1]
 
 
 def test_every_task_is_tested_on_every_other(crossed: VerifierReport) -> None:
@@ -148,13 +149,14 @@ def test_every_task_is_tested_on_every_other(crossed: VerifierReport) -> None:
 
 def test_prompts_of_one_task_or_of_none_do_not_transfer() -> None:
     for tasks in ((None,), ("maths",)):
-        assert train_verifier(trace(tasks=tasks), ORIGIN, features=("before",))[1].transfer is None
+        assert train_verifier(trace(tasks=tasks), ORIGIN, VerifierSettings(features=("before",)))[1].transfer is None
 
 
 def test_transfer_reaches_the_registry() -> None:
     logged: dict[str, float] = {}
     table = trace(tasks=("maths", "code"))
-    verifier, report = train_verifier(table, ORIGIN, features=("before",), log=lambda name, value, step: logged.update({name: value}))
+    verifier, report = train_verifier(table, ORIGIN, VerifierSettings(features=("before",)),
+                                      log=lambda name, value, step: logged.update({name: value}))
     assert report.transfer is not None
     assert verifier.provenance.metrics["transfer_other_auc"] == report.transfer.means["other"] == logged["transfer_other_auc"]
     assert {"gain", "prevalence", "baseline_auc"} <= verifier.provenance.metrics.keys()
@@ -164,9 +166,10 @@ def test_the_report_is_plain_json_and_a_readable_page(crossed: VerifierReport) -
     plain = crossed.to_json()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert list(plain) == [
-        "features", "ratio", "strength", "threshold", "validation_auc", "candidates", "rows", "prompts", "left_out", "test_trace",
-        "test_rows", "test_prompts", "prevalence", "auc", "baseline_auc", "gain", "intervals", "eta_tp", "eta_fp", "eta_tp_ratio",
-        "eta_fp_ratio", "brier", "calibration_error", "reliability", "roc", "baseline_roc", "kinds", "lambda_grid", "transfer"]
+        "features", "label", "ratio", "temperature", "strength", "threshold", "validation_auc", "candidates", "rows", "prompts",
+        "left_out", "test_trace", "test_rows", "test_prompts", "prevalence", "auc", "baseline_auc", "gain", "intervals", "eta_tp",
+        "eta_fp", "eta_tp_ratio", "eta_fp_ratio", "brier", "calibration_error", "reliability", "roc", "baseline_roc", "kinds",
+        "lambda_grid", "transfer"]
     assert plain["intervals"]["auc"] == list(crossed.metrics.intervals["auc"]) if crossed.metrics.intervals else False
     timed = crossed.model_copy(update={"cost": ScoreCost(score_us=20.0, draft_us=4000.0, share=0.005)})
     assert timed.to_json() == {**plain, "cost": {"score_us": 20.0, "draft_us": 4000.0, "share": 0.005}}

@@ -1,6 +1,7 @@
 """The verifier learns what can be learnt, and its figures are of prompts that it never saw."""
 
 import gc
+import json
 import sys
 import tracemalloc
 from pathlib import Path
@@ -14,10 +15,12 @@ from components.collect.trace_columns import column
 from components.prompts.prompt import Prompt
 from components.train import examples as verifier_data
 from components.train import verifier as verifier_training
-from components.train.examples import Examples, folds, read_examples, split_by_prompt
+from components.train.examples import Examples, VerifierLabel, folds, read_examples, split_by_prompt
 from components.train.logistic import cross_validate, fit, sigmoid
 from components.train.metrics import auc_of
 from components.train.reports import VerifierReport
+from components.train.row_split import compare_splits
+from components.train.settings import LabelKind, VerifierSettings
 from components.train.verifier import choose_threshold, train_verifier
 from serving.artifacts.verifier import Verifier, scalar_features
 from serving.errors import DraftwellError
@@ -56,7 +59,7 @@ def test_a_separable_trace_is_learnt_and_the_right_state_chosen(trained):
 
 
 def test_shuffled_labels_teach_nothing():
-    _, report = train_verifier(trace(rows=6000, prompts=60, shuffled=True), ORIGIN, features=("before", "after"))
+    _, report = train_verifier(trace(rows=6000, prompts=60, shuffled=True), ORIGIN, VerifierSettings(features=("before", "after")))
     assert abs(report.metrics.auc - 0.5) < 0.06
 
 
@@ -135,7 +138,7 @@ def test_a_large_trace_is_never_spread_out_as_a_whole(tmp_path, monkeypatch):
         del examples
         gc.collect()
         tracemalloc.reset_peak()
-        train_verifier(traces, ORIGIN, features=("before", "after"))
+        train_verifier(traces, ORIGIN, VerifierSettings(features=("before", "after")))
         training = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -184,14 +187,14 @@ def test_the_threshold_keeps_to_the_wanted_false_positives():
     rng = np.random.default_rng(0)
     ratio, score = rng.uniform(0, 2, 4000), rng.uniform(0, 1, 4000)
     for wanted in (0.0, 0.05, 0.3):
-        tau = choose_threshold(ratio, score, wanted)
+        tau = choose_threshold(ratio > 1, score, wanted)
         kept = score >= tau
         assert kept[ratio > 1].mean() <= wanted
         assert kept[ratio > 1].mean() > wanted - 0.01
-    assert choose_threshold(ratio, score, None) == 0.5
-    assert 0 < choose_threshold(ratio, score, 1.0) < 1e-3
-    strict = train_verifier(trace(), ORIGIN, features=("before",), wanted_false_positive=0.02)[1]
-    loose = train_verifier(trace(), ORIGIN, features=("before",), wanted_false_positive=0.4)[1]
+    assert choose_threshold(ratio > 1, score, None) == 0.5
+    assert 0 < choose_threshold(ratio > 1, score, 1.0) < 1e-3
+    strict = train_verifier(trace(), ORIGIN, VerifierSettings(features=("before",), eta_fp=0.02))[1]
+    loose = train_verifier(trace(), ORIGIN, VerifierSettings(features=("before",), eta_fp=0.4))[1]
     assert strict.metrics.eta_fp < loose.metrics.eta_fp
     assert strict.metrics.eta_tp < loose.metrics.eta_tp
 
@@ -219,13 +222,14 @@ def test_every_lambda_of_the_paper_is_reported(trained):
     assert all(found.auc > 0.95 for found in grid.values())
     for name in ("auc", "baseline_auc", "prevalence", "gain", "intervals", "roc"):
         assert getattr(grid["1.2"], name) == getattr(report.metrics, name)
-    assert list(train_verifier(trace(), ORIGIN, features=("before",), ratio=2.0)[1].lambda_grid) == ["1", "1.2", "1.5", "2"]
+    wider = VerifierSettings(features=("before",), ratio=2.0)
+    assert list(train_verifier(trace(), ORIGIN, wider)[1].lambda_grid) == ["1", "1.2", "1.5", "2"]
 
 
 def test_a_lambda_that_nothing_exceeds_has_no_figures():
     table = trace()
     low = np.minimum(table.column("ratio").to_numpy(), 1.3)
-    report = train_verifier(with_column(table, "ratio", low), ORIGIN, features=("before",))[1]
+    report = train_verifier(with_column(table, "ratio", low), ORIGIN, VerifierSettings(features=("before",)))[1]
     assert report.lambda_grid["1.5"] is None
     assert report.lambda_grid["1"].auc > 0.9
 
@@ -234,15 +238,16 @@ def test_a_test_trace_is_not_learnt_from_and_its_known_prompts_are_left_out():
     """Ids say nothing: those of two files may be the same. What the prompts say does."""
     learnt, other = trace(prompts=10), trace(rows=900, prompts=9, name="q", seed=1)
     same_ids = with_column(other, "prompt_id", [name.replace("q", "p") for name in other.column("prompt_id").to_pylist()])
-    report = train_verifier(learnt, ORIGIN, test=same_ids, features=("before",))[1]
+    report = train_verifier(learnt, ORIGIN, VerifierSettings(features=("before",)), test=same_ids)[1]
     assert report.left_out == []
     assert report.rows == {"train": 3000, "test": 900}
     assert report.metrics.auc > 0.95
     assert report.metrics.test_rows == 900
     turned = trace(rows=900, prompts=9, name="q", seed=1, tasks=("t",), turned=("t",))
-    assert train_verifier(learnt, ORIGIN, test=turned, features=("before",))[1].metrics.auc < 0.2, "the test trace taught nothing"
+    report = train_verifier(learnt, ORIGIN, VerifierSettings(features=("before",)), test=turned)[1]
+    assert report.metrics.auc < 0.2, "the test trace taught nothing"
     mixed = pa.concat_tables([other, learnt.slice(0, 600)])
-    report = train_verifier(learnt, ORIGIN, test=mixed, features=("before",))[1]
+    report = train_verifier(learnt, ORIGIN, VerifierSettings(features=("before",)), test=mixed)[1]
     assert report.left_out == ["p0", "p1"]
     assert report.prompts["test"] == [f"q{i}" for i in range(9)]
     with raises_code("test_prompts_known", "test trace"):
@@ -296,11 +301,13 @@ def with_state(value: float) -> pa.Table:
     (trace(hidden=False), {"features": ("after",)}, "no_hidden_states", "after"),
     (trace(), {"features": ("befor",)}, "unknown_features", "befor"),
     (trace(), {"ratio": 0.0}, "out_of_range", "ratio"),
-    (trace(), {"wanted_false_positive": 2.0}, "out_of_range", "wanted_false_positive")])
+    (trace(), {"eta_fp": 2.0}, "out_of_range", "eta_fp"),
+    (trace(), {"label": "argmax"}, "no_probabilities", "draft_p"),
+    (trace(matches=0.7, temperature=0.7), {"label": "argmax"}, "sampled_trace", "temperature 0.7")])
 def test_what_cannot_be_trained_on_is_refused_in_a_line(table, options, code, named):
     """Codes of None are those of `components.collect`, which refuses values that are not finite."""
     with pytest.raises(DraftwellError, match=named) as error:
-        train_verifier(table, ORIGIN, **options)
+        train_verifier(table, ORIGIN, VerifierSettings(**options))
     assert code in (None, error.value.code)
     assert "\n" not in str(error.value)
 
@@ -315,6 +322,52 @@ def test_a_real_trace_trains_a_verifier(tmp_path):
     assert sum(report.rows.values()) == rows.num_rows
     assert verifier.weight.numel() == read_examples(traces).features(verifier.features).shape[1]
     assert np.isfinite(column(rows, "confidence")).all()
+
+
+def test_the_label_is_what_is_predicted():
+    """The target's choice depends on another state than the ratio does: each label finds its own."""
+    table = trace(matches=0.7, temperature=0.0)
+    choice, report = train_verifier(table, ORIGIN, VerifierSettings(label="argmax"))
+    assert report.metrics.auc > 0.9
+    assert report.features == ["after"]
+    assert (choice.label, choice.provenance.parameters["label"], choice.provenance.parameters["temperature"]) == ("argmax", "argmax", 0.0)
+    assert report.metrics.eta_fp == pytest.approx(0.1, abs=0.06)  # of the tokens that are not the target's choice
+    by_ratio, other = train_verifier(table, ORIGIN)
+    assert (by_ratio.label, other.features, other.metrics.auc > 0.9) == ("ratio", ["before"], True)
+    greedy, _ = train_verifier(table, ORIGIN, VerifierSettings(label="soft"))
+    assert torch.equal(greedy.weight, choice.weight), "at temperature 0 the chance to be kept is 0 or 1"
+
+
+def test_a_soft_label_gives_chances():
+    table = trace(matches=0.7, temperature=0.7)
+    verifier, report = train_verifier(table, ORIGIN, VerifierSettings(label="soft"))
+    assert "after" in report.features
+    assert report.metrics.calibration_error < 0.06
+    examples = read_examples(table)
+    wanted = VerifierLabel(LabelKind.SOFT).targets(examples)
+    assert ((wanted > 0) & (wanted < 1)).mean() > 0.5, "some are between"
+    given = sigmoid(examples.features(verifier.features) @ verifier.weight.numpy() + verifier.bias)
+    assert np.corrcoef(wanted, given)[0, 1] > 0.9
+
+
+def test_a_verifier_of_an_earlier_release_has_the_label_ratio(tmp_path):
+    verifier = train_verifier(trace(), ORIGIN, VerifierSettings(features=("before",)))[0]
+    for label in ("ratio", "argmax", "soft"):
+        Verifier(verifier.weight, 0.0, ("before",), 0.5, 1.2, ORIGIN, label).save(tmp_path / label)
+        assert Verifier.load(tmp_path / label).label == label
+    assert "label" not in json.loads((tmp_path / "ratio" / "verifier.json").read_text()), "what an earlier release wrote"
+    with raises_code("unknown_label"):
+        Verifier(verifier.weight, 0.0, ("before",), 0.5, 1.2, ORIGIN, "rank")
+
+
+def test_a_chat_pair_learns_nothing_inside_a_users_message():
+    """Older traces have such positions, of kind bare."""
+    table = trace()
+    kinds = np.array(table.column("kind").to_pylist())
+    verifier, report = train_verifier(table, ORIGIN, VerifierSettings(features=("before",)), chat=True)
+    assert sum(report.rows.values()) == (kinds != "bare").sum()
+    assert set(report.metrics.kinds) == set(KINDS) - {"bare"}
+    assert verifier.provenance.parameters["kinds"] == "draft+mixed+target"
 
 
 def test_many_noisy_states_do_not_drown_the_scalars():
@@ -332,7 +385,7 @@ def test_many_noisy_states_do_not_drown_the_scalars():
     held = [np.arange(1200) < 600, np.arange(1200) >= 600]
     found = {}
     for names in (("scalars",), ("before", "scalars"), ("before",)):
-        line = fit(train, names, 1.2, cross_validate(train, held, names, 1.2).strength)
+        line = fit(train, names, VerifierLabel(), cross_validate(train, held, names, VerifierLabel()).strength)
         found[names] = auc_of(test.ratio <= 1.2, line.logits(test))
     assert found[("before",)] == pytest.approx(0.5, abs=0.04)
     assert found[("scalars",)] > 0.8
@@ -345,9 +398,9 @@ def test_validation_scores_are_of_prompts_that_the_fit_did_not_see():
     states = generator.normal(size=(400, 400)).astype(np.float32)
     ratio = np.where(generator.random(400) < 0.5, 1.0, 3.0).astype(np.float32)
     examples = Examples({"before": states}, ratio, ratio, np.array([f"p{i // 40}" for i in range(400)]))
-    found = cross_validate(examples, folds(examples, 0), ("before",), 1.2)
+    found = cross_validate(examples, folds(examples, 0), ("before",), VerifierLabel())
     assert abs(auc_of(ratio <= 1.2, found.logits) - 0.5) < 0.1
-    assert auc_of(ratio <= 1.2, sigmoid(fit(examples, ("before",), 1.2, 1e-2).logits(examples))) > 0.95
+    assert auc_of(ratio <= 1.2, sigmoid(fit(examples, ("before",), VerifierLabel(), 1e-2).logits(examples))) > 0.95
 
 
 def test_training_without_scikit_learn_is_refused_in_a_line(monkeypatch):
@@ -355,3 +408,21 @@ def test_training_without_scikit_learn_is_refused_in_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     with raises_code("missing_package", "scikit-learn"):
         train_verifier(trace(), ORIGIN)
+
+
+def test_a_split_by_row_flatters():
+    """Rows of one prompt share what decides: who knows a prompt by heart looks good on its other rows, and on no other prompt."""
+    generator = np.random.default_rng(0)
+
+    def examples(prompts: int, name: str) -> Examples:
+        number = np.repeat(np.arange(prompts), 20)
+        own = generator.normal(size=(prompts, 64))
+        ratio = np.where(generator.random(prompts) < 0.5, 1.0, 3.0)[number].astype(np.float32)
+        states = (own[number] + 0.3 * generator.normal(size=(len(number), 64))).astype(np.float16)
+        return Examples({"before": states}, ratio, ratio, np.char.add(name, number.astype(str)))
+
+    found = compare_splits(examples(40, "a"), examples(40, "b"), VerifierLabel())
+    assert found["by row"]["reported"] > 0.9
+    assert found["by row, Adam's best epoch on its test rows"]["reported"] > 0.9
+    assert found["by row"]["untouched"] < 0.7
+    assert abs(found["by prompt"]["reported"] - found["by prompt"]["untouched"]) < 0.35

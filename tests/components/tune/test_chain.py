@@ -30,7 +30,8 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     times = measure_profile(pair, origin, repeats=1, context=16)
     resources = StrategyResources({"verifier": verifier, "acceptance_head": head, "acceptance_table": table, "hardware_profile": times,
                "correction_memory": build_correction_memory(pair, prompts[:4], origin, MemorySettings(max_tokens=16))}, pair.special_tokens)
-    settings = TuneSettings(constraints=Constraints(lossless_only=False), trials=9, max_tokens=8, explore=1, measure_top=20)
+    limits = Constraints(lossless_only=False, max_quality_loss=0.1)
+    settings = TuneSettings(constraints=limits, trials=9, max_tokens=8, explore=1, measure_top=20)
     tuned = tune_strategy(TuneInputs(pair, trace, prompts[:3], resources, times), settings, Evaluator(pair, resources, max_tokens=8),
                           lambda prompts, measured: Quality(1.0))
     assert {figure.strategy for figure in tuned.measured} >= {"autoregressive", "sprinter", "csd", "specdec_pp"}

@@ -19,7 +19,7 @@ from serving.runtime.strategies import PLAIN, StrategyChoice
 from tests.support.loop.scripted_clock import Clock
 
 PROMPTS = [Prompt(f"p{i}", None, [f"prompt {i}"]) for i in range(8)]
-LOSSY = Constraints(lossless_only=False, max_quality_loss=0.1)
+LOSSY = Constraints(lossless_only=False, max_quality_loss=0.1, max_rouge_l_loss=2.0, max_surprisal_shift=0.1)
 CSD = StrategyChoice("csd", {"num_speculative_tokens": 6})
 VANILLA = [StrategyChoice("vanilla_sd", {"num_speculative_tokens": gamma}) for gamma in (1, 2, 3)]
 SPEEDS = {"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5}
@@ -131,3 +131,16 @@ def test_a_lower_bound_holds_on_very_few_prompts() -> None:
         studies = rng.normal(1.0, 0.3, (2000, prompts))
         above = [lower_bound(lambda sums: sums[0] / sums[1], [study, [1.0] * prompts]) > 1.0 for study in studies.tolist()]
         assert 0.035 <= np.mean(above) <= 0.065, prompts
+
+
+@pytest.mark.parametrize(("shifts", "objects", "sure"), [
+    ([0.3] * 8, True, True), ([-0.3] * 8, True, True), ([0.05] * 8, False, False), ([2.0, *[0.0] * 7], True, False)])
+def test_samples_may_be_neither_much_less_nor_much_more_likely_than_plain_decodings(shifts: list[float], objects: bool, sure: bool) -> None:
+    """All of the same share of argmax: it says nothing here."""
+    def quality(prompts: Sequence[Prompt], measured: Measured) -> Quality:
+        mine = [shifts[PROMPTS.index(prompt)] if measured.calls[0] == 10 else 0.02 for prompt in prompts]
+        return Quality(0.8, None, float(np.mean(mine)))
+
+    found = ConstraintChecker(LOSSY, quality, None, {}).violation(CSD, PROMPTS, written(CSD, PROMPTS), written(PLAIN, PROMPTS))
+    assert (found is not None) == objects
+    assert found is None or (found.sure == sure and "nats a token" in found.why)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from components.bench.runner import StrategyContender
+from components.bench.target_agreement import TargetAgreement, argmax_matches
 from components.prompts.prompt import Prompt
 from components.tune import evaluator as module
 from components.tune.evaluator import Evaluator, Measured, QualityReader
@@ -89,15 +90,41 @@ def test_outputs_are_judged_by_the_target(pair: LoadedPair, monkeypatch: pytest.
     wrong = Measured(plain.seconds, [[output[0], *[(token + 1) % 20 for token in output[1:]]] for output in plain.outputs], plain.calls)
     spoilt = reader(PROMPTS, wrong).share
     assert spoilt < 0.9
-    right = sum(module.argmax_matches(pair, pair.encode_prompt(p.prompt), o) for p, o in zip(PROMPTS, wrong.outputs, strict=True))
+    right = sum(argmax_matches(pair, pair.encode_prompt(p.prompt), o) for p, o in zip(PROMPTS, wrong.outputs, strict=True))
     assert spoilt == pytest.approx(right / sum(wrong.tokens))
-    monkeypatch.setattr(module, "argmax_matches", lambda *args: pytest.fail("what was read once is not read again"))
+    monkeypatch.setattr(module, "agreement", lambda *args: pytest.fail("what was read once is not read again"))
     assert reader(PROMPTS, wrong).share == spoilt
 
 
 def test_rouge_is_in_points_and_only_where_there_are_references(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Measured([1.0] * 2, [[5, 6]] * 2, [2] * 2)
-    monkeypatch.setattr(module, "argmax_matches", lambda *args: 2)
+    monkeypatch.setattr(module, "agreement", lambda *args: TargetAgreement(2, 2, 0.0))
     texts = [Prompt("a", None, ["x"], pair.decode([5, 6])), Prompt("b", None, ["y"], "nothing alike")]
     assert QualityReader(pair)(texts, measured).rouge_l == pytest.approx(50.0)
     assert QualityReader(pair)([Prompt("a", None, ["x"]), Prompt("b", None, ["y"])], measured).rouge_l is None
+
+
+def test_sampled_requests_have_seeds_of_their_own_and_the_same_each_time(pair: LoadedPair) -> None:
+    contest = Evaluator(pair, resources(), max_tokens=10, temperature=0.7)
+    plain, _ = contest([PLAIN, GAMMA], PROMPTS)
+    [again] = contest([PLAIN], PROMPTS, fresh=True)
+    assert again.outputs == plain.outputs, "fixed seeds"
+    [greedy] = Evaluator(pair, resources(), max_tokens=10)([PLAIN], PROMPTS)
+    assert plain.outputs != greedy.outputs
+    twice = [PROMPTS[0], Prompt("again", None, PROMPTS[0].turns)]
+    [two] = contest([PLAIN], twice)
+    assert two.outputs[0] != two.outputs[1], "every prompt has a seed of its own"
+
+
+def test_sampled_outputs_are_judged_by_how_likely_they_are(pair: LoadedPair) -> None:
+    """Greedy texts have the best share of argmax, and are far too likely for samples: only the second measure shows it."""
+    many = [Prompt(f"p{i}", None, ["hello world"]) for i in range(60)]
+    [sampled] = Evaluator(pair, resources(), max_tokens=10, temperature=0.7)([PLAIN], many)
+    [greedy] = Evaluator(pair, resources(), max_tokens=10)([PLAIN], PROMPTS)
+    reader = QualityReader(pair, 0.7)
+    own, likely = reader(many, sampled), reader(PROMPTS, greedy)
+    assert own.surprisal == pytest.approx(0.0, abs=0.1)
+    assert likely.share == 1.0 > own.share
+    assert likely.surprisal is not None
+    assert likely.surprisal < -0.3
+    assert QualityReader(pair)(PROMPTS, greedy).surprisal is None

@@ -100,7 +100,7 @@ def test_what_the_tuner_measures_is_less_than_a_third_of_the_grid() -> None:
     asked = tokens * sum(len(configs) * len(ids) for configs, ids, _ in clock.calls)
     explored = EXPLORE_PROMPTS * EXPLORE_TOKENS * (SETTINGS.explore + 1)
     assert prompts >= FEWEST_PROMPTS
-    assert (asked + explored) / (tokens * prompts * (len(GRID) + 1)) < 0.25, "so that replay and warming up have room"
+    assert (asked + explored) / (tokens * prompts * (len(GRID) + 1)) < 0.22, "so that replay and warming up have room below a quarter"
 
 
 def test_the_best_keeps_to_the_constraints() -> None:

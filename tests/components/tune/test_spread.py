@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from components.collect.plan import ForeignTrace, is_complete
 from components.prompts.prompt import Prompt
 from components.tune.evidence import Trial
 from components.tune.search.search import Search
-from components.tune.search.space import REPLAYED
-from components.tune.search.studies import Studies
+from components.tune.search.trial_log import TrialLog
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice
@@ -25,8 +24,6 @@ from tests.support.loop.scripted_clock import Clock
 from tests.support.loop.tuning import run_tuner
 from tests.support.models.tiny import llama_pair
 
-NO_HEAD = [name for name in REPLAYED if name != "specdec_pp"]
-"""The strategies that the resources of these tests suffice for."""
 PROMPTS = [Prompt(f"p{i}", "qa", [text, "and then"]) for i, text in enumerate(["hello world", "abc", "so it goes", "xyzzy!", "q"])]
 SETTINGS: dict[str, Any] = {"max_tokens": 8, "rollout": 4, "prefix_kinds": ("bare", "target", "mixed"), "turns": 0, "batch": 2}
 
@@ -112,13 +109,15 @@ def test_a_worker_that_sees_something_else_writes_nothing(pair: LoadedPair, tmp_
     assert not list(tmp_path.rglob("shard-*"))
 
 
-def replays(search: Search, shares: Mapping[str, int]) -> list[Trial]:
-    """Workers with a study of their own for each strategy, as `flows.workers.worker_jobs.replay_strategy` does it."""
-    made: list[Trial] = []
-    for name, share in shares.items():
-        worker = replace(search, studies=Studies(None, search.studies.seed))
-        made += worker.search(name, share, worker.predict)
-    return made
+Found = Callable[[Trial], None]
+
+
+def replays(search: Search, choices: Sequence[StrategyChoice], found: Found) -> None:
+    """Three workers with a log of their own, the last one first, as `flows.workers.worker_jobs.replay_configs` does it."""
+    worker = replace(search, trials=TrialLog(None))
+    for part in (2, 1, 0):
+        for choice in choices[part::3]:
+            found(Trial.model_validate(worker.predict(choice).model_dump(mode="json")))
 
 
 @pytest.fixture(scope="module")
@@ -126,36 +125,38 @@ def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSe
     return collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=12, rollout=6, batch=4)
 
 
-@pytest.mark.parametrize("trials", [12, 60])
-def test_replays_by_others_choose_the_same_configs(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
-    """With few trials a sampler proposes, with many the small spaces are tried whole: both ask for what the workers asked for."""
-    settings: dict[str, Any] = {"trials": trials, "max_tokens": 12, "strategies": ["autoregressive", *NO_HEAD]}
+@pytest.mark.parametrize("trials", [12, None])
+def test_replays_by_others_choose_the_same_configs(pair: LoadedPair, trace: TraceSet, monkeypatch: pytest.MonkeyPatch,
+                                                   trials: int | None) -> None:
+    strategies = ["autoregressive", "vanilla_sd", "svip", "pearl", "prompt_lookup"]
+    settings: dict[str, Any] = {"trials": trials, "max_tokens": 12, "strategies": strategies}
     one = run_tuner(pair, trace, PROMPTS, Clock({}), **settings)
-    real, own = Search.predict, []
-
-    def predict(self: Search, choice: StrategyChoice) -> Trial:
-        if self.known and choice not in self.known:
-            own.append(choice.name)
-        return real(self, choice)
-
-    monkeypatch.setattr(Search, "predict", predict)
+    real, replayed = Search.predict, list[StrategyChoice]()
+    monkeypatch.setattr(Search, "predict", lambda self, choice: replayed.append(choice) or real(self, choice))
     spread = run_tuner(pair, trace, PROMPTS, Clock({}), spread=replays, **settings)
     assert spread.trials == one.trials
     assert spread.choice == one.choice
-    here = {"autoregressive", "vanilla_sd", "specdec_pp"}  # SpecDec++ needs the draft
-    assert set(own) <= here, "nothing that workers replayed is replayed again"
+    trials_once = [choice for choice in replayed if choice.name not in {"autoregressive", "vanilla_sd"}]  # these two are references too
+    assert len(set(trials_once)) == len(trials_once), "nothing that workers replayed is replayed again"
 
 
-def test_finished_studies_are_not_given_out_again(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
-    asked: list[list[str]] = []
+def test_workers_that_fail_lose_only_their_own_part(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
+    """What was found is on disk; the next run hands out the rest, and chooses as one process does."""
+    settings: dict[str, Any] = {"max_tokens": 12, "strategies": ["vanilla_sd", "prompt_lookup"], "study": tmp_path / "trials.jsonl"}
+    asked: list[int] = []
 
-    def spread(search: Search, shares: Mapping[str, int]) -> list[Trial]:
-        asked.append(sorted(shares))
-        return replays(search, shares)
+    def dies(search: Search, choices: Sequence[StrategyChoice], found: Found) -> None:
+        asked.append(len(choices))
+        replays(search, choices[:5], found)
+        raise KeyboardInterrupt
 
-    settings: dict[str, Any] = {"trials": 12, "max_tokens": 12, "strategies": ["autoregressive", "vanilla_sd", "prompt_lookup"],
-                                "study": tmp_path / "study.db"}
-    first = run_tuner(pair, trace, PROMPTS, Clock({}), spread=spread, **settings)
-    again = run_tuner(pair, trace, PROMPTS, Clock({}), spread=spread, **settings)
-    assert asked == [["prompt_lookup", "vanilla_sd"]]
-    assert again.trials == first.trials
+    def counted(search: Search, choices: Sequence[StrategyChoice], found: Found) -> None:
+        asked.append(len(choices))
+        replays(search, choices, found)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tuner(pair, trace, PROMPTS, Clock({}), spread=dies, **settings)
+    first = run_tuner(pair, trace, PROMPTS, Clock({}), spread=counted, **settings)
+    again = run_tuner(pair, trace, PROMPTS, Clock({}), spread=counted, **settings)
+    assert asked == [asked[0], asked[0] - 5], "the third run had nothing to hand out"
+    assert again.trials == first.trials == run_tuner(pair, trace, PROMPTS, Clock({}), **settings | {"study": None}).trials

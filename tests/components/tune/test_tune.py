@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def trace(pair: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> TraceSe
     return collect_traces(pair, PROMPTS, tmp_path_factory.mktemp("trace"), max_tokens=16, rollout=8, batch=4)
 
 
-LOSSY = Constraints(lossless_only=False)
+LOSSY = Constraints(lossless_only=False, max_quality_loss=0.1, max_rouge_l_loss=2.0)
 
 
 def judge(prompts: Sequence[Prompt], measured: Measured) -> Quality:
@@ -130,6 +131,7 @@ def test_rollouts_bound_the_space() -> None:
         (True, 0.0, 4),
         *((True, tau, longest) for tau in (0.05, 0.2) for longest in (4, 8, 16, 32)),
     }
+    assert start("sprinter", MEASURED["sprinter"]).parameters == {"tau": None}, "the verifier's own threshold"
     assert start("csd", MEASURED["csd"]).parameters == {"num_speculative_tokens": 6, "min_count": 6, "tau": 0.01}
     assert start("pearl", REPLAYED["pearl"]).parameters == {"num_speculative_tokens": None}, "as many as the profile says"
 
@@ -255,7 +257,7 @@ def test_the_shortlist_is_the_predicted_best_of_each_strategy(pair: LoadedPair, 
         best = min((t for t in trials if t["strategy"] == name), key=lambda t: t["predicted_seconds_per_token"])
         assert StrategyChoice(name, best["parameters"]) in clock.asked
     gammas = {t["parameters"]["num_speculative_tokens"] for t in trials if t["strategy"] == "vanilla_sd"}
-    assert gammas == set(range(1, 9))  # the trial budget covers this grid, so all of it was tried, up to K = 8
+    assert gammas == set(range(1, 9)), "up to K = 8"
     texts = read_texts(trace)
     for trial in trials[:3]:
         again = replay_strategy(texts, trial["strategy"], trial["parameters"], RESOURCES, PROFILE, extend=True)
@@ -289,7 +291,7 @@ def test_evidence_is_plain_json_and_complete(pair: LoadedPair, trace: TraceSet) 
     assert evidence["device_class"] == "cpu-test"
     assert evidence["choice"] == tuned.choice.to_json()
     assert evidence["artifacts"] == {kind: artifact_digest(RESOURCES.artifacts[kind]) for kind in RESOURCES.artifacts}
-    assert evidence["constraints"] == {"lossless_only": True, "max_quality_loss": 0.1, "max_cost_ratio": None}
+    assert evidence["constraints"] == {"lossless_only": True, "max_quality_loss": None, "max_rouge_l_loss": None, "max_cost_ratio": None}
     assert {"machine", "prompts_digest", "seed", "fingerprint", "champion", "rungs", "front"} <= set(evidence)
     replayed = [trial for trial in evidence["trials"] if trial["source"] == "replayed"]
     assert 0 < len(replayed) <= 12
@@ -330,7 +332,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
             tuned = run(pair, trace, Clock({"autoregressive": 1.0}), **{"strategies": ["spide"], "trials": 8, **more})
         return [t for t in tuned.trials if t.source == "replayed"], [name for name in replays if name == "spide"]
 
-    study = tmp_path / "study.db"
+    study = tmp_path / "trials.jsonl"
     first, replays = replays_of(study=study)
     assert len(replays) >= 8
     assert first == replays_of()[0]
@@ -346,7 +348,7 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
         {**RESOURCES.artifacts, "acceptance_table": AcceptanceTable.empty(ORIGIN.model_copy(update={"git_commit": "c" * 40}))},
         deterministic=True,
     )
-    assert replays_of(study=study, resources=later) == (longer, [])  # but not that of the same table, made by another commit
+    assert replays_of(study=study, resources=later) == (first, [])  # but not that of the same table, made by another commit
     again = HardwareProfile(1.0, {1: 10.0, 4: 11.0, 8: 12.0}, 0.1, ORIGIN.model_copy(update={"git_commit": "c" * 40}))
     saved = AcceptanceTable.empty(ORIGIN)
     saved.save(tmp_path / "table")
@@ -355,33 +357,76 @@ def test_the_same_seed_tries_the_same_and_a_study_file_goes_on(pair: LoadedPair,
     )
     monkeypatch.setattr(f"{__name__}.PROFILE", again)
     assert replays_of(study=study, resources=loaded) == (
-        longer,
+        first,
         [],
     )  # nor the same profile of another commit, nor what was read from a folder
 
 
-def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: dict[str, Any] = {"strategies": ["vanilla_sd", "spide"], "trials": 20}
-    whole = run(pair, trace, Clock({}), **settings).trials
-    done: list[str] = []
+def test_without_a_limit_every_configuration_is_replayed(pair: LoadedPair, trace: TraceSet) -> None:
+    """The tuner chooses from the best of all, not from those that a sampler happened to propose."""
+    told: list[tuple[int, int, str]] = []
+    tuned = run(pair, trace, Clock({}), trials=None, strategies=["vanilla_sd", "svip"], progress=lambda *row: told.append(row))
+    everything = [choice for name in ("vanilla_sd", "svip") for choice in replayable(name, 8, PROFILE)]
+    assert [trial.choice for trial in tuned.trials] == everything
+    assert told[-1][:2] == (len(everything), len(everything))
+    assert [done for done, _, _ in told] == list(range(1, len(everything) + 1))
 
-    def dies(*args: Any, **more: Any) -> Any:
-        done.append(args[1])
-        if len(done) == 6:
+
+def test_a_limit_covers_every_value_before_it_repeats_one(pair: LoadedPair, trace: TraceSet) -> None:
+    tuned = run(pair, trace, Clock({}), constraints=LOSSY, strategies=["csd"], explore=5)
+    tried = [trial.parameters for trial in tuned.trials]
+    assert {len({point[name] for point in tried}) for name in ("min_count", "tau")} == {4, 5}, "all values of both"
+    few = run(pair, trace, Clock({}), trials=12, strategies=["vanilla_sd", "prompt_lookup", "spide"])
+    counted = Counter(trial.strategy for trial in few.trials)
+    assert counted == {"vanilla_sd": 4, "prompt_lookup": 4, "spide": 4}
+
+
+def test_lossy_strategies_need_a_limit_of_their_loss(pair: LoadedPair, trace: TraceSet) -> None:
+    """The floor is data of the gate, and components have no number of their own."""
+    with raises_code("no_quality_limit"):
+        run(pair, trace, Clock({}), constraints=Constraints(lossless_only=False))
+
+
+def test_a_search_that_was_killed_goes_on(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"strategies": ["vanilla_sd", "svip"], "trials": None}
+    replays: list[str] = []
+
+    def counted(*args: Any, **more: Any) -> Any:
+        replays.append(args[1])
+        if len(replays) == dies_at:
             raise KeyboardInterrupt
         return replay_strategy(*args, **more)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(search, "replay_strategy", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(pair, trace, Clock({}), study=tmp_path / "study.db", **settings)
-    resumed = run(pair, trace, Clock({}), study=tmp_path / "study.db", **settings).trials
-    assert len(resumed) == len(whole) == 20
-    assert {t.choice for t in resumed if t.strategy == "vanilla_sd"} == {t.choice for t in whole if t.strategy == "vanilla_sd"}
+    monkeypatch.setattr(search, "replay_strategy", counted)
+    dies_at = 0
+    whole, needed = run(pair, trace, Clock({}), **settings).trials, len(replays)
+    replays.clear()
+    dies_at = 6  # five of vanilla SD, each of which is replayed once, are done
+    with pytest.raises(KeyboardInterrupt):
+        run(pair, trace, Clock({}), study=tmp_path / "trials.jsonl", **settings)
+    replays.clear()
+    dies_at = 0
+    assert run(pair, trace, Clock({}), study=tmp_path / "trials.jsonl", **settings).trials == whole
+    assert len(replays) == needed - 5
+
+
+def test_a_broken_line_costs_one_replay(pair: LoadedPair, trace: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands in the file: the half line of a process that was killed, or a line that somebody has damaged."""
+    file = tmp_path / "trials.jsonl"
+    settings: dict[str, Any] = {"strategies": ["vanilla_sd"], "trials": None, "study": file}
+    whole = run(pair, trace, Clock({}), **settings).trials
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:3], b'{"search": 3}\n', *lines[4:-1], lines[-1][:-30]]))
+    replays: list[str] = []
+    monkeypatch.setattr(search, "replay_strategy", lambda *args, **more: replays.append(args[1]) or replay_strategy(*args, **more))
+    for needed in (3, 1):  # two trials and plain decoding; then plain decoding alone
+        replays.clear()
+        assert run(pair, trace, Clock({}), **settings).trials == whole
+        assert len(replays) == needed
 
 
 def test_a_tuning_that_was_killed_in_the_second_rung_measures_the_rest_only(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"study": tmp_path / "study.db", "rungs": tmp_path / "rungs.json", "strategies": ["vanilla_sd", "csd"],
+    settings: dict[str, Any] = {"study": tmp_path / "trials.jsonl", "rungs": tmp_path / "rungs.json", "strategies": ["vanilla_sd", "csd"],
                                 "constraints": LOSSY, "measure_top": 5}
     speeds = {"autoregressive": 1.0, "vanilla_sd": 1.3, "csd": 1.2}
     whole = Clock(speeds)
@@ -397,7 +442,7 @@ def test_a_tuning_that_was_killed_in_the_second_rung_measures_the_rest_only(pair
 
 def test_a_tuning_with_other_threads_measures_anew(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
     """Seconds of one thread beside seconds of two would be compared as if a config were twice as fast."""
-    settings: dict[str, Any] = {"study": tmp_path / "study.db", "rungs": tmp_path / "rungs.json", "strategies": ["vanilla_sd", "csd"],
+    settings: dict[str, Any] = {"study": tmp_path / "trials.jsonl", "rungs": tmp_path / "rungs.json", "strategies": ["vanilla_sd", "csd"],
                                 "constraints": LOSSY}
     first, same, other = Clock({"vanilla_sd": 1.3}), Clock({}), Clock({"vanilla_sd": 1.3})
     with using_threads(1):
@@ -536,12 +581,12 @@ def test_a_quality_that_is_no_number_is_refused(pair: LoadedPair, trace: TraceSe
 
 
 def test_a_study_of_another_search_is_refused_and_kept(pair: LoadedPair, trace: TraceSet, tmp_path: Path) -> None:
-    study, clock = tmp_path / "mine.db", Clock({})
+    study, clock = tmp_path / "mine.jsonl", Clock({})
     settings: dict[str, Any] = {"strategies": ["vanilla_sd"], "trials": 4, "study": study}
     run(pair, trace, clock, **settings, named=True)
     before, asked = study.read_bytes(), len(clock.calls)
     other = StrategyResources({**RESOURCES.artifacts, "hardware_profile": HardwareProfile(2.0, {1: 10.0}, 0.1, ORIGIN)}, deterministic=True)
-    with raises_code("study_of_another_search", "budget", "vanilla_sd", "mine.db", "--study"):
+    with raises_code("study_of_another_search", "budget", "vanilla_sd", "mine.jsonl", "--study"):
         run(pair, trace, clock, **settings, named=True, max_tokens=8)
     with raises_code("study_of_another_search", "artifacts", "vanilla_sd"):
         run(pair, trace, clock, resources=other, profile=other.artifacts["hardware_profile"], **settings, named=True)

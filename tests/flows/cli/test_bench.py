@@ -102,10 +102,10 @@ def test_a_padded_profile_is_never_kept(written: tuple[dict[str, Any], Path], ru
     pair = workspace.load(pad_target=PADDED)
     made = workspace._profile_for(pair, None)
     assert made.provenance.parameters["padded_to"] == pair.padded_to
-    assert not (workspace.artifacts / "hardware_profile").exists()
+    assert not (workspace.folder("hardware_profile")).exists()
     assert draftwell_home() in workspace.artifacts.parents
     plain = workspace._profile_for(workspace.load(), None)
-    assert (workspace.artifacts / "hardware_profile").is_dir()
+    assert (workspace.folder("hardware_profile")).is_dir()
     assert workspace._profile_for(pair, plain) is not plain, "a profile of the plain target does not serve the padded one"
     assert workspace._profile_for(workspace.load(), plain) is plain
 
@@ -140,7 +140,7 @@ def test_the_draft_can_compute_elsewhere(run: Any, pair_file: Path, monkeypatch:
     report = BenchReport(pair="tiny", prompts=1, strategies={}, settings={"temperature": 0, "max_tokens": 4, "runs": 1},
                          machine=machine.describe_machine(pair) | {"draft_device": "cuda"})
     assert ", draft on cuda, " in bench_report.caption(report)
-    kept = workspace.artifacts / "hardware_profile"
+    kept = workspace.folder("hardware_profile")
     there = kept.exists()
     monkeypatch.setattr(machine, "draft_device_of", lambda pair: "cuda")
     assert workspace._profile_for(pair, None).provenance.parameters == {"draft_device": "cuda"}

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from components.prompts.overlap import hashes_of
 from components.prompts.prompt import prompts_digest, read_prompts
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
@@ -39,17 +40,23 @@ def without_rollouts(rows: pa.Table) -> pa.Table:
 def with_nan(name: str) -> Spoil:
     def one(rows: pa.Table) -> pa.Table:
         figures = rows.column(name).to_pylist()
-        figures[5] = [0.5, float("nan"), 0.5]
+        figures[5] = float("nan") if isinstance(figures[5], float) else [0.5, float("nan"), 0.5]
         return with_values(rows, name, figures)
 
     return lambda folder, into: changed(folder, into, one)
 
 
-UNFIT: dict[str, tuple[Spoil, tuple[str, ...]]] = {
-    "empty": (BAD["empty"][0], ("no rows", "draftwell collect")),
-    **{name: BAD[name] for name in ("no shards", "another pair", "truncated", "holes")},
-    "no rollouts": (lambda folder, into: changed(folder, into, without_rollouts), ("no rollouts",)),
-    "NaN figure": (with_nan("rollout_confidence"), ("rollout_confidence",))}
+def without_draft_tokens(rows: pa.Table) -> pa.Table:
+    return with_values(rows, "draft_token", [None] * len(rows))
+
+
+Cases = dict[str, tuple[Spoil, tuple[str, ...]]]
+UNFIT: Cases = {"empty": (BAD["empty"][0], ("no rows", "draftwell collect")),
+                **{name: BAD[name] for name in ("no shards", "another pair", "truncated", "holes")}}
+OF_CALIBRATE: Cases = {"no draft tokens": (lambda folder, into: changed(folder, into, without_draft_tokens), ("draft's token",)),
+                       "NaN figure": (with_nan("confidence"), ("confidence",))}
+OF_TUNE: Cases = {"no rollouts": (lambda folder, into: changed(folder, into, without_rollouts), ("no rollouts",)),
+                  "NaN figure": (with_nan("rollout_confidence"), ("rollout_confidence",))}
 
 
 def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path, traces: Path, own_stores: Path) -> None:
@@ -67,7 +74,9 @@ def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path
     table, memory = (kind.load(space / "artifacts" / kind.kind) for kind in (AcceptanceTable, CorrectionMemory))
     assert table.provenance.trace_digest == TraceSet(traces).digest()
     assert memory.provenance.trace_digest is None, "it was decoded from prompts, whatever the traces hold"
-    assert memory.provenance.parameters["prompts_digest"] == prompts_digest(read_prompts(prompts_file, 2))
+    assert memory.provenance.parameters["prompts_digest"] == prompts_digest(read_prompts(prompts_file)[4:6]), "the traces have four"
+    assert memory.provenance.training_prompts == hashes_of(read_prompts(prompts_file)[4:6])
+    assert table.provenance.training_prompts == hashes_of(read_prompts(prompts_file)[:4])
     sampled = own_stores / "sampled"
     done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--max-tokens", 4, "--temperature", 0.7,
                "--out", sampled)
@@ -75,10 +84,9 @@ def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path
     long = own_stores / "long.jsonl"
     long.write_text(json.dumps({"id": "the long one", "prompt": "an onion " * 2000}) + "\n")
     old = contents(space)
-    cases: dict[str, tuple[Spoil, tuple[str, ...]]] = {
-        **UNFIT, "sampled": (lambda folder, into: sampled, ("temperature 0.7", "draftwell collect --temperature 0"))}
-    for command in (calibrate, tune):
-        for number, (name, (spoil, words)) in enumerate(cases.items()):
+    sampled_too: Cases = {"sampled": (lambda folder, into: sampled, ("temperature 0.7", "draftwell collect --temperature 0"))}
+    for command, own in ((calibrate, OF_CALIBRATE), (tune, OF_TUNE)):
+        for number, (name, (spoil, words)) in enumerate({**UNFIT, **own, **sampled_too}.items()):
             try:
                 refused(command(spoil(traces, own_stores / f"{command.__name__}{number}")), *words)
                 assert contents(space) == old

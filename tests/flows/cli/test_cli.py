@@ -18,7 +18,7 @@ from tests.support.loop.refusals import refused
 from tests.support.loop.tiny_files import snapshot
 
 COMMANDS = ("pairs", "strategies", "generate", "bench", "serve", "collect", "train", "calibrate", "tune", "gate", "promote", "deploy", "ui",
-            "lineage", "demo", "doctor", "distill", "rollback", "schedule", "monitor", "export")
+            "lineage", "demo", "doctor", "distill", "rollback", "schedule", "monitor", "export", "release", "sync")
 HEAVY = ("torch", "transformers", "mlflow", "prefect")
 HELP = f"""
 import json, sys
@@ -215,7 +215,7 @@ def test_nothing_to_release(run: Any, registered: Path, pair_file: Path) -> None
     refused_at_once(run("gate", "--pair", pair_file, "--release", "7"), "version 7")
     done = run("gate", "--pair", pair_file)
     refused(done, "baseline", "--record")
-    assert "release.tiny.cpu has no candidate" in done.stderr
+    assert "pair tiny has no release" in done.stderr
     assert not (registered / "work" / "dist").exists()
 
 

@@ -146,14 +146,14 @@ def test_an_alias_of_the_pair_is_its_name(run: Any, home: Path) -> None:
 
 def test_a_tuning_report_leads_over_its_choice(run: Any, home: Path, space: Path) -> None:
     choice = config(MARK, {"verifier": "9" * 64})
-    choice.save(space / "artifacts" / "decoding_config")
+    choice.save(space / "cpu" / "artifacts" / "decoding_config")
     Path("tuning.json").write_text(json.dumps({
         "pair": "tiny", "strategy": "spide", "parameters": {"gamma": 4}, "config_digest": choice.digest, "trials": [],
         "artifacts": {"verifier": "9" * 64, "acceptance_table": "8" * 64}, "trace_digest": "7" * 64}))
     (line,) = walked(run, "tuning.json")
     assert line["name"] == "choice spide(gamma=4)"
     assert [(step["what"], step["where"]) for step in line["made_from"]] == [
-        ("decoding_config", str(space / "artifacts" / "decoding_config")), ("acceptance_table", "not here"), ("trace", "not here")]
+        ("decoding_config", str(space / "cpu" / "artifacts" / "decoding_config")), ("acceptance_table", "not here"), ("trace", "not here")]
 
 
 def test_artifacts_that_a_pair_ships_with_are_found(run: Any, home: Path) -> None:

@@ -18,7 +18,7 @@ from components.drift.schema import CHECKS
 from components.drift.traffic import COLUMNS
 from flows.cli.monitor import DRIFT
 from flows.context import StepContext
-from flows.orchestration.drift_events import announce_once, announced, announcement
+from flows.orchestration.monitor_flow import announce_once, announced, announcement
 from flows.steps import monitor as monitor_step
 from flows.steps.reference_traces import kept_reference
 from flows.workspace import Workspace
@@ -148,8 +148,8 @@ def crowned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, datetime.datetime
     def crown(strategy: str, since: datetime.datetime) -> None:
         release: Any = SimpleNamespace(published=SimpleNamespace(tags={"champion_since": since.isoformat()}))
         artifacts = {"decoding_config": DecodingConfig(strategy, {}, {}, drifting.verifier().provenance)}
-        monkeypatch.setattr(monitor_step, "served", lambda space, device: replace(
-            real(space, device), name="the champion", release=release, artifacts={**real(space, device).artifacts, **artifacts}))
+        monkeypatch.setattr(monitor_step, "served", lambda space, device, out: replace(
+            real(space, device, out), name="the champion", release=release, artifacts={**real(space, device, out).artifacts, **artifacts}))
 
     return crown
 

@@ -55,6 +55,7 @@ def test_other_strategies_leave_the_qualifier_alone(run: Any, three: Path, strat
     assert answer(run, three, strategy)["stats"]["qualifier_calls"] == 0
 
 
+@pytest.mark.slow
 def test_bench_with_three_models(run: Any, three: Path, prompts_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     done = run("bench", "--pair", three, "--strategies", "vanilla_sd,pyramid_assisted,pyramid_fuzzy,mentored", "--prompts", prompts_file,

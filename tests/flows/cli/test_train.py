@@ -77,7 +77,7 @@ def test_a_test_trace_of_its_own(train: Callable[..., Any], space: Path, traces:
     assert report["rows"] == {"train": rows["learn"], "test": rows["test"]}
     assert (report["ratio"], report["features"], report["left_out"]) == (1.5, ["before", "scalars"], [])
     assert report["test_trace"] == TraceSet(traces["test"]).digest()
-    assert set(report["kinds"]) == {"bare", "draft", "mixed", "target"}
+    assert set(report["kinds"]) == {"draft", "mixed", "target"}
     assert report["transfer"]["tasks"] == list(report["transfer"]["trained"]) == ["chat", "maths"]
     assert report["cost"]["share"] == pytest.approx(report["cost"]["score_us"] / report["cost"]["draft_us"])
     low, high = report["intervals"]["auc"]
@@ -198,9 +198,9 @@ def test_scores_that_are_not_finite_change_nothing(old: dict[str, str], train: C
 
 
 def test_wrong_options_change_nothing(old: dict[str, str], train: Callable[..., Any], space: Path, traces: dict[str, Path]) -> None:
-    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--ratio", "--eta-fp", "--features")),
+    for more, words in ((("--kind", KIND, "--ratio", 1.5), ("--label", "--ratio", "--eta-fp", "--features")),
                         (("--features", "befor"), ("befor", "before")),
-                        (("--eta-fp", 1.5), ("wanted_false_positive",)), (("--ratio", -1), ("positive",)),
+                        (("--eta-fp", 1.5), ("eta_fp",)), (("--ratio", -1), ("positive",)),
                         (("--test", traces["learn"]), ("every prompt of the test trace",)),
                         (("--kind", KIND, "--test", traces["learn"]), ("every prompt of the test trace",))):
         refused(train(*more), *words)

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from serving.runtime.strategies import StrategyChoice
+from components.prompts.overlap import hashes_of
+from components.prompts.prompt import prompts_digest, read_prompts
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.runtime.strategies import StrategyChoice, served_choice
 from tests.support.loop.bad_traces import foreign
 from tests.support.loop.tiny_files import snapshot
 
@@ -51,32 +54,53 @@ def test_what_is_kept_and_that_it_goes_on(tune: Callable[..., Any], space: Path,
     with monkeypatch.context() as patch:
         patch.setattr(contest.Evaluator, "__call__", dies)
         assert tune().exit_code != 0
-    assert {path.name for path in (space / "tuning").iterdir()} == {"study.db", "rungs.json"}
-    assert not (space / "artifacts" / "decoding_config").exists()
+    assert {path.name for path in (space / "cpu" / "tuning").iterdir()} == {"trials.jsonl", "rungs.json"}
+    assert not (space / "cpu" / "artifacts" / "decoding_config").exists()
     counted.clear()
     with monkeypatch.context() as patch:
         patch.setattr(contest.Evaluator, "__call__", lambda self, configs, prompts, **more: counted.append(configs) or real(
             self, configs, prompts, **more))
         done = tune()
     assert done.exit_code == 0, (done.output, done.exception)
-    assert {path.name for path in (space / "tuning").iterdir()} == {"study.db"}, "a finished tuning has nothing to go on with"
-    report = json.loads((space / "reports" / "tuning.json").read_text())
+    assert {path.name for path in (space / "cpu" / "tuning").iterdir()} == {"trials.jsonl"}, "a finished tuning has nothing to resume"
+    report = json.loads((space / "cpu" / "reports" / "tuning.json").read_text())
     assert len(counted) < len(report["rungs"]) + 1 + len([t for t in report["trials"] if t["source"] == "measured"]) + 1
     assert done.stdout.startswith(f"chosen: {report['strategy']}")
-    kept = json.loads((space / "artifacts" / "decoding_config" / "config.json").read_text())
+    kept = json.loads((space / "cpu" / "artifacts" / "decoding_config" / "config.json").read_text())
     assert kept["evidence"]["trace_digest"] == report["trace_digest"]
 
 
 def test_a_study_of_another_search_keeps_its_file(tune: Callable[..., Any], space: Path, own_stores: Path) -> None:
-    study = own_stores / "mine.db"
+    study = own_stores / "mine.jsonl"
     assert tune("--study", study).exit_code == 0
     before, bytes_before = snapshot(space), study.read_bytes()
-    refused(tune("--study", study, "--max-tokens", 4), "mine.db", "of another search", "--study")
+    refused(tune("--study", study, "--max-tokens", 4), "mine.jsonl", "of another search", "--study")
     assert (snapshot(space), study.read_bytes()) == (before, bytes_before)
-    study.write_text("no database at all " * 100)
-    refused(tune("--study", study), "not a study file")
-    refused(tune("--study", own_stores / "nowhere" / "mine.db"), "nowhere", "does not exist")
+    for other in (b"no trials at all " * 100, b"SQLite format 3\x00" * 100):  # the second: as up to 0.6
+        study.write_bytes(other)
+        refused(tune("--study", study), "mine.jsonl is no file of trials", "--study")
+        assert study.read_bytes() == other
+    refused(tune("--study", own_stores / "nowhere" / "mine.jsonl"), "nowhere", "does not exist")
     assert snapshot(space) == before
+
+
+def test_prompts_that_were_collected_on_are_not_measured_on(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
+                                                            prompts_file: Path) -> None:
+    """The same file for each command, as a user does it: six prompts for the traces, the next two are measured on."""
+    done = tune()
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "6 prompts left out: they were used to make traces" in done.stderr
+    rows = read_prompts(prompts_file)
+    evidence = json.loads((space / "cpu" / "reports" / "tuning.json").read_text())
+    assert evidence["prompts_digest"] == prompts_digest(rows[6:8])
+    made = DecodingConfig.load(space / "cpu" / "artifacts" / "decoding_config").provenance
+    assert made.training_prompts == hashes_of(rows[:8])
+    done = run("tune", "--pair", pair_file, "--prompts", prompts_file, "--limit", 2, "--traces", space / "traces", "--no-publish",
+               "--max-tokens", 4, "--trials", 1)
+    assert done.exit_code == 0, (done.output, done.exception)
+    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--max-tokens", 4, "--fresh")
+    assert done.exit_code == 0, (done.output, done.exception)
+    refused(tune(), "no prompt is left: all 12 were used to make traces", "--prompts")
 
 
 def test_a_padded_target_leaves_nothing_behind(tune: Callable[..., Any], space: Path, own_stores: Path) -> None:
@@ -94,8 +118,8 @@ def test_constraints_reach_the_tuner(tune: Callable[..., Any], space: Path) -> N
     assert "predicting texts of 12 tokens, which is all that the trace has, and measuring 14" in done.stderr
     assert done.stdout.startswith("chosen: autoregressive")
     assert "keeps to the constraints" in done.stdout
-    constraints = json.loads((space / "reports" / "tuning.json").read_text())["constraints"]
-    assert constraints == {"lossless_only": True, "max_quality_loss": 0.1, "max_cost_ratio": 0.01}
+    constraints = json.loads((space / "cpu" / "reports" / "tuning.json").read_text())["constraints"]
+    assert constraints == {"lossless_only": True, "max_quality_loss": 0.1, "max_rouge_l_loss": 2.0, "max_cost_ratio": 0.01}
 
 
 def test_an_unfit_trace_is_refused_before_the_machine_is_measured(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
@@ -110,24 +134,53 @@ def test_an_unfit_trace_is_refused_before_the_machine_is_measured(tune: Callable
         assert snapshot(space) == before, "a hardware profile would lie there"
 
 
+def test_each_class_of_temperatures_is_tuned_by_itself(tune: Callable[..., Any], run: Any, space: Path, pair_file: Path,
+                                                       prompts_file: Path) -> None:
+    """On traces of its own, which lie beside the greedy ones; the other choice stays as it is, with its evidence."""
+    kept = space / "cpu" / "artifacts" / "decoding_config"
+    refused(tune("--temperature", 0.7), "no traces", "--temperature 0.7")
+    done = run("collect", "--pair", pair_file, "--prompts", prompts_file, "--limit", 4, "--max-tokens", 12, "--temperature", 0.7)
+    assert done.exit_code == 0, done.output
+    assert tune("--temperature", 0.7).exit_code == 0
+    first = DecodingConfig.load(kept)
+    assert (first.strategy, first.evidence) == ("autoregressive", {}), "nothing is tuned for greedy requests yet"
+    assert first.sampled is not None
+    assert (first.sampled.temperature, first.sampled.evidence["temperature"]) == (0.7, 0.7)
+    done = tune("--max-tokens", 7)
+    assert done.exit_code == 0, (done.output, done.exception)
+    both = DecodingConfig.load(kept)
+    assert both.sampled == first.sampled
+    assert both.evidence["max_tokens"] == 7
+    assert both.provenance.trace_digest == both.evidence["trace_digest"] != first.sampled.evidence["trace_digest"]
+    assert tune("--temperature", 0.7, "--max-tokens", 6).exit_code == 0
+    again = DecodingConfig.load(kept)
+    assert (again.evidence, again.provenance.trace_digest) == (both.evidence, both.provenance.trace_digest)
+    assert again.sampled is not None
+    assert again.sampled.evidence["max_tokens"] == 6
+    written = {p.name for p in (space / "cpu" / "reports").iterdir()}
+    assert {"tuning.json", "tuning.html", "tuning_sampled.json", "tuning_sampled.html"} <= written
+
+
 def test_the_champion_is_asked_of_a_registry_that_exists(tune: Callable[..., Any], space: Path, own_stores: Path, pair_file: Path,
                                                          empty_database: Path) -> None:
     from flows.loading import open_pair
-    from flows.steps.tune import champion_config
+    from flows.steps.tune import champion_decoding
     from registry.pairs import fetch, find_pair
     from registry.promotion import promote
     from registry.store import Store
     from tests.support.loop.publishing import release, verdict
 
     step = open_pair(str(pair_file))
-    assert champion_config(step) is None
+    assert champion_decoding(step) is None
     assert not (own_stores / "mlflow.db").exists(), "none is made for the question"
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
-    assert champion_config(step) is None
+    assert champion_decoding(step) is None
     spec = find_pair(str(pair_file))
     made = release(Store(), spec, fetch(spec), own_stores / "made")
     promote(Store(), "tiny", "cpu", made.version, verdict(made))
-    assert champion_config(step) == StrategyChoice("spide", {"gamma": 4})
+    served = champion_decoding(step)
+    assert served is not None
+    assert served_choice(served, 0.0) == served_choice(served, 1.0) == StrategyChoice("spide", {"gamma": 4})
     assert tune().exit_code == 0
-    report = json.loads((space / "reports" / "tuning.json").read_text())
+    report = json.loads((space / "cpu" / "reports" / "tuning.json").read_text())
     assert "gamma" in report["left_out"]["champion"], "it was released by another version: said, and left out"

@@ -9,8 +9,9 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -49,8 +50,9 @@ from flows.orchestration import (
 from flows.orchestration import (
     scheduled_flows as scheduled,
 )
+from flows.orchestration.automations import CRASH_SILENT_RUNS, HEARTBEAT, SILENCE, TAG, make_automations
 from flows.orchestration.cached_steps import once, run_once, standing
-from flows.orchestration.learn_tasks import RETRY
+from flows.orchestration.learn_tasks import RETRY, within
 from flows.settings import PipelineSettings, TrafficSettings
 from flows.steps.champion import champion_number
 from flows.steps.deploy import deploy_champion, promote_and_deploy
@@ -121,18 +123,22 @@ def limits(prefect_server: None, deployed: None) -> Iterator[Any]:
 
 def test_every_stage_is_deployed() -> None:
     names = [deployment["entrypoint"].partition(":")[2] for deployment in DEPLOYMENTS]
-    assert names == ["collection", "calibration", "tuning", "release", "monitor", "recalibrate"]
+    assert names == ["weekly", "collection", "calibration", "tuning", "release", "sync", "monitor", "recalibrate"]
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
 def test_deployments_are_bound_to_their_pair(deployment: dict[str, Any]) -> None:
-    assert deployment["name"] == "{{ $DRAFTWELL_PAIR }}"
+    assert deployment["name"] == "{{ $DRAFTWELL_PAIR }}-{{ $DRAFTWELL_DEVICE }}"
     assert deployment["parameters"]["settings"]["pair"] == "{{ $DRAFTWELL_PAIR }}"
     assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
-    assert deployment["work_pool"] == {"name": "draftwell"}
+    assert deployment["work_pool"] == {"name": "draftwell", "job_variables": {"env": {
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT)}}}
+    assert TAG in deployment["tags"], "the automation that ends runs without heartbeat goes by it"
     assert deployment["enforce_parameter_schema"] is True
     crons = [schedule["cron"] for schedule in deployment.get("schedules", ())]
-    assert bool(crons) != bool(deployment.get("triggers"))
+    starts = "cron" if crons else "event" if deployment.get("triggers") else "by hand"
+    expected = {"weekly": "cron", "sync": "cron", "monitor": "cron", "recalibrate": "event"}
+    assert starts == expected.get(deployment["entrypoint"].partition(":")[2], "by hand"), "parts of the weekly flow start with it"
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
@@ -147,7 +153,90 @@ def test_entrypoints_are_flows_with_validated_settings(deployment: dict[str, Any
     assert "settings" in inspect.signature(found.fn).parameters
 
 
-def test_drift_of_a_pair_starts_its_recalibration_alone() -> None:
+def test_every_flow_and_task_has_a_time_limit() -> None:
+    import importlib
+
+    modules = [importlib.import_module(f"flows.orchestration.{name}") for name in (
+        "learn_tasks", "release_tasks", "scheduled_flows", "monitor_flow", "recalibrate_flow", "pipeline_flow")]
+    found = {f"{module.__name__}.{name}": value for module in modules for name, value in vars(module).items()
+             if isinstance(value, Flow | Task)}
+    assert len(found) > 25
+    assert {name: value.timeout_seconds for name, value in found.items() if not value.timeout_seconds} == {}
+    brief = within(PipelineSettings(step_hours=0.5), learn.tune_task)
+    assert isinstance(brief, Task)
+    assert (brief.timeout_seconds, brief.retries) == (1800, 3)
+
+
+@pytest.mark.timeout(120, method="thread")  # both kinds of alarm are the process's one timer: pytest's would hold Prefect's back
+def test_a_step_that_hangs_is_stopped_and_not_tried_again(prefect_server: None) -> None:
+    tries = []
+
+    @task(**RETRY)
+    def hangs(settings: PipelineSettings) -> None:
+        tries.append(1)
+        time.sleep(300)
+
+    @flow
+    def whole(settings: PipelineSettings) -> None:
+        within(settings, hangs)(settings)
+
+    with pytest.raises(TimeoutError):
+        whole(PipelineSettings(step_hours=1 / 3600))
+    assert tries == [1]
+
+
+def test_the_weekly_flow_runs_the_four_in_order_and_stops_at_what_fails(
+        settings: TrafficSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def part(name: str, fails: bool = False) -> Callable[[TrafficSettings], dict[str, Any]]:
+        def run(given: TrafficSettings) -> dict[str, Any]:
+            assert given == settings
+            ran.append(name)
+            if fails:
+                raise DraftwellError("no")
+            return {"of": name}
+        return run
+
+    for name in ("collection", "calibration", "tuning", "release"):
+        monkeypatch.setattr(scheduled, name, part(name))
+    assert scheduled.weekly.fn(settings) == {"of": "release"}
+    assert ran == ["collection", "calibration", "tuning", "release"]
+    monkeypatch.setattr(scheduled, "calibration", part("calibration", fails=True))
+    ran.clear()
+    with pytest.raises(DraftwellError):
+        scheduled.weekly.fn(settings)
+    assert ran == ["collection", "calibration"]
+
+
+def test_a_schedule_that_an_earlier_file_gave_is_removed() -> None:
+    """Prefect would keep it: the parts of the weekly flow would run twice a week."""
+    gone: list[tuple[str, str]] = []
+    names = ("weekly", "tuning")
+    on_server = [SimpleNamespace(id=name, entrypoint=f"flows.py:{name}", schedules=[SimpleNamespace(id="old")]) for name in names]
+    client: Any = SimpleNamespace(read_deployments=lambda **filters: on_server,
+                                  delete_deployment_schedule=lambda *ids: gone.append(ids))
+    contents = {"deployments": [{"entrypoint": "flows.py:weekly", "schedules": [{"cron": "0 1 * * 0"}]}, {"entrypoint": "flows.py:tuning"}]}
+    schedules.drop_schedules(client, contents, "tiny", "cpu")
+    assert gone == [("tuning", "old")]
+
+
+def test_the_automation_for_dead_runs_is_made_once(limits: Any) -> None:
+    assert make_automations(limits) == make_automations(limits) == [CRASH_SILENT_RUNS]
+    (made,) = limits.read_automations_by_name(CRASH_SILENT_RUNS)
+    assert made.trigger.within.total_seconds() == SILENCE >= 3 * HEARTBEAT
+    assert [action.type for action in made.actions] == ["change-flow-run-state"]
+
+
+def test_the_template_of_alerts_is_what_prefect_takes() -> None:
+    from prefect.events.schemas.automations import AutomationCore
+
+    (alert,) = yaml.safe_load((REPO / "deploy" / "alerts.yaml").read_text())["automations"]
+    made = AutomationCore.model_validate(alert)
+    assert {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"} == set(made.trigger.expect)
+
+
+def test_drift_of_a_pair_on_a_device_starts_its_recalibration_alone() -> None:
     from prefect.server.events.schemas.automations import EventTrigger
     from prefect.server.events.schemas.events import ReceivedEvent
 
@@ -155,17 +244,35 @@ def test_drift_of_a_pair_starts_its_recalibration_alone() -> None:
     (spec,) = deployment["triggers"]
     assert spec["type"] == "event"
     of_tiny = json.loads(json.dumps({key: spec[key] for key in ("posture", "expect", "match", "threshold")})
-                         .replace("{{ $DRAFTWELL_PAIR }}", "tiny"))
+                         .replace("{{ $DRAFTWELL_PAIR }}", "tiny").replace("{{ $DRAFTWELL_DEVICE }}", "cuda"))
     trigger = EventTrigger.model_validate({**of_tiny, "type": "event"})
     assert trigger.immediate
 
-    def event(name: str, pair: str) -> ReceivedEvent:
-        return ReceivedEvent(occurred=datetime.now(UTC), event=name, resource={"prefect.resource.id": f"draftwell.pair.{pair}"},
-                             id=uuid.uuid4(), received=datetime.now(UTC))
+    def event(name: str, pair: str, device: str = "cuda") -> ReceivedEvent:
+        resource = {"prefect.resource.id": f"draftwell.pair.{pair}", "draftwell.device": device}
+        return ReceivedEvent(occurred=datetime.now(UTC), event=name, resource=resource, id=uuid.uuid4(), received=datetime.now(UTC))
 
     assert trigger.covers(event("draftwell.drift", "tiny"))
     assert not trigger.covers(event("draftwell.drift", "tiny-2"))
+    assert not trigger.covers(event("draftwell.drift", "tiny", "cpu"))
     assert not trigger.covers(event("draftwell.checked", "tiny"))
+
+
+def test_deployments_of_an_earlier_version_are_replaced_on_their_device_alone() -> None:
+    """Named after the pair; both would run otherwise."""
+    def old(name: str, entrypoint: str, **settings: str) -> SimpleNamespace:
+        return SimpleNamespace(id=f"{name} {entrypoint}", flow_id=entrypoint, name=name, entrypoint=entrypoint,
+                               parameters={"settings": settings})
+
+    there = [old("tiny", "a"), old("tiny", "b", device="cuda"), old("tiny", "c"), old("tiny-cpu", "a")]
+    deleted: list[str] = []
+    client: Any = SimpleNamespace(
+        read_deployments=lambda deployment_filter: [each for each in there if each.name in deployment_filter.name.any_],
+        read_flow=lambda flow: SimpleNamespace(name=f"flow {flow}"), delete_deployment=deleted.append)
+    contents = {"deployments": [{"entrypoint": "a"}, {"entrypoint": "b"}]}
+    assert schedules.replaced(client, contents, "tiny", "cpu") == ("flow a/tiny",)
+    assert deleted == ["tiny a"]
+    assert schedules.replaced(client, contents, "tiny", "cuda") == ("flow b/tiny",)
 
 
 class More(PipelineSettings):
@@ -305,7 +412,7 @@ def test_a_slot_that_never_gets_free_is_reported_with_the_fix(limits: Any, monke
 
     schedules.make_limits(limits, "tiny", None)
     with monkeypatch.context() as patch, concurrency("gpu-slot", strict=True):
-        patch.setattr(concurrency_slots, "PATIENCE", 10 / 3600)
+        patch.setattr(concurrency_slots, "PATIENCE", 5 / 3600)
         with raises_code("no_free_slot", "gpu-slot", "--active-slots 0"), concurrency_slots.hold_slots("tiny"):
             pass
     with concurrency_slots.hold_slots("tiny"):
@@ -397,7 +504,7 @@ def test_a_flow_of_the_week_waits_for_those_before_it(limits: Any, monkeypatch: 
             limits.delete_flow_run(run)
 
 
-def test_a_flow_within_a_flow_has_its_slots_already(deployed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flow_within_a_flow_has_its_slots_already(prefect_server: None, deployed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for itself for ever; and all take pair before accelerator."""
     taken: list[str] = []
 
@@ -412,6 +519,19 @@ def test_a_flow_within_a_flow_has_its_slots_already(deployed: None, monkeypatch:
         assert taken == ["pair-tiny", "gpu-slot"]
     with concurrency_slots.hold_slots("tiny"):
         assert len(taken) == 4
+
+    @flow
+    def part() -> None:
+        with concurrency_slots.hold_slots("tiny"):
+            pass
+
+    @flow
+    def whole() -> None:
+        with concurrency_slots.hold_slots("tiny"):
+            part()
+
+    whole()
+    assert len(taken) == 6, "as the weekly flow and its parts"
 
 
 # Retries
@@ -485,22 +605,25 @@ def test_a_step_runs_once_for_what_it_is_made_of(prefect_server: None, settings:
         space.save(table(of_pair, accepted=len(runs) % 5))
         return {"made": standing(space, ["acceptance_table"]), "run": len(runs)}
 
-    @flow
     def again(before: str = "7", given: PipelineSettings = settings) -> int:
         found = int(once(step, given, space, {"traces": before})["run"])
         keys.add(json.loads((space.root / "steps" / f"{step.name}.json").read_text())["key"])
         return found
 
-    assert (again(), again()) == (1, 1)
-    assert again("8") == 2  # other traces
-    assert again() == 3  # the first result is kept, but what stands now was made of other traces
-    assert again() == 3
-    shutil.rmtree(space.artifacts / "acceptance_table")
-    assert again() == 4  # emptied by hand
-    assert again(given=settings.model_copy(update={"trials": 7})) == 5
-    assert again(given=settings.model_copy(update={"trials": 7, "workers": 2, "runner": "ray"})) == 5  # changes no result
-    monkeypatch.setattr("components.report.provenance.git_commit", lambda: "another commit")
-    assert again() == 6
+    @flow
+    def all_in_one() -> None:  # a flow run for each call would take a second each
+        assert (again(), again()) == (1, 1)
+        assert again("8") == 2  # other traces
+        assert again() == 3  # the first result is kept, but what stands now was made of other traces
+        assert again() == 3
+        shutil.rmtree(space.artifacts / "acceptance_table")
+        assert again() == 4  # emptied by hand
+        assert again(given=settings.model_copy(update={"trials": 7})) == 5
+        assert again(given=settings.model_copy(update={"trials": 7, "workers": 2, "runner": "ray"})) == 5  # changes no result
+        monkeypatch.setattr("components.report.provenance.code_digest", lambda: "other sources")
+        assert again() == 6
+
+    all_in_one()
     assert len(keys) == 4
     assert all("/" not in key and str(space.root) not in key for key in keys)
 
@@ -753,8 +876,8 @@ def full_disk(*arguments: Any, **options: Any) -> Path:
 
 
 def test_what_a_killed_run_left_is_not_published(settings: PipelineSettings, space: Workspace) -> None:
-    config(fingerprint(space.files(), space.dtype)).save(space.artifacts / "decoding_config")
-    (space.artifacts / ".verifier.k1ll3d").mkdir()
+    space.save(config(fingerprint(space.files(), space.dtype)))
+    (space.artifacts / ".verifier.k1ll3d").mkdir(parents=True)
     (space.artifacts / ".verifier.k1ll3d" / "weights.safetensors").write_bytes(b"half")
     made = run_publish(StepContext(space, None), {})  # type: ignore[arg-type]  # no model is needed
     assert made.pins == {"decoding_config": 1}

@@ -121,15 +121,15 @@ def test_registers_every_kind(made: dict[str, Any]) -> None:
     store = Store()
     digests = set()
     for kind in KINDS:
-        assert store.get_aliases(kind, "tiny")["champion"] >= 1, kind
-        digests.add(store.resolve(kind, "tiny", "champion").digest)
+        assert store.get_aliases(kind, "tiny")["champion-cpu"] >= 1, kind
+        digests.add(store.resolve(kind, "tiny", "champion-cpu").digest)
     assert len(digests) == len(KINDS)
 
 
 def test_the_gates_rows_lead_back_to_the_traces(made: dict[str, Any], run: Any) -> None:
     """Row → config → table → traces, by digests alone."""
     space = draftwell_home() / "pairs" / "tiny" / "float32"
-    done = run("lineage", space / "reports" / "bench.json", "--json")
+    done = run("lineage", space / "cpu" / "reports" / "bench.json", "--json")
     assert done.exit_code == 0, (done.output, done.exception)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     digest = TraceSet(space / "traces").digest()
@@ -156,7 +156,7 @@ def test_the_tuning_report_is_published_with_the_choice(made: dict[str, Any]) ->
     files = {Path(file.path).name for file in store.client.list_artifacts(kept.run_id, "plots")}
     assert "tuning.html" in files
     assert {name for name in files if name != "tuning.html" and not name.startswith("tuning_")} == set()
-    page = (draftwell_home() / "pairs" / "tiny" / "float32" / "reports" / "tuning.html").read_text()
+    page = (draftwell_home() / "pairs" / "tiny" / "float32" / "cpu" / "reports" / "tuning.html").read_text()
     assert "Tuning of tiny" in page
     assert "data:image/png;base64," in page
 

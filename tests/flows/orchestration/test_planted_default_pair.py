@@ -21,7 +21,7 @@ from components.gate.bench_checks import judge_release
 from components.gate.losslessness import identity_entry
 from components.gate.predictive_loss import judge_predictions, predictions
 from components.gate.settings import GateSettings
-from components.gate.verdict import GateVerdict, Thresholds
+from components.gate.verdict import FAILED, GateVerdict, Thresholds
 from components.prompts.prompt import Prompt, demo_prompts, ids_of
 from flows.context import StepContext
 from flows.steps.gate import IDENTITY_PROMPTS, IDENTITY_TOKENS, BenchJudge, ChampionComparison, measured
@@ -118,14 +118,18 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failed(verdict: GateVerdict) -> list[str]:
-    return [check.name for check in verdict.checks if not check.passed]
+    """Checks that failed beyond doubt; what is left open is in neither list."""
+    return [check.name for check in verdict.checks if check.result == FAILED]
 
 
-@pytest.mark.parametrize("time", TIMES)
-def test_clock_an_unchanged_candidate_never_fails(space: Any, timed: LoadedPair, time: int) -> None:
-    verdict = gated(space, timed)
-    assert {"speedup", "regression", "acceptance"} <= {check.name for check in verdict.checks}
-    assert failed(verdict) == [], [check.detail for check in verdict.checks]
+def test_clock_an_unchanged_candidate_never_fails(space: Any, timed: LoadedPair) -> None:
+    """Nor is it left open as a rule: a gate that never decides would promote nothing."""
+    verdicts = [gated(space, timed) for _ in TIMES]
+    details = [[check.detail for check in verdict.checks if not check.passed] for verdict in verdicts]
+    assert all({"speedup", "regression", "time per token"} <= {check.name for check in verdict.checks} for verdict in verdicts)
+    assert [failed(verdict) for verdict in verdicts] == [[]] * len(TIMES), details
+    same = [next(check for check in verdict.checks if check.name == "regression") for verdict in verdicts]
+    assert sum(check.passed for check in same) >= len(TIMES) / 2, details
 
 
 @pytest.mark.parametrize("time", TIMES)

@@ -26,6 +26,7 @@ import yaml
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import PrefectHTTPStatusError
 
+from flows.orchestration.automations import CRASH_SILENT_RUNS, SILENCE
 from flows.orchestration.concurrency import LEASE
 from flows.orchestration.deployments import KEPT_LEASES
 from flows.settings import PipelineSettings
@@ -132,7 +133,7 @@ class Place:
         contents = yaml.safe_load((REPO / "prefect.yaml").read_text())
         for deployment in contents["deployments"]:
             every_minute = deployment["entrypoint"].endswith(":collection")
-            if deployment.get("schedules"):
+            if every_minute or deployment.get("schedules"):
                 deployment["schedules"] = [{"cron": "* * * * *" if every_minute else "0 0 1 1 *", "timezone": "UTC"}]
         file = self.folder / "prefect.yaml"
         file.write_text(yaml.safe_dump(contents))
@@ -216,7 +217,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, pair_file: Path) -> Iterator
 def deployment(place: Place) -> Any:
     """The collection of the tiny pair."""
     with place.client() as client:
-        return client.read_deployment_by_name("collection/tiny")
+        return client.read_deployment_by_name("collection/tiny-cpu")
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +251,8 @@ def test_the_run_is_visible_in_prefect(place: Place, first: Any) -> None:
 
 def test_the_command_says_what_it_made(place: Place) -> None:
     said = place.said  # type: ignore[attr-defined]
-    for words in ("collection/tiny", "calibration/tiny", "tuning/tiny", "release/tiny", "cron * * * * *", "event draftwell.drift",
+    for words in ("weekly/tiny-cpu", "sync/tiny-cpu", "collection/tiny-cpu", "tuning/tiny-cpu", "cron * * * * *", "event draftwell.drift",
+                  "by hand",
                   "work pool draftwell (process)", "pair-tiny = 1, gpu-slot = 1", f"UI: {place.url}"):
         assert words in said
 
@@ -263,10 +265,10 @@ def test_scheduling_again_changes_nothing(place: Place, first: Any) -> None:
 
     before = state()
     assert len(before[0]) == len(yaml.safe_load((REPO / "prefect.yaml").read_text())["deployments"])
-    assert before[1] == {"recalibrate tiny on drift"}
+    assert before[1] == {"recalibrate tiny-cpu on drift", CRASH_SILENT_RUNS}
     place.schedule()
     with place.client() as client:
-        client.pause_deployment(client.read_deployment_by_name("collection/tiny").id)
+        client.pause_deployment(client.read_deployment_by_name("collection/tiny-cpu").id)
     assert state() == before
 
 
@@ -316,7 +318,7 @@ def test_tuning_waits_for_a_collection_that_takes_over_its_hours(place: Place, d
 
     with place.client() as client:
         collect_step = client.create_flow_run_from_deployment(deployment.id, state=Running()).id  # under way, so no worker takes it
-        tuning = client.create_flow_run_from_deployment(client.read_deployment_by_name("tuning/tiny").id).id
+        tuning = client.create_flow_run_from_deployment(client.read_deployment_by_name("tuning/tiny-cpu").id).id
     wait_for("a word that it waits", lambda: says(tuning, "waiting for collection/tiny ("), place.worker_log)
     assert not says(tuning, "waiting for a slot of ")
     with place.client() as client:
@@ -331,10 +333,10 @@ def test_drift_starts_a_recalibration_with_what_the_check_said(place: Place) -> 
 
     def event(pair: str, settings: dict[str, Any]) -> dict[str, Any]:
         return {"id": str(uuid4()), "occurred": datetime.now(UTC).isoformat(), "event": "draftwell.drift",
-                "resource": {"prefect.resource.id": f"draftwell.pair.{pair}"}, "payload": {"settings": settings}}
+                "resource": {"prefect.resource.id": f"draftwell.pair.{pair}", "draftwell.device": "cpu"}, "payload": {"settings": settings}}
 
     with place.client() as client:
-        deployment = client.read_deployment_by_name("recalibrate/tiny")
+        deployment = client.read_deployment_by_name("recalibrate/tiny-cpu")
         client.request("POST", "/events", json=[event("another", {**told, "drift": "e" * 64}), event("tiny", told)])
     run = wait_for("a recalibration", lambda: next(iter(place.runs(deployment.id)), None), place.server_log)
     assert run.parameters["settings"] == told
@@ -347,6 +349,36 @@ def test_parameters_that_nobody_knows_are_refused(place: Place, deployment: Any)
 
     with place.client() as client, pytest.raises(PrefectHTTPStatusError, match=r"409|422"):
         client.create_flow_run_from_deployment(deployment.id, parameters={"settings": {"pair": "tiny", "trails": 3}})
+
+
+def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(place: Place, deployment: Any, first: Any) -> None:
+    """As when the machine goes down: nobody is left to say so but the server, which misses the heartbeat. No worker is left after it."""
+    wait_for("quiet", lambda: not [run for run in place.runs(deployment.id) if run.state.is_running() or run.state.is_pending()])
+    shards = TraceSet(place.traces)
+    old = shards.shard(0).stat()
+    parameters = {"settings": place.settings(MANY).model_copy(update={"collect_tokens": 23}).model_dump(mode="json", exclude_unset=True)}
+    with place.client() as client:
+        lost = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
+    wait_for("its process", place.engine, place.worker_log)
+
+    def begun() -> bool:
+        try:
+            return shards.shard(0).stat().st_ino != old.st_ino
+        except FileNotFoundError:
+            return False
+
+    wait_for("the first shard", begun, place.worker_log)
+    assert place.worker is not None
+    for pid in (family := descendants(place.worker.pid)):
+        os.kill(pid, signal.SIGKILL)
+    assert len(family) > 1
+    killed = time.monotonic()
+    with place.client() as client:
+        assert client.read_flow_run(lost).state.is_running()
+    ended = place.ended(lost)
+    assert ended.state.is_crashed()
+    assert "No heartbeat" in ended.state.message
+    assert time.monotonic() - killed < 2 * SILENCE
 
 
 def test_secrets_are_in_no_log_and_no_state(place: Place, first: Any) -> None:

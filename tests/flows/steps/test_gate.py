@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from components.prompts.prompt import demo_prompts
-from flows.cli.learn.tune import tune
+import serving.device
+from components.prompts.overlap import hashes_of
+from components.prompts.prompt import read_prompts
 from registry import gates
 from registry.releases import find_release, gate_record
 from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.base import Provenance, read_manifest
+from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from serving.artifacts.pair_files import draftwell_home
 from serving.bundle.bundle import open_bundle
 from serving.runtime.strategies import STRATEGIES
+from tests.support.errors import raises_code
 from tests.support.loop.thresholds import ANY_SPEED
 
 
@@ -53,7 +56,7 @@ def few(prompts_file: Path) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def tuned(call: Callable[..., Any], prompts_file: Path, few: tuple[Any, ...]) -> Path:
     """Stations one by one, as README tells them; the workspace."""
-    for words in (("collect", "--prompts", prompts_file, "--limit", 8, "--max-tokens", 16), ("train",),
+    for words in (("collect", "--prompts", prompts_file, "--limit", 5, "--max-tokens", 16), ("train",),
                   ("calibrate", "--prompts", prompts_file, "--limit", 2), ("tune", *few, "--trials", 2)):
         done = call(*words)
         assert done.exit_code == 0, (done.output, done.exception)
@@ -61,12 +64,15 @@ def tuned(call: Callable[..., Any], prompts_file: Path, few: tuple[Any, ...]) ->
     return draftwell_home() / "pairs" / "tiny" / "float32"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def starts_are_not_timed() -> None:
+    """Not here: the first release starts truly."""
+
+
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start-up is measured truly for the first release; here a process that does nothing will do."""
-    import components.gate.footprint
-
-    monkeypatch.setattr(components.gate.footprint, "CHILD", "pass")
+    """After that a process that does nothing will do."""
+    monkeypatch.setattr("components.gate.footprint.CHILD", "pass")
 
 
 def suites(file: Path) -> dict[str, list[str]]:
@@ -84,7 +90,7 @@ def release_now(pair_file: Path) -> Callable[[], int]:
     from flows.steps.publish import run_publish
     from flows.workspace import Workspace
 
-    return lambda: run_publish(StepContext(Workspace(str(pair_file), "float32"), None), {}).version  # type: ignore[arg-type]
+    return lambda: run_publish(StepContext(Workspace(str(pair_file), "float32"), None), {}, device="cpu").version  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +114,7 @@ def test_the_bundle_that_was_judged_is_deployed(champion: Path, place: Path) -> 
 
 def test_a_verdict_is_a_table_markdown_and_junit(champion: Path, place: Path) -> None:
     text = (place / "gate.md").read_text()
-    assert text.startswith("### release 1\n\n**Gate passed**")
+    assert text.startswith("### release 1\n\n**Gate: passed**")
     assert (place / "dry.md").read_text().splitlines()[0] == "### release 1"
     for check in ("speedup", "bundle size", "start-up", "acceptance_table predicts"):
         assert f"| {check} | " in text
@@ -124,7 +130,7 @@ def test_a_release_shows_its_figures_and_its_bench_in_mlflow(champion: Path) -> 
     metrics = store.metrics(made)
     assert {"gate.speedup", "gate.bundle_size", "gate.start-up", "tokens_per_second", "verifier.auc"} <= set(metrics)
     assert 1 <= metrics["gate.start-up"] < 120
-    assert "**Gate passed**" in store.description(made)
+    assert "**Gate: passed**" in store.description(made)
     run = store.client.get_run(made.run_id).data
     assert run.params["strategy"] == made.tags["strategy"]
     (folder,) = [file.path for file in store.client.list_artifacts(made.run_id, "gates") if file.is_dir]
@@ -164,7 +170,7 @@ def test_a_table_turned_round_is_refused_and_the_champion_stays(champion: Path, 
     assert number == 2
     assert done.exit_code == 1, (done.output, done.exception)
     assert suites(place / "gate.xml") == {"release 2": ["acceptance_table predicts"]}
-    assert "**Gate failed**" in (place / "gate.md").read_text()
+    assert "**Gate: failed**" in (place / "gate.md").read_text()
     done = call("promote", "--release", 2)
     assert done.exit_code == 2
     assert "its gate failed (acceptance_table predicts)" in done.stderr
@@ -174,7 +180,7 @@ def test_a_table_turned_round_is_refused_and_the_champion_stays(champion: Path, 
 @pytest.mark.usefixtures("quick_start")
 def test_a_lossy_config_called_lossless_is_refused(champion: Path, release_now: Callable[[], int], call: Callable[..., Any],
                                                    few: tuple[Any, ...], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = champion / "artifacts" / "decoding_config"
+    folder = champion / "cpu" / "artifacts" / "decoding_config"
     config = DecodingConfig.load(folder)
     DecodingConfig("lossy_sd", {}, {}, config.provenance).save(folder)
     monkeypatch.setattr(STRATEGIES["lossy_sd"], "lossless", True)
@@ -213,32 +219,85 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
     assert "its gate failed (vanilla_sd: target calls)" in done.stderr
 
 
+@pytest.mark.usefixtures("quick_start")
+def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(champion: Path, release_now: Callable[[], int],
+                                                                              call: Callable[..., Any], few: tuple[Any, ...],
+                                                                              place: Path) -> None:
+    folder = champion / "cpu" / "artifacts" / "decoding_config"
+    config = DecodingConfig.load(folder)
+    sampled = SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 2})
+    try:
+        DecodingConfig(config.strategy, config.parameters, config.evidence, config.provenance, replace(sampled, strategy="spide",
+                                                                                                      parameters={})).save(folder)
+        with raises_code("artifact_of_another_temperature", "acceptance_table", "spide"):
+            release_now()
+        DecodingConfig(config.strategy, config.parameters, config.evidence, config.provenance, sampled).save(folder)
+        number = release_now()
+        done = call("gate", *few, "--markdown", place / "gate.md", "--junit", place / "gate.xml")
+    finally:
+        config.save(folder)
+    assert done.exit_code == 0, (done.output, done.exception)
+    text = (place / "gate.md").read_text()
+    assert all(f"| {check} | " in text for check in ("speedup", "sampled speedup", "sampled regression", "temperature"))
+    params = Store().client.get_run(Store().resolve("release", "tiny.cpu", number).run_id).data.params
+    assert (params["sampled.strategy"], params["sampled.temperature"]) == ("vanilla_sd", "0.7")
+    bench = json.loads((champion / "cpu" / "reports" / "bench_sampled.json").read_text())
+    assert bench["settings"]["temperature"] == 0.7
+    assert "champion" in bench["strategies"]
+
+
 def test_a_mistyped_device_passes_no_gate(champion: Path, call: Callable[..., Any]) -> None:
     done = call("gate", "--device", "gpu")
     assert done.exit_code == 2
     assert "there is no --device gpu" in done.stderr
 
 
-def test_a_registry_without_a_candidate_is_said(champion: Path, call: Callable[..., Any]) -> None:
-    done = call("gate", "--device", "cuda")
-    assert done.exit_code == 2, "the tiny pair has no baseline"
+@pytest.mark.parametrize("words", [(), ("--device", "cuda")])
+def test_a_host_with_cuda_does_not_pass_over_a_candidate_for_the_cpu(
+    champion: Path, call: Callable[..., Any], words: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the device was named or picked; without this the counts alone would be judged, and the gate be green."""
+    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
+    done = call("gate", *words, "--junit", place / "none.xml")
+    assert done.exit_code == 2
     assert "release.tiny.cuda has no candidate" in done.stderr
+    assert "--device cpu" in done.stderr
+    assert suites(place / "none.xml") == {"gate": ["verdict"]}
 
 
-def test_the_gate_is_not_judged_on_what_was_tuned_on(champion: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    import flows.steps.gate
+def test_prompts_of_collect_calibrate_tune_and_gate_are_disjoint(champion: Path, prompts_file: Path) -> None:
+    """One file was named to each command: five prompts for the traces, then two, two and two."""
+    report = json.loads((champion / "cpu" / "reports" / "bench.json").read_text())
+    rows = read_prompts(prompts_file)
+    assert {row["prompt_id"] for row in report["strategies"]["autoregressive"]["per_prompt"]} == {rows[9].id, rows[10].id}
+    folders = {"decoding_config": champion / "cpu"}
+    made = {kind: Provenance.model_validate(read_manifest(folders.get(kind, champion) / "artifacts" / kind)["provenance"]).training_prompts
+            for kind in ("verifier", "acceptance_table", "correction_memory", "decoding_config")}
+    assert made == {"verifier": hashes_of(rows[:5]), "acceptance_table": hashes_of(rows[:5]), "correction_memory": hashes_of(rows[5:7]),
+                    "decoding_config": hashes_of([*rows[:5], *rows[7:9]])}
 
-    seen: list[str] = []
 
-    def look(step: Any, prompts: Any, *arguments: Any, **options: Any) -> Any:
-        seen.extend(prompt.id for prompt in prompts)
-        raise RuntimeError("seen")
-
-    monkeypatch.setattr(flows.steps.gate, "gate_release", look)
-    call("gate", "--release", 1)
-    chosen_on = inspect.signature(tune).parameters["limit"].default
-    assert len(seen) == 16
-    assert not set(seen) & {prompt.id for prompt in demo_prompts(chosen_on)}
+@pytest.mark.usefixtures("quick_start")
+def test_a_release_that_was_tuned_on_the_gates_prompts_is_refused_by_name(
+    champion: Path, release_now: Callable[[], int], call: Callable[..., Any], prompts_file: Path, place: Path
+) -> None:
+    """Under other ids, in another file: it is the text that counts."""
+    own, folder = place / "own.jsonl", champion / "cpu" / "artifacts" / "decoding_config"
+    own.write_text("".join(json.dumps({"id": f"mine-{i}", "turns": prompt.turns}) + "\n"
+                           for i, prompt in enumerate(read_prompts(prompts_file)[7:9])))
+    config = DecodingConfig.load(folder)
+    DecodingConfig(config.strategy, config.parameters, {**config.evidence, "reason": "another"}, config.provenance).save(folder)
+    try:
+        number = release_now()
+        done = call("gate", "--prompts", own, "--max-tokens", 8, "--junit", place / "gate.xml", "--markdown", place / "gate.md")
+    finally:
+        config.save(folder)
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert suites(place / "gate.xml") == {f"release {number}": ["untouched prompts"]}
+    assert "judged on its own training prompts: 2 of 2 were used to make decoding_config" in (place / "gate.md").read_text()
+    done = call("promote", "--release", number)
+    assert done.exit_code == 2
+    assert "its gate failed (untouched prompts)" in done.stderr
 
 
 def test_what_keeps_the_gate_from_a_verdict_is_no_failed_gate(champion: Path, call: Callable[..., Any], few: tuple[Any, ...],

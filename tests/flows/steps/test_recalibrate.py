@@ -21,7 +21,7 @@ from flows.context import StepContext
 from flows.orchestration import monitor_flow as monitor
 from flows.orchestration import recalibrate_flow as recalibrate
 from flows.orchestration import recalibration as recalibrating
-from flows.orchestration.drift_events import announced
+from flows.orchestration.monitor_flow import announced
 from flows.steps import monitor as monitor_step
 from flows.steps import tune as tune_step
 from flows.steps.monitor import DriftSettings
@@ -202,7 +202,7 @@ def test_it_was_measured_faster_than_the_old_config_on_the_new_traffic(deployed:
 
 def test_it_learnt_from_the_new_prompts(deployed: dict[str, Any], step: StepContext) -> None:
     store = Store()
-    table = store.resolve("acceptance_table", "tiny", "champion")
+    table = store.resolve("acceptance_table", "tiny", "champion-cpu")
     folder = step.workspace.root / "recalibrations" / deployed["drift"][:12]
     asked = {json.loads(line)["turns"][0] for line in (folder / "prompts.jsonl").read_text().splitlines()}
     assert asked <= {prompt.prompt for prompt in traffic.prompts(40, seed=4, words=traffic.OTHERS)}
@@ -265,8 +265,8 @@ def test_a_drift_that_is_announced_again_goes_on_with_what_was_begun(settings: C
                                                                      place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed recalibration, half a day later: the spool has grown, so that the report has another digest."""
     monkeypatch.setattr(recalibrating, "champion_number", lambda space, device: 7)
-    asked = traffic.prompts(40, seed=8)
-    spool = traffic.spool(place / "again", pools["first"], asked[:30])
+    asked = traffic.prompts(54, seed=8)
+    spool = traffic.spool(place / "again", pools["first"], asked[:44])
 
     def begin(drift: str, folder: Path = spool) -> Path:
         job = recalibrating.begin(settings(spool=folder, drift=drift * 64))
@@ -301,7 +301,7 @@ def test_with_other_settings_what_depends_on_them_is_made_anew(settings: Callabl
     monkeypatch.setattr(recalibrating, "champion_number", lambda space, device: champion[0])
     monkeypatch.setattr(recalibrating.train_step, "run_train", lambda step, traces: learnt.append(traces.digest()))
     monkeypatch.setattr(recalibrating.train_step, "run_calibrate", lambda *arguments, **options: {"ece": 0.5})
-    spool = traffic.spool(place / "resumed", pools["first"], traffic.prompts(30, seed=9))
+    spool = traffic.spool(place / "resumed", pools["first"], traffic.prompts(44, seed=9))
     folder = Path(recalibrating.begin(settings(spool=spool, drift="9" * 64))["folder"])
 
     def started(**more: Any) -> list[str]:
@@ -315,9 +315,11 @@ def test_with_other_settings_what_depends_on_them_is_made_anew(settings: Callabl
 
     assert len(started(drift="9" * 64)) == 1
     assert len(started(drift="8" * 64, out=place / "elsewhere")) == 1, "announced anew, deployed elsewhere: nothing depends on these"
-    (folder / "artifacts" / "verifier").mkdir(parents=True)
+    left = [folder / "artifacts" / "verifier", folder / "cpu" / "artifacts" / "decoding_config"]
+    for place_of_kind in left:
+        place_of_kind.mkdir(parents=True)
     assert len({*started(collect_tokens=8)}) == 2
-    assert not (folder / "artifacts" / "verifier").exists(), "it would be published with what is made now"
+    assert not any(place_of_kind.exists() for place_of_kind in left), "they would be published with what is made now"
     assert len(started(collect_tokens=8, trials=3)) == 3
     (folder / "steps" / "publish.json").write_text("7")
     champion[0] = 7
@@ -330,8 +332,8 @@ def test_with_other_settings_what_depends_on_them_is_made_anew(settings: Callabl
 
 def test_too_few_prompts_are_refused(deployed: dict[str, Any], settings: Callable[..., DriftSettings], pools: dict[str, pa.Table],
                                      place: Path) -> None:
-    few = traffic.spool(place / "few", traffic.some(pools["first"], 23, seed=0))
-    with raises_code("too_few_prompts", "23 different prompts", "24 "):
+    few = traffic.spool(place / "few", traffic.some(pools["first"], 39, seed=0))
+    with raises_code("too_few_prompts", "39 different prompts", "40 "):
         recalibrating.begin(settings(spool=few))
     with raises_code("no_spool", "nowhere"):
         recalibrating.begin(settings(spool=place / "nowhere"))

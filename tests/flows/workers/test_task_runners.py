@@ -165,15 +165,15 @@ def test_replays_by_workers_choose_the_same_configs(run: Any, pair_file: Path, p
     space = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
     reports = []
     for more in ((), ("--runner", runner, "--workers", 2)):
-        study = own_stores / f"study{len(reports)}.db"
+        study = own_stores / f"study{len(reports)}.jsonl"
         done = run("tune", *few, "--limit", 2, "--max-tokens", 8, "--trials", 24, "--no-publish", "--threads", 1, "--study", study, *more)
         assert done.exit_code == 0, (done.output, done.exception)
-        reports.append(json.loads((space / "reports" / "tuning.json").read_text()))
+        reports.append(json.loads((space / "cpu" / "reports" / "tuning.json").read_text()))
     one, spread = ([trial for trial in report["trials"] if trial["source"] == "replayed"] for report in reports)
     assert len(one) >= 24
     assert spread == one
     assert not list(own_stores.rglob(".job-*"))
-    assert [each for each in runs_of("replay a strategy", begun) if not each.state.is_completed()] == []
+    assert [each for each in runs_of("replay configurations", begun) if not each.state.is_completed()] == []
 
 
 @pytest.mark.slow

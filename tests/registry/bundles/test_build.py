@@ -224,7 +224,7 @@ def test_a_champion_named_by_hand_is_deployed_if_its_gate_stands(
     record_gate(champion, verdict(made))
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     assert open_bundle(built).manifest.release_version == 2
-    assert champion.get_aliases("acceptance_table", "tiny")["champion"] == 2
+    assert champion.get_aliases("acceptance_table", "tiny")["champion-cpu"] == 2
     assert rollback(champion, "tiny", "cpu", "the hand was wrong")[1].version == 1
 
 

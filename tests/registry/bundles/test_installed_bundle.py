@@ -38,7 +38,7 @@ from tests.support.server.served_pair import tiny_pair
 
 READY = 10
 """Seconds from the start of the process until it answers; a tiny model's weights take no time to read."""
-PIPELINE = ("prefect", "mlflow", "datasets", "sklearn", "optuna", "flows", "components", "registry")
+PIPELINE = ("prefect", "mlflow", "datasets", "sklearn", "flows", "components", "registry")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_every_version_is_exact_and_the_one_that_is_installed() -> None:
 def test_it_holds_what_its_packages_need_and_nothing_of_the_pipeline() -> None:
     found = set(pins(locked("cpu")))
     assert {"torch", "transformers", "tokenizers", "huggingface-hub", "fastapi", "starlette", "uvicorn", "h11", "pydantic-core"} <= found
-    assert not {"prefect", "mlflow", "sqlalchemy", "datasets", "optuna", "scikit-learn", "pytest", "draftwell"} & found
+    assert not {"prefect", "mlflow", "sqlalchemy", "datasets", "scikit-learn", "pytest", "draftwell"} & found
     for name in found:  # nothing is left for pip to choose
         for line in importlib.metadata.requires(name) or []:
             needed = Requirement(line)

@@ -89,7 +89,7 @@ def test_it_needs_what_runtime_and_server_need(unpacked: Path) -> None:
     lines = (info / "METADATA").read_text().splitlines()
     needed = {Requirement(line.removeprefix("Requires-Dist: ")).name for line in lines if line.startswith("Requires-Dist")}
     assert {"torch", "transformers", "safetensors", "pydantic", "fastapi", "uvicorn"} <= needed
-    assert not {"prefect", "mlflow", "datasets", "optuna", "pytest", "scikit-learn"} & needed
+    assert not {"prefect", "mlflow", "datasets", "pytest", "scikit-learn"} & needed
     assert not any("extra ==" in line for line in lines)
     assert "draftwell-serve = serving.server.main:main" in (info / "entry_points.txt").read_text()
 

@@ -12,9 +12,10 @@ from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import ArtifactError, digest_of
 from serving.artifacts.correction_memory import CorrectionMemory
-from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from serving.artifacts.distilled_draft import DistilledDraft, quantise
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.kinds import other_temperature
 from serving.artifacts.verifier import Verifier
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, random_head
@@ -25,7 +26,7 @@ def samples() -> list:
         AcceptanceTable([5] * 20, [3] * 20, ORIGIN),
         CorrectionMemory({(9, 1): 4, (2, 3): 1}, ORIGIN),
         HardwareProfile(0.005, {1: 0.02, 8: 0.03}, 0.001, ORIGIN),
-        DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {"trials": []}, ORIGIN),
+        DecodingConfig("vanilla_sd", {"num_speculative_tokens": 3}, {"trials": []}, ORIGIN, SampledChoice(0.7, "svip", {"max_draft": 8})),
         Verifier(torch.randn(6), 0.3, ("before", "scalars"), 0.5, 1.2, ORIGIN),
         random_head(6),
         DistilledDraft({"model.layers.0.w": torch.randn(4, 8), "model.norm.weight": torch.ones(8)}, {"model_type": "llama"},
@@ -174,3 +175,30 @@ def test_profile_interpolates_between_measured_sizes():
     assert [profile.verify_seconds(k) for k in (1, 2, 4, 6, 8, 10)] == [10, 11, 13, 17, 21, 25]
     with pytest.raises(ArtifactError):
         HardwareProfile(0.0, {1: 1.0}, 0.0, ORIGIN)
+
+
+def test_a_config_without_a_sampled_choice_is_one_that_older_versions_read(tmp_path):
+    DecodingConfig("vanilla_sd", {}, {}, ORIGIN).save(tmp_path / "greedy")
+    DecodingConfig("vanilla_sd", {}, {}, ORIGIN, SampledChoice(1.0, "svip", {})).save(tmp_path / "both")
+    schemas = [json.loads((tmp_path / name / "artifact.json").read_text())["schema_version"] for name in ("greedy", "both")]
+    assert schemas == [1, 2]
+    assert DecodingConfig.load(tmp_path / "greedy").sampled is None
+    assert DecodingConfig.load(tmp_path / "both").sampled == SampledChoice(1.0, "svip", {})
+
+
+def made_at(kind, temperature):
+    """An artifact whose provenance names a temperature, or none."""
+    made = ORIGIN.model_copy(update={"parameters": {} if temperature is None else {"temperature": temperature}})
+    return {"table": AcceptanceTable([5] * 20, [3] * 20, made), "memory": CorrectionMemory({}, made),
+            "verifier": Verifier(torch.randn(6), 0.3, ("before", "scalars"), 0.5, 1.2, made)}[kind]
+
+
+@pytest.mark.parametrize(("kind", "made", "used", "fits"), [
+    ("table", 0.0, 0.0, True), ("table", 0.0, 0.7, False), ("table", None, 0.7, False), ("table", 0.7, 1.0, True),
+    ("table", 0.7, 0.0, False), ("verifier", 0.0, 0.7, False), ("verifier", None, 0.7, True), ("memory", 0.6, 0.0, True)])
+def test_an_artifact_of_the_other_temperature_class_is_named(kind, made, used, fits):
+    """A table without a record is greedy: nothing else was ever counted. A memory is sampled at .6 for both classes."""
+    artifact = made_at(kind, made)
+    found = other_temperature([made_at("memory", 0.6), artifact], used)
+    assert (found is None) == fits
+    assert found is None or artifact.kind in found

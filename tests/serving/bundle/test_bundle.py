@@ -146,7 +146,7 @@ def test_an_artifact_of_a_newer_schema_is_refused_before_any_is_loaded(bundle: P
     file = bundle / "artifacts" / "decoding_config" / "artifact.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 7}))
     seal(bundle)
-    refused(bundle, "newer_bundle", "decoding_config", "schema 7", "up to 1", "upgrade draftwell")
+    refused(bundle, "newer_bundle", "decoding_config", "schema 7", "up to 2", "upgrade draftwell")
 
 
 def test_a_bundle_for_an_unknown_device_is_refused(bundle: Path) -> None:

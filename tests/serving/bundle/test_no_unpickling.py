@@ -23,6 +23,7 @@ def no_pickles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return forbid_pickles(monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_server_opens_its_bundle_and_answers(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
     bundle = make_bundle(tmp_path / "bundle", tiny_models, "spide", {"tau": 0.6}, machine=device_class("cpu"))
     in_a_child("answer_one_request", bundle)

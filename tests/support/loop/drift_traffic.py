@@ -67,7 +67,7 @@ def rows(seed: int, prompts: int = 40, tokens: int = 48, *, sure: float = 0.0, k
 
 def traffic(table: pa.Table, **settings: Any) -> Traffic:
     """Rows as `compare_traffic` takes them."""
-    return read_traffic(table, **{"kinds": ("target",), "temperature": 0.0, "max_tokens": 48, "depth": 8, **settings})
+    return read_traffic(table, **{"kinds": ("target",), "temperature": 0.0, "max_tokens": 48, **settings})
 
 
 def compared(then: pa.Table, now: pa.Table, limits: DriftLimits = LIMITS, **more: Any) -> DriftReport:

@@ -79,13 +79,13 @@ def publish(store: Store, artifact: Artifact, folder: Path, **more) -> Published
     return store.publish(folder, pair="tiny", **more)
 
 
-def release(store: Store, spec, files, folder: Path, accepted: int = 3) -> ReleaseVersion:
+def release(store: Store, spec, files, folder: Path, accepted: int = 3, device: str = "cpu") -> ReleaseVersion:
     """A release of a table and a config made from it."""
     mark = fingerprint(files, "float32")
     first = publish(store, table(mark, accepted), folder / "table")
     second = publish(store, config(mark, {"acceptance_table": first.digest}), folder / "config")
     pins = {"acceptance_table": first.version, "decoding_config": second.version}
-    return create_release(store, "tiny", "cpu", pins, model_records(spec, files), {"speedup": 1.2, "prompts": ["a"]})
+    return create_release(store, "tiny", device, pins, model_records(spec, files), {"speedup": 1.2, "prompts": ["a"]})
 
 
 def verdict(of: ReleaseVersion, value: float = 1.1, beside: int | None = None) -> GateRecord:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from components.calibrate.settings import MemorySettings
 from components.collect.settings import CollectionSettings
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
@@ -111,7 +112,7 @@ def calibrate(step: StepContext) -> TraceSet:
     asked = prompts(16, seed=1)
     traces = collect_step.run_collect(step, asked, CollectionSettings(max_tokens=TOKENS))
     train_step.run_train(step, traces)
-    train_step.run_calibrate(step, traces, asked[:4], max_tokens=TOKENS)
+    train_step.run_calibrate(step, traces, prompts(4, seed=11), MemorySettings(max_tokens=TOKENS))
     return traces
 
 

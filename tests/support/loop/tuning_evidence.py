@@ -40,7 +40,7 @@ LOSSLESS: dict[str, Any] = {
     "measured": [CONFIRMED[0] | {"predicted_seconds_per_token": 32.0e-3, "confirmed": True},
                  CONFIRMED[1] | {"predicted_seconds_per_token": 20.0e-3, "confirmed": True},
                  RUNG["figures"][2] | {"predicted_seconds_per_token": 28.0e-3, "confirmed": False}],
-    "constraints": {"lossless_only": True, "max_quality_loss": 0.1, "max_cost_ratio": None}, "champion": GAMMA1,
+    "constraints": {"lossless_only": True, "max_quality_loss": 0.1, "max_rouge_l_loss": 2.0, "max_cost_ratio": None}, "champion": GAMMA1,
     "left_out": {"sprinter": "it is lossy, and only lossless strategies are allowed"}, "artifacts": {"acceptance_table": "a" * 64},
     "trace_digest": "7" * 64, "fingerprint": "f" * 64, "padded_to": None, "device_class": "cpu-test", "prompts": 4,
     "machine": {"device_name": "A <i>CPU</i>", "cores": 2, "threads": 2, "dtype": "bfloat16", "commit": "c" * 40}, "seed": 0}

@@ -94,7 +94,7 @@ def true_law(model, prompt: list[int], sampling: Sampling) -> dict[tuple[int, ..
 
 
 def next_probs(model, prompt: list[int], text: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
-    """The target's warped distribution behind an output, by a plain reading of METHODS."""
+    """The target's warped distribution behind an output, by a plain reading of docs/methods.md."""
     logits = model.next_logits([*prompt, *text]).clone()
     for token, bias in sampling.biases:
         logits[token] += bias

@@ -8,7 +8,7 @@ from typing import Any
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Artifact, Provenance
-from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
 from serving.bundle.bundle import FileRecord, Manifest, ModelRecord
@@ -31,7 +31,7 @@ def save_tiny_models(root: Path) -> dict[Role, Path]:
 
 
 def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, parameters: dict[str, Any] | None = None,
-                machine: str | None = None, leave_out: str = "") -> Path:
+                machine: str | None = None, leave_out: str = "", sampled: SampledChoice | None = None) -> Path:
     """A bundle with weights; its profile and its config were made on `machine`."""
     records = {}
     for role, source in models.items():
@@ -41,7 +41,7 @@ def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, pa
     provenance = Provenance(pair="tiny", fingerprint=mark, device_class=machine)
     made: list[Artifact] = [AcceptanceTable([50] * 20, [25] * 20, provenance), HardwareProfile(1.0, {1: 4.0}, 0.1, provenance)]
     if strategy:
-        made.append(DecodingConfig(strategy, parameters or {}, {}, provenance))
+        made.append(DecodingConfig(strategy, parameters or {}, {}, provenance, sampled))
     made = [artifact for artifact in made if artifact.kind != leave_out]
     for artifact in made:
         artifact.save(folder / "artifacts" / artifact.kind)

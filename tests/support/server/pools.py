@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
@@ -26,11 +26,11 @@ class Pair:
 
 
 def pool(strategy: str = "spide", mode: Any = "shared", *, parameters: dict[str, Any] | None = None, without: tuple[str, ...] = (),
-         pair: Pair | None = None, **settings: Any) -> StrategyPool:
+         pair: Pair | None = None, sampled: SampledChoice | None = None, **settings: Any) -> StrategyPool:
     """A pool whose bundle has an artifact of every kind but those in `without`."""
     artifacts = {kind: artifact for kind, artifact in table_resources(VOCAB).artifacts.items() if kind not in without}
-    return StrategyPool(pair or Pair(), artifacts, DecodingConfig(strategy, parameters or {}, {}, ORIGIN), None, mode,  # type: ignore[arg-type]
-                        **settings)
+    config = DecodingConfig(strategy, parameters or {}, {}, ORIGIN, sampled)
+    return StrategyPool(pair or Pair(), artifacts, config, None, mode, **settings)  # type: ignore[arg-type]
 
 
 def decode(strategy: Strategy, prompt: int = 1, max_tokens: int = 60) -> Any:

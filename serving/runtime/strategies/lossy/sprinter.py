@@ -22,7 +22,7 @@ class Sprinter(Strategy):
     lossless = False
     paper = "SPRINTER, Algorithm 2 and section 3.2"
     artifacts = ("verifier",)
-    search_space = space(tau=(0.5, 0.6, 0.7, 0.8, 0.9, 0.95))
+    search_space = space(tau=(None, 0.3, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9))  # None: the verifier's own
 
     class Config(StrategyConfig):
         tau: float | None = Field(None, ge=0, le=1, description="keep a token while its score >= tau; None: the verifier's own")

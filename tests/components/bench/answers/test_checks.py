@@ -6,6 +6,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +25,10 @@ from components.bench.answers.checks import (
     without_prose,
 )
 from components.prompts.prompt import Prompt, read_prompts
-from tests.support.paths import REPO
 
 runs_code = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
-DATA = next((found for folder in REPO.parents if (found := folder / "shared" / "data").is_dir()), None)
-needs_data = pytest.mark.skipif(DATA is None, reason="the public data sets are not shipped: put them under ../shared/data")
+DATA = Path(os.environ["DRAFTWELL_TEST_DATA"]) if "DRAFTWELL_TEST_DATA" in os.environ else None
+needs_data = pytest.mark.skipif(DATA is None, reason="public data sets are not shipped: name their folder in DRAFTWELL_TEST_DATA")
 
 
 def asked(prompt: str = "?", task: str | None = None, reference: str | None = None, **fields: Any) -> Prompt:

@@ -254,7 +254,7 @@ STATEFUL = [("draft_verify", {}, AdaptiveThreshold), ("adaedl", {"threshold": 0.
 @pytest.mark.parametrize(("name", "parameters", "rule"), STATEFUL, ids=str)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_state_begins_anew_where_it_must(monkeypatch, name, parameters, rule, deterministic):
-    """draft_verify with every request; the others are shared, but for deterministic mode (METHODS, "State")."""
+    """draft_verify with every request; the others are shared, but for deterministic mode (docs/methods.md, "State")."""
     values = values_learnt(monkeypatch, rule)
     strategy = build_strategy(name, parameters, StrategyResources(table_resources(8).artifacts, deterministic=deterministic))
     runs = []
@@ -288,7 +288,7 @@ def test_a_draft_that_its_policy_ended_below_the_limit_is_learnt_from(monkeypatc
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_shared_threshold_ends_drafting_where_every_draft_is_wrong(deterministic):
-    """adaedl's limit as METHODS has it: it rises with every rejection, and where nothing is drafted nothing lowers it again."""
+    """adaedl's limit as docs/methods.md has it: it rises with every rejection, and where nothing is drafted nothing lowers it again."""
     target = TableModel.random(8, 0)
     wrong = torch.zeros_like(target.table).scatter(-1, target.table.argmin(-1, keepdim=True), 3.0)  # as sure everywhere
     probs = torch.softmax(torch.tensor([3.0] + [0.0] * 7), 0)

@@ -1,4 +1,4 @@
-"""The traps that METHODS lists, each for every strategy: what a slot holds, who draws from which stream, where a text ends.
+"""Traps that implementations fall into, each for every strategy: what a slot holds, who draws from which stream, where a text ends.
 
 `docs/proofs.md` says which test answers to which claim.
 """

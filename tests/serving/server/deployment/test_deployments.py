@@ -80,7 +80,7 @@ class Traffic:
                 (self.answers if whole else self.faults).append(response.text)
 
 
-@pytest.mark.parametrize("share", [True, False], ids=["shared models", "other models"])
+@pytest.mark.parametrize("share", [pytest.param(True, id="shared models"), pytest.param(False, id="other models", marks=pytest.mark.slow)])
 def test_ten_switches_under_steady_requests_lose_none(share: bool) -> None:
     app = create_app(served_pair("vanilla_sd", slots=2), drain_seconds=10)
     deployments: Deployments = app.state.deployments

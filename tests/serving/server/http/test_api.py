@@ -233,7 +233,8 @@ def test_health_tells_the_state(server: SimpleNamespace) -> None:
     wait_until_idle(server)
     state = server.http.get("/health").json()
     assert state.pop("speculation_under_load").startswith("unlimited")
-    assert state == {"status": "ok", "model": "tiny", "version": None, "strategy": "vanilla_sd", "slots": 3, "running": 0, "waiting": 0,
+    assert state == {"status": "ok", "model": "tiny", "version": None, "strategy": "vanilla_sd",
+                     "tuned": {"greedy": "vanilla_sd", "sampled": "vanilla_sd"}, "slots": 3, "running": 0, "waiting": 0,
                      "switches": 0, "last_switch_error": None}
     ready = server.http.get("/ready")
     assert (ready.status_code, ready.json()) == (200, {"ready": True})

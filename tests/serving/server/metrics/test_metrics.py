@@ -181,12 +181,14 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
     deployments = SimpleNamespace(switches=0, last_switch_error=None)
 
     def serve(version: str, running: int) -> None:
-        served = SimpleNamespace(version=version, pair=pair, strategy=SimpleNamespace(name="spide"))
+        served = SimpleNamespace(version=version, pair=pair, strategy=SimpleNamespace(name="spide"),
+                                 tuned={"greedy": "spide", "sampled": "svip"})
         deployments.current = SimpleNamespace(served=served, scheduler=SimpleNamespace(running=running, waiting=7, slots=4))
 
     metrics.watch(deployments)  # type: ignore[arg-type]
     serve("1", 1)
-    assert Samples.read(metrics).of("draftwell:bundle_info", version="1", fingerprint="f" * 12) == 1
+    assert Samples.read(metrics).of("draftwell:bundle_info", version="1", fingerprint="f" * 12, strategy="spide",
+                                    sampled_strategy="svip") == 1
     serve("2", 2)
     deployments.switches, deployments.last_switch_error = 1, "the bundle 3 is damaged"
     samples = Samples.read(metrics)

@@ -12,7 +12,7 @@ RANKING = ("prompts", "tokens", "prevalence", "AUC", "AUC of score = C", "gain")
 
 def verifier_markdown(report: VerifierReport) -> str:
     """A report of `train_verifier` as Markdown."""
-    grid = {f"λ = {name}" + (" (this verifier)" if float(name) == report.ratio else ""): found
+    grid = {f"λ = {name}" + (" (this verifier)" if report.label == "ratio" and float(name) == report.ratio else ""): found
             for name, found in report.lambda_grid.items() if found}
     parts = [f"# Verifier\n\n{summary(report)}\n",
              "## By λ\n\nThe same features and penalty, fitted to each label; test prompts, 95 % intervals over prompts.\n\n"
@@ -29,7 +29,9 @@ def verifier_markdown(report: VerifierReport) -> str:
 def summary(report: VerifierReport) -> str:
     """The chosen verifier in a few sentences."""
     found = report.metrics
-    text = (f"Reads {' + '.join(report.features)}; λ = {report.ratio:g}. Trained on {len(report.prompts['train'])} prompts "
+    label = f"λ = {report.ratio:g}" if report.label == "ratio" else f"label {report.label}"
+    heat = "" if report.temperature is None else f", traces at temperature {report.temperature:g}"
+    text = (f"Reads {' + '.join(report.features)}; {label}{heat}. Trained on {len(report.prompts['train'])} prompts "
             f"({report.rows['train']} draft tokens), tested on {found.test_prompts} others ({found.test_rows}). AUC "
             f"{with_interval(found, 'auc')}, score = C {with_interval(found, 'baseline_auc')}, prevalence "
             f"{with_interval(found, 'prevalence')}. η_FP {number(found.eta_fp, '.3f')} and η_TP {number(found.eta_tp, '.3f')} at τ = "

@@ -1,6 +1,7 @@
-"""What MLflow shows of an artifact: its MLmodel file with signature and input example, figures to compare, and words for a person.
+"""What MLflow shows of an artifact: its MLmodel file, figures to compare, and words for a person.
 
-The flavour is our own: no `python_function`, hence nothing that MLflow could unpickle or run.
+Every kind has the flavour `draftwell`. What predicts something (`registry.pyfunc_models`) has `python_function` too, through an installed
+module: no file of a version is unpickled or run. Other kinds have neither signature nor example, because there is nothing to call.
 """
 
 from __future__ import annotations
@@ -84,13 +85,22 @@ def figures_of(folder: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, flo
     settings = dict(made["parameters"])
     if kind == "decoding_config":
         config = json.loads((folder / "config.json").read_text())
-        settings |= {"strategy": config["strategy"], **{f"parameters.{key}": value for key, value in config["parameters"].items()}}
+        settings |= choice_settings(config["strategy"], config["parameters"])
         metrics |= _confirmed(config)
+        if sampled := config.get("sampled"):
+            settings |= {f"sampled.{key}": value for key, value in choice_settings(sampled["strategy"], sampled["parameters"]).items()}
+            settings["sampled.temperature"] = sampled["temperature"]
+            metrics |= {f"sampled_{key}": value for key, value in _confirmed(sampled).items()}
     if kind == "hardware_profile":
         times = json.loads((folder / "profile.json").read_text())
         draft, target = times["t_draft"], times["t_verify"]["1"]
         metrics |= {"t_draft_ms": draft * 1e3, "t_verify_ms": target * 1e3, "speed_ratio": target / draft}
     return metrics, settings
+
+
+def choice_settings(strategy: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice as settings that MLflow compares."""
+    return {"strategy": strategy, **{f"parameters.{key}": value for key, value in parameters.items()}}
 
 
 def _confirmed(config: Mapping[str, Any]) -> dict[str, float]:
@@ -105,58 +115,34 @@ def _confirmed(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def write_mlmodel(folder: Path, manifest: dict[str, Any], location: str, run_id: str, model_id: str) -> None:
-    """Write MLmodel and an input example next to the artifact's files."""
+    """Write MLmodel next to the artifact's files; for what predicts, with MLflow's `python_function` flavour, an input example, and the
+    signature of what the artifact makes of that."""
+    from mlflow import pyfunc
     from mlflow.models import Model
     from mlflow.models.utils import _save_example
 
-    made = manifest["provenance"]
+    from registry.pyfunc_models import MODELS, _load_pyfunc
+    from registry.pyfunc_models import __name__ as loader_module
+
+    made, kind = manifest["provenance"], manifest["kind"]
     metadata = {key: made[key] for key in ("pair", "fingerprint", "trace_digest", "device_class", "git_commit")}
-    metadata |= {"kind": manifest["kind"], "schema_version": manifest["schema_version"], "parents": made["parents"]}
+    metadata |= {"kind": kind, "schema_version": manifest["schema_version"], "parents": made["parents"]}
     model = Model(location, run_id=run_id, model_id=model_id, model_uuid=model_id, metadata=metadata)
-    model.add_flavor("draftwell", kind=manifest["kind"], schema_version=manifest["schema_version"], data=".")
-    if example := interface(folder, manifest["kind"]):
-        inputs, outputs = example
-        model.signature = _signature(inputs, outputs)
-        _save_example(model, inputs, str(folder))
+    model.add_flavor("draftwell", kind=kind, schema_version=manifest["schema_version"], data=".")
+    if kind in MODELS:
+        loaded = _load_pyfunc(str(folder))
+        pyfunc.add_to_model(model, loader_module=loader_module, data=".")
+        model.signature = _signature(loaded.example, loaded.predict(loaded.example))
+        _save_example(model, loaded.example, str(folder))
     model.save(str(folder / "MLmodel"))
 
 
-def interface(folder: Path, kind: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
-    """An example input and output of a kind; the first axis is the batch. A config or a release is a way to continue a text."""
-    import numpy as np
-
-    if kind == "verifier":
-        from safetensors import safe_open
-
-        with safe_open(folder / "verifier.safetensors", "np") as tensors:
-            features = tensors.get_slice("weight").get_shape()[0]
-        return {"features": np.zeros((1, features), np.float32)}, {"score": np.zeros(1, np.float32)}
-    if kind == "acceptance_head":
-        from safetensors import safe_open
-
-        with safe_open(folder / "acceptance_head.safetensors", "np") as tensors:
-            width = tensors.get_slice("weight").get_shape()[0]
-        return {"hidden_state": np.zeros((1, width), np.float32)}, {"acceptance": np.zeros(1, np.float32)}
-    if kind == "acceptance_table":
-        return {"confidence": np.array([0.95])}, {"acceptance": np.zeros(1)}
-    if kind == "correction_memory":
-        return {"drafted": np.array([3]), "correction": np.array([4])}, {"count": np.zeros(1, np.int64)}
-    if kind == "hardware_profile":
-        return {"tokens": np.array([1])}, {"seconds": np.zeros(1)}
-    if kind == "distilled_draft":
-        return {"input_ids": np.array([[1, 2, 3]])}, {"logits": np.zeros((1, 3, 1), np.float32)}
-    if kind in ("decoding_config", "release"):
-        return {"input_ids": np.array([[1, 2, 3]])}, {"output_ids": np.array([[4, 5]])}
-    return None
-
-
 def _signature(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> ModelSignature:
+    """The types and shapes of these arrays, with any number of rows."""
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
     def schema(arrays: dict[str, np.ndarray]) -> Schema:
-        fixed = {"features", "hidden_state"}  # their second axis is what the artifact reads; all other axes are free
-        shapes = {n: (-1, *a.shape[1:]) if n in fixed else (-1,) * a.ndim for n, a in arrays.items()}
-        return Schema([TensorSpec(a.dtype, shapes[n], n) for n, a in arrays.items()])
+        return Schema([TensorSpec(array.dtype, (-1, *array.shape[1:]), name) for name, array in arrays.items()])
 
     return ModelSignature(schema(inputs), schema(outputs))

@@ -1,0 +1,67 @@
+"""Checks of a measurement with an interval: passed or failed where the interval leaves no doubt, else not enough evidence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from components.gate.verdict import Check
+
+MOST_PROMPTS = 5000
+"""A larger estimate is not reported: the value is as good as at the threshold, and more prompts will not tell."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A measured value, between one-sided bounds of 5 % each, over so many prompts."""
+
+    value: float
+    low: float
+    high: float
+    prompts: int
+
+    def __str__(self) -> str:
+        return f"[{self.low:.2f}, {self.high:.2f}]"
+
+
+def at_least(name: str, found: Interval, floor: float, detail: str) -> Check:
+    """The value must reach `floor`: passed where the lower bound does, failed where not even the upper one does."""
+    if found.low >= floor or found.high < floor:
+        return Check(name, found.low, floor, found.low >= floor, detail)
+    return undecided(name, found, floor, detail)
+
+
+def at_most(name: str, found: Interval, limit: float, detail: str) -> Check:
+    """The value must not exceed `limit`: passed where the upper bound does not, failed where even the lower one does."""
+    if found.high <= limit or found.low > limit:
+        return Check(name, found.high, limit, found.high <= limit, detail)
+    return undecided(name, found, limit, detail)
+
+
+def undecided(name: str, found: Interval, threshold: float, detail: str) -> Check:
+    """The threshold is inside the interval."""
+    needed = prompts_to_decide(found, threshold)
+    if found.prompts < 2:
+        more = "one prompt has no interval"
+    else:
+        more = f"an estimated {needed} prompts would decide" if needed else "it is too close to the threshold for more prompts to decide"
+    return Check(name, found.value, threshold, False, f"{detail}: not enough evidence from {found.prompts} prompts, {more}", enough=False,
+                 prompts_needed=needed)
+
+
+def prompts_to_decide(found: Interval, threshold: float) -> int | None:
+    """How many prompts would bring both bounds to the value's side of the threshold, if the value stayed the same.
+
+    An interval shrinks with the square root of the prompts: n · ((value − bound) / (value − threshold))².
+
+    Returns:
+        None where it is more than `MOST_PROMPTS`, or where one prompt says nothing about others.
+
+    >>> prompts_to_decide(Interval(1.1, 0.9, 1.3, 16), 1.0)
+    64
+    """
+    beyond = found.low if found.value >= threshold else found.high
+    margin, width = abs(found.value - threshold), abs(found.value - beyond)
+    if not math.isfinite(width) or width > margin * math.sqrt(MOST_PROMPTS / found.prompts):
+        return None
+    return math.ceil(round(found.prompts * (width / margin) ** 2, 6))

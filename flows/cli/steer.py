@@ -1,0 +1,63 @@
+"""Commands with which a person steers what is served: release, sync."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.options import DeviceOption, DtypeOption, Pair, release_device, say, wide_console
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this file's commands."""
+    for command in (release, sync):
+        app.command()(command)
+
+
+def release(pin: Annotated[list[str], typer.Option(
+                "--pin", help="kind=version, such as verifier=3 or acceptance_table=champion; repeatable. Other kinds come from the "
+                              "champion, else the newest.")],
+            pair: Pair = "default", device: DeviceOption = None, dtype: DtypeOption = None) -> None:
+    """Make a candidate of versions picked in MLflow's UI; nothing is trained.
+
+    Example: draftwell release --pair default --pin verifier=1
+    """
+    from rich.table import Table
+
+    from flows.steps.publish import publish_picked
+    from flows.workspace import Workspace
+    from registry.composing import parse_pins
+
+    device = release_device(device)
+    made = publish_picked(Workspace(pair, dtype, say), device, parse_pins(pin))
+    table = Table("kind", "version", "from", title=made.release.name)
+    for kind, version in made.composition.versions.items():
+        table.add_row(kind, str(version.version), made.composition.origin(kind))
+    console = wide_console()
+    console.print(table)
+    for note in made.notes:
+        console.print(note, soft_wrap=True)
+    champion = made.composition.champion
+    if champion is not None and champion.version == made.release.version:
+        console.print("these are the champion's own versions: there is nothing new to judge", soft_wrap=True)
+    else:
+        console.print(f"{made.release.name} is the candidate; `draftwell gate --pair {pair} --device {device}` judges it", soft_wrap=True)
+
+
+def sync(pair: Pair = "default", device: DeviceOption = None,
+         out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist")) -> None:
+    """Deploy the champion that the alias names now, if something else is served; a running server switches.
+
+    The flow of the same name does this every hour. A champion without a passed gate is refused, and what serves stays.
+
+    Example: draftwell sync --pair default
+    """
+    from flows.steps.deploy import sync_champion
+    from flows.workspace import Workspace
+
+    device = release_device(device)
+    done = sync_champion(Workspace(pair, say=say), device, out)
+    if done.bundle is not None:
+        typer.echo(f"{done.bundle}  ({done.state})")

@@ -1,0 +1,83 @@
+"""What a tuning tried, as nested runs: strategy, parameters, time and quality stand beside one another in MLflow's compare view."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+MOST = 60
+"""Runs of one tuning; the fastest are kept."""
+FIGURES = ("seconds_per_token", "speedup", "speedup_low", "speedup_high", "quality_loss", "rouge_l_lost", "target_calls_per_token",
+           "cost_ratio", "divergence", "predicted_seconds_per_token")
+"""Fields of the evidence that become metrics, where they are known."""
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """One configuration.
+
+    Args:
+        source: confirmed, measured, replayed or estimated.
+        figures: metrics; `seconds_per_token` of a replay is what it predicts.
+    """
+
+    strategy: str
+    parameters: Mapping[str, Any]
+    source: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Strategy, parameters and source, for a list of runs."""
+        values = ", ".join(f"{key}={value}" for key, value in sorted(self.parameters.items()))
+        return f"{self.strategy}({values}) {self.source}"
+
+
+def trial_runs(evidence: Mapping[str, Any]) -> list[TrialRun]:
+    """The configurations of a tuning's evidence: those confirmed, then those measured, then the fastest that were only replayed.
+
+    Evidence of another form gives none.
+    """
+    found: dict[str, TrialRun] = {}
+    for run in (*_rows(_part(evidence, "confirmation"), "figures", "confirmed"), *_rows(evidence, "measured", "measured"),
+                *sorted(_rows(evidence, "trials", "replayed"), key=lambda run: run.figures.get("seconds_per_token", float("inf")))):
+        found.setdefault(f"{run.strategy} {sorted(run.parameters.items())}", run)
+    return list(found.values())[:MOST]
+
+
+def log_trials(client: MlflowClient, experiment: str, parent: str, runs: Iterable[TrialRun]) -> int:
+    """Log each configuration as a run nested in `parent`, in three requests each; returns how many."""
+    from mlflow.entities import Metric, Param
+    from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+    count, now = 0, int(time.time() * 1000)
+    for trial in runs:
+        tags = {MLFLOW_PARENT_RUN_ID: parent, "kind": "trial", "strategy": trial.strategy}
+        run = client.create_run(experiment, run_name=trial.name[:250], tags=tags, start_time=now)
+        settings = {"strategy": trial.strategy, "source": trial.source, **{key: str(value) for key, value in trial.parameters.items()}}
+        client.log_batch(run.info.run_id, [Metric(key, value, now, 0) for key, value in trial.figures.items()],
+                         [Param(key, value) for key, value in settings.items()])
+        client.set_terminated(run.info.run_id, end_time=now)
+        count += 1
+    return count
+
+
+def _part(evidence: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = evidence.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _rows(part: Mapping[str, Any], name: str, source: str) -> Iterator[TrialRun]:
+    rows = part.get(name)
+    for row in rows if isinstance(rows, list) else ():
+        if not isinstance(row, dict) or not isinstance(row.get("parameters"), dict):
+            continue
+        figures = {key: float(row[key]) for key in FIGURES if isinstance(row.get(key), int | float)}
+        if "seconds_per_token" not in figures and "predicted_seconds_per_token" in figures:
+            figures["seconds_per_token"] = figures["predicted_seconds_per_token"]
+        yield TrialRun(str(row.get("strategy")), row["parameters"], str(row.get("source", source)), figures)

@@ -1,0 +1,123 @@
+"""Workspaces keep apart what is valid on one device only, and read what earlier versions kept together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import serving.device
+from flows.context import StepContext, pictures_of
+from flows.settings import PipelineSettings
+from flows.steps.publish import run_publish
+from flows.workspace import Workspace
+from serving.artifacts.base import Provenance
+from serving.artifacts.decoding_config import DecodingConfig
+from serving.device import checked_device, default_device
+from tests.support.errors import raises_code
+from tests.support.loop.publishing import profile, verifier
+
+MARK = "f" * 64
+
+
+def config(device_class: str | None, strategy: str = "spide") -> DecodingConfig:
+    return DecodingConfig(strategy, {}, {}, Provenance(pair="tiny", fingerprint=MARK, device_class=device_class))
+
+
+@pytest.fixture
+def cuda_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a CUDA device, as far as its one question goes."""
+    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
+
+
+@dataclass
+class OnDevice:
+    """As much of a loaded pair as publishing and gating look at."""
+
+    device: str
+    fingerprint: str = MARK
+    dtype: str = "float32"
+
+
+def test_one_place_picks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (default_device(), PipelineSettings().device) == ("cpu", "cpu")
+    monkeypatch.setattr(serving.device, "cuda_available", lambda: True)
+    assert (default_device(), PipelineSettings().device, checked_device("cuda")) == ("cuda", "cuda", "cuda")
+    monkeypatch.setenv(serving.device.VARIABLE, "cpu")
+    assert (default_device(), PipelineSettings().device) == ("cpu", "cpu")
+    monkeypatch.setenv(serving.device.VARIABLE, "gpu")
+    with raises_code("unknown_device", "DRAFTWELL_DEVICE gpu"):
+        default_device()
+    monkeypatch.setattr(serving.device, "cuda_available", lambda: False)
+    monkeypatch.setenv(serving.device.VARIABLE, "cuda")
+    with raises_code("no_cuda", "DRAFTWELL_DEVICE cuda"):
+        default_device()
+
+
+@pytest.mark.usefixtures("cuda_host")
+def test_a_workspace_is_of_the_default_device_unless_told(own_stores: Path, pair_file: Path) -> None:
+    assert [Workspace(str(pair_file), device=device).device for device in (None, "cpu")] == ["cuda", "cpu"]
+    told = Workspace(str(pair_file), device="cpu")
+    assert (told.in_dtype("bfloat16").device, told.aside(own_stores / "x").device) == ("cpu", "cpu")
+
+
+def test_two_devices_do_not_overwrite_each_other_and_share_what_they_can(own_stores: Path, pair_file: Path) -> None:
+    cpu, cuda = (Workspace(str(pair_file), device=device) for device in ("cpu", "cuda"))
+    cpu.save(config("cpu-x86-2c-avx2", "spide"))
+    cuda.save(config("cuda-nvidia-h100", "vanilla_sd"))
+    cpu.save(verifier(MARK))
+    assert [DecodingConfig.load(space.folder("decoding_config")).strategy for space in (cpu, cuda)] == ["spide", "vanilla_sd"]
+    assert cpu.folder("verifier") == cuda.folder("verifier")
+    assert cpu.traces == cuda.traces
+    assert {kind: folder.parts[-3] for kind, folder in cuda.kept().items()} == {"decoding_config": "cuda", "verifier": "float32"}
+    cpu.save(config("cuda-nvidia-h100", "svip"))
+    assert DecodingConfig.load(cuda.folder("decoding_config")).strategy == "svip", "it goes by where it was made"
+
+
+@pytest.mark.parametrize(("device_class", "device"), [("cpu-x86-2c-avx2", "cpu"), ("cuda-nvidia-h100", "cuda"), (None, "cpu")])
+def test_what_an_earlier_version_kept_is_moved_to_its_device(own_stores: Path, pair_file: Path, device_class: str | None,
+                                                             device: str) -> None:
+    lines: list[str] = []
+    cuda, cpu = (Workspace(str(pair_file), say=lines.append, device=name) for name in ("cuda", "cpu"))
+    config(device_class).save(cpu.artifacts / "decoding_config")
+    cpu.reports.mkdir()
+    for name in ("tuning.html", "tuning.json", "tuning_pareto.png", "verifier.md"):
+        (cpu.reports / name).write_text(name)
+    spaces = {"cuda": cuda, "cpu": cpu}
+    found = {name: space.folder("decoding_config").is_dir() for name, space in spaces.items()}
+    assert found == {"cuda": device == "cuda", "cpu": device == "cpu"}
+    assert [path.name for path in pictures_of(spaces[device], "decoding_config")] == ["tuning.html", "tuning_pareto.png"]
+    assert (spaces[device].device_reports / "tuning.json").is_file()
+    assert [path.name for path in cpu.reports.iterdir()] == ["verifier.md"]
+    assert len(lines) == 1
+    assert device in lines[0]
+
+
+def test_nothing_is_moved_over_what_is_there(own_stores: Path, pair_file: Path) -> None:
+    space = Workspace(str(pair_file), device="cpu")
+    space.save(config("cpu-x86", "svip"))
+    config("cpu-x86", "spide").save(space.artifacts / "decoding_config")
+    assert DecodingConfig.load(space.folder("decoding_config")).strategy == "svip"
+    assert DecodingConfig.load(space.artifacts / "decoding_config").strategy == "spide", "an earlier version's, still there"
+    assert space.kept()["decoding_config"] == space.folder("decoding_config")
+
+
+def test_a_profile_of_another_device_is_not_found(own_stores: Path, pair_file: Path) -> None:
+    space = Workspace(str(pair_file), device="cpu")
+    space.save(profile(MARK))
+    on_cuda: Any = OnDevice("cuda:0")
+    on_cpu: Any = OnDevice("cpu")
+    assert space._find(on_cuda, "hardware_profile", None) is None
+    assert space._find(on_cpu, "hardware_profile", None) is not None
+
+
+def test_a_cpu_config_under_a_cuda_name_is_refused(own_stores: Path, pair_file: Path) -> None:
+    space = Workspace(str(pair_file), device="cpu")
+    space.save(config("cpu-x86-2c-avx2"))
+    step = StepContext(space, None)  # type: ignore[arg-type]
+    with raises_code("made_on_other_device", "decoding_config.tiny version 1 was made on cpu-x86-2c-avx2, for cpu", "for cuda"):
+        run_publish(step, {}, device="cuda")
+    with raises_code("nothing_to_release", "--device cuda"):
+        run_publish(StepContext(Workspace(str(pair_file), device="cuda"), None), {})  # type: ignore[arg-type]

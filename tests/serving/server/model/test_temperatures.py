@@ -1,0 +1,81 @@
+"""A server decodes greedy and sampled requests with what was tuned for each."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from serving.device import device_class
+from serving.runtime.commands import Role
+from serving.runtime.strategies import PLAIN, StrategyChoice, served_choice
+from serving.server.model.strategy_pool import EVERYBODY
+from tests.support.models.resources import ORIGIN
+from tests.support.server.bundles import load_bundle, make_bundle
+from tests.support.server.pools import decode, pool
+from tests.support.server.served_pair import serving
+
+SAMPLED = SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 2})
+
+
+@pytest.mark.parametrize(("greedy", "sampled", "chosen"), [
+    ("svip", SAMPLED, StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2})),
+    ("svip", None, StrategyChoice("svip")),  # lossless: what it writes stays right, only its speed is not known
+    ("csd", None, PLAIN),  # nobody measured its quality on sampled texts
+    ("csd", SAMPLED, StrategyChoice("vanilla_sd", {"num_speculative_tokens": 2}))])
+def test_sampled_requests_get_their_own_choice_or_a_safe_one(greedy: str, sampled: SampledChoice | None, chosen: StrategyChoice) -> None:
+    config = DecodingConfig(greedy, {}, {}, ORIGIN, sampled)
+    assert served_choice(config, 0) == StrategyChoice(greedy)
+    assert served_choice(config, 0.2) == served_choice(config, 1.0) == chosen
+
+
+def test_one_strategy_tuned_for_both_classes_has_both_parameters_and_two_states() -> None:
+    parameters, own = {"heuristic": True, "max_draft": 3}, SampledChoice(0.7, "hf_dynamic", {"heuristic": True})
+    it = pool("hf_dynamic", parameters=parameters, sampled=own)
+    greedy, sampled = it.get(temperature=0.0), it.get(temperature=0.7)
+    assert (greedy.config.max_draft, sampled.config.max_draft) == (3, 20)  # type: ignore[attr-defined]
+    assert it.get("hf_dynamic", temperature=1.0) is sampled is it.get(temperature=2.0), "also where a request names it"
+    assert it.get("hf_dynamic") is greedy
+    decode(sampled)
+    [learnt] = it.learnt().values()
+    assert learnt.strategies["sampled:hf_dynamic"] != learnt.strategies["hf_dynamic"] == greedy.learnt(), "each class learns for itself"
+    again = pool("hf_dynamic", parameters=parameters, sampled=own)
+    again.resume(EVERYBODY, learnt)
+    assert again.get(temperature=0.7).learnt() == sampled.learnt() != again.get().learnt()
+
+
+def test_what_was_tuned_for_one_class_alone_serves_the_other_by_name() -> None:
+    it = pool("spide", sampled=SAMPLED)
+    assert it.names()[:3] == ("spide", "vanilla_sd", "autoregressive")
+    assert it.get("vanilla_sd", temperature=0.0) is it.get(temperature=0.7)
+    assert it.get("spide", temperature=0.7) is it.get(temperature=0.0)
+
+
+def test_a_bundle_serves_both_and_says_so(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "prompt_lookup", machine=device_class("cpu"), sampled=SAMPLED)
+    served = load_bundle(bundle, slots=1, max_context=64)
+    tuned = {"greedy": "prompt_lookup", "sampled": "vanilla_sd"}
+    with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+        def used(**change: Any) -> str:
+            body = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "speculation": {"stats": True}, **change}
+            answer = http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["speculation"]["strategy"])
+
+        assert (used(temperature=0), used(temperature=0.7), used()) == ("prompt_lookup", "vanilla_sd", "vanilla_sd")
+        assert used(temperature=0.7, speculation={"stats": True, "strategy": "prompt_lookup"}) == "prompt_lookup"
+        assert http.get("/health").json()["tuned"] == http.get("/v1/speculation").json()["tuned"] == tuned
+
+
+def test_a_table_of_the_other_class_is_named_when_a_bundle_is_loaded(tmp_path: Path, tiny_models: dict[Role, Path],
+                                                                     caplog: pytest.LogCaptureFixture) -> None:
+    bundle = make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd", machine=device_class("cpu"),
+                         sampled=SampledChoice(0.7, "spide", {}))
+    with caplog.at_level(logging.WARNING, "serving.server.model.loading"):
+        load_bundle(bundle, slots=1, max_context=64)
+    [line] = [record.getMessage() for record in caplog.records if "acceptance_table" in record.getMessage()]
+    assert all(word in line for word in ("spide", "greedy"))

@@ -1,0 +1,55 @@
+"""What `make clean` keeps, and that `make reset` asks."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import REPO
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+MADE_AGAIN = (".draftwell/models/a/model.safetensors", ".draftwell/onnx/a.onnx", ".draftwell/gate.md", ".draftwell/bench-gpu.json",
+              "dist/tiny/1-cpu/manifest.json", "build/a")
+KEPT = (".draftwell/mlflow/mlflow.db", ".draftwell/pairs/mine.yaml", ".draftwell/pairs/tiny/float32/traces/shard-00000.parquet",
+        ".draftwell/spool/tiny/a.parquet", ".draftwell/judged/tiny/1-cpu/manifest.json", ".draftwell/prefect/prefect.db")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    shutil.copyfile(REPO / "Makefile", tmp_path / "Makefile")
+    for folder in ("flows", "components", "registry", "serving", "tests"):
+        (tmp_path / folder / "__pycache__").mkdir(parents=True)
+    for name in (*MADE_AGAIN, *KEPT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    return tmp_path
+
+
+def make(folder: Path, *words: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "FORCE"))}
+    return subprocess.run(["make", *words], cwd=folder, env=environment, input=answer, capture_output=True, text=True, check=False)
+
+
+def present(folder: Path, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if (folder / name).exists()]
+
+
+def test_clean_keeps_the_registry_and_whatever_cannot_be_made_again(checkout: Path) -> None:
+    assert make(checkout, "clean").returncode == 0
+    assert (present(checkout, MADE_AGAIN), present(checkout, KEPT)) == ([], list(KEPT))
+    assert not (checkout / "flows" / "__pycache__").exists()
+
+
+@pytest.mark.parametrize("answer", ["", "n\n", "yes please\n"])
+def test_reset_removes_nothing_without_a_yes(checkout: Path, answer: str) -> None:
+    assert make(checkout, "reset", answer=answer).returncode != 0
+    assert present(checkout, KEPT) == list(KEPT)
+
+
+@pytest.mark.parametrize(("words", "answer"), [((), "y\n"), (("FORCE=1",), "")])
+def test_reset_removes_all_state_when_told(checkout: Path, words: tuple[str, ...], answer: str) -> None:
+    assert make(checkout, "reset", *words, answer=answer).returncode == 0
+    assert not (checkout / ".draftwell").exists()
