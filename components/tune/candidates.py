@@ -13,6 +13,7 @@ from components.tune.constraints import ConstraintChecker
 from components.tune.evaluator import Evaluate, QualityOf
 from components.tune.evidence import Trial
 from components.tune.search.pyramid_model import predict_pyramids
+from components.tune.search.rescue_model import RESCUING, RescueModel, estimate_rescues, fastest_for_losses
 from components.tune.search.search import Search
 from components.tune.search.space import MEASURED, REPLAYED
 from components.tune.settings import Constraints, TuneSettings
@@ -89,7 +90,12 @@ def lacking_for(pair: LoadedPair, resources: StrategyResources, name: str) -> st
 
 @dataclass(frozen=True)
 class Explorer:
-    """Tries configurations that no replay can predict, on a few prompts."""
+    """Tries configurations that no replay can predict, on a few prompts.
+
+    Args:
+        rescues: estimates what configurations that rescue tokens do; None where the trace cannot (`RescueModel.read`).
+        most_lost: of the target's own tokens, by a configuration that is chosen; None: no limit.
+    """
 
     pair: LoadedPair
     search: Search
@@ -97,6 +103,8 @@ class Explorer:
     quality: QualityOf | None
     prompts: Sequence[Prompt]
     profile: HardwareProfile
+    rescues: RescueModel | None = None
+    most_lost: float | None = None
 
     @property
     def few(self) -> Sequence[Prompt]:
@@ -115,22 +123,26 @@ class Explorer:
 
     def run(self, names: Sequence[str], count: int) -> tuple[list[Trial], list[Trial]]:
         """The trials of all strategies, and the estimates that some of them began with."""
-        estimates = predict_pyramids(self.pair, names, self.few, self.profile)
-        first = starting_points(estimates)
+        pyramids, rescues = predict_pyramids(self.pair, names, self.few, self.profile), estimate_rescues(names, self.rescues)
+        best = [trial for name in RESCUING
+                for trial in fastest_for_losses([t for t in rescues if t.strategy == name], self.most_lost, count)]
+        first = starting_points([*pyramids, *best])
         trials = [trial for name in names
                   for trial in self.search.explore(name, count, self.measure, first.get(name, ()), self.subject)]
-        return trials, estimates
+        return trials, [*pyramids, *rescues]
 
     def measure(self, choice: StrategyChoice) -> Trial:
         """One choice as a trial."""
         few = self.few
         [result] = self.evaluate([choice], few, max_tokens=EXPLORE_TOKENS, fresh=True)
-        divergence = 0.0
+        divergence, least = 0.0, None
         if not find_strategy(choice.name).lossless:
             [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)  # the resume file answers from the second time on
-            divergence, *_ = ConstraintChecker(Constraints(), self.quality, None, {}).losses(choice, few, result, plain)
+            checker = ConstraintChecker(Constraints(), self.quality, None, {})
+            divergence, *_ = checker.losses(choice, few, result, plain)
+            least = max(0.0, checker.least(choice, few, result, plain)["quality_loss"])
         return Trial.of(choice, predicted_seconds_per_token=result.pace, exact=False, target_calls_per_token=result.calls_per_token,
-                        divergence=divergence, source="measured")
+                        divergence=divergence, least_divergence=least, source="measured")
 
 
 def starting_points(estimates: Sequence[Trial]) -> dict[str, list[StrategyChoice]]:

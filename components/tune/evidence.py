@@ -61,14 +61,16 @@ class Trial(Row):
     Args:
         predicted_seconds_per_token: by replay, by an estimate, or by a first short measurement: see `source`.
         exact: False where a draft was longer than the trace's rollouts, so that the replay is an estimate.
-        target_calls_per_token: None of an estimate.
-        divergence: 0..1; None of an estimate.
+        target_calls_per_token: None of an estimate for PyramidSD.
+        divergence: 0..1; None of an estimate for PyramidSD.
+        least_divergence: the least that the few prompts of a short measurement leave possible (lower bound, 5 %); else None.
     """
 
     predicted_seconds_per_token: float
     exact: bool = True
     target_calls_per_token: float | None = None
     divergence: float | None = None
+    least_divergence: float | None = None
     source: Literal["replayed", "measured", "estimated"] = "replayed"
 
     @property

@@ -41,10 +41,10 @@ GRID = [
 ]
 """What a user without a tuner would measure."""
 SETTINGS = TuneSettings(constraints=Constraints(lossless_only=False, max_quality_loss=0.1, max_rouge_l_loss=2.0, max_surprisal_shift=0.1),
-                        strategies=("vanilla_sd", "svip", "spide", "csd"), explore=4, measure_top=4, max_tokens=32)
-"""Of the tuner. The whole grid is replayed, so that the best of each kind (serial and parallel SPIDE are two) are enough to measure: four,
-and two of csd's. Successive halving leaves two of them after two rungs of two prompts. On 8 prompts these, the confirmation and the trials
-of csd are 1,712 requested tokens; the grid has 7,936. The limits are those of registry/gates.yaml."""
+                        strategies=("vanilla_sd", "svip", "spide", "csd"), explore=2, measure_top=4, max_tokens=32)
+"""Of the tuner. The whole grid is replayed, and csd's estimated, so that the best of each kind (serial and parallel SPIDE are two) are
+enough to measure: four, and two of csd's. Successive halving leaves two of them after two rungs of two prompts. On 8 prompts these, the
+confirmation and the trials of csd are 1,616 requested tokens; the grid has 7,936. The limits are those of registry/gates.yaml."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from components.tune.evaluator import Evaluate, QualityOf
 from components.tune.evidence import Metrics, Trial, TuningEvidence
 from components.tune.findings import artifacts_of, findings_of, rollouts_of
 from components.tune.resume import ResumableEvaluator
+from components.tune.search.rescue_model import RescueModel
 from components.tune.search.search import Log, Progress, Search, Spread, fastest_vanilla, shortlist
 from components.tune.search.space import MEASURED, REPLAYED
 from components.tune.search.trial_log import TrialLog
@@ -213,7 +214,10 @@ def find_candidates(inputs: TuneInputs, settings: TuneSettings, names: Sequence[
     log = TrialLog(files.study, named=files.named)
     search = Search(texts, inputs.resources, inputs.profile, min(settings.max_tokens, texts.max_tokens), settings.overlap, log,
                     inputs.trace.digest(), settings.seed)
-    explorer = Explorer(inputs.pair, search, evaluate, quality, inputs.prompts, inputs.profile)
+    rescues = None if settings.temperature > 0 else RescueModel.read(
+        inputs.trace, texts, inputs.resources, inputs.profile, search.max_tokens)
+    explorer = Explorer(inputs.pair, search, evaluate, quality, inputs.prompts, inputs.profile, rescues,
+                        settings.constraints.max_quality_loss)
     log.check({name: explorer.describe(name) for name in names})
     spread = without_scores(hooks.spread) if hooks.spread is not None else None
     replayed = search.run([name for name in names if name in REPLAYED], settings.trials, spread=spread, log=hooks.log,
@@ -249,9 +253,13 @@ def checker_for(found: _Candidates, settings: TuneSettings, evaluate: Evaluate, 
 
 
 def trial_metrics(trial: Trial, checker: ConstraintChecker, few: Sequence[Prompt]) -> dict[str, Any]:
-    """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: prompts that explored ones were measured on."""
+    """What constraints ask of a trial; ROUGE-L is asked of longer texts only. `few`: prompts that explored ones were measured on.
+
+    So few tokens leave much open: what loses too much is dropped here only if it surely does, later rungs see more of it.
+    """
     calls = trial.target_calls_per_token
-    return {"lossless": find_strategy(trial.strategy).lossless, "quality_loss": trial.divergence or 0.0, "rouge_l_lost": None,
+    loss = trial.divergence if trial.least_divergence is None else trial.least_divergence
+    return {"lossless": find_strategy(trial.strategy).lossless, "quality_loss": loss or 0.0, "rouge_l_lost": None,
             "surprisal_shift": None, "cost_ratio": None if calls is None else checker.cost_ratio(trial.choice, calls, few, EXPLORE_TOKENS)}
 
 

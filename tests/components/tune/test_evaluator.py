@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.bench.runner import StrategyContender
+from components.bench.runner import Generation, StrategyContender
 from components.bench.target_agreement import TargetAgreement, argmax_matches
 from components.prompts.prompt import Prompt
 from components.tune import evaluator as module
@@ -16,6 +16,7 @@ from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.pair import LoadedPair
+from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources
 from tests.support.models.tiny import table_pair
 
@@ -56,6 +57,41 @@ def test_all_decode_a_prompt_before_the_next_one_comes(pair: LoadedPair, monkeyp
     first, second = (len(pair.encode_prompt(prompt.prompt)) for prompt in PROMPTS[:2])
     assert order == [("autoregressive", first), ("vanilla_sd", first), ("spide", first),
                      ("vanilla_sd", second), ("spide", second), ("autoregressive", second)]
+
+
+def generation(seconds: float, calls: int = 10) -> Generation:
+    """Ten tokens, all of whose time went into target calls."""
+    return Generation([0] * 10, Stats(target_calls=calls, target_seconds=seconds, wall_seconds=seconds))
+
+
+def test_a_generation_that_was_held_up_is_noticed() -> None:
+    usual, stalled = generation(1.0), generation(2.5)
+    assert module.disturbed([usual, stalled, generation(1.1)]) == [1]
+    assert module.disturbed([usual, generation(1.25, calls=5)]) == [1], "seconds a call count, not seconds"
+    assert module.disturbed([usual, generation(1.9)]) == [], "a long draft or half of the cores may take so long"
+    assert module.disturbed([generation(0.01), generation(0.2)]) == [], "a stall that nobody notices"
+    assert module.disturbed([stalled]) == [], "nothing to compare with"
+
+
+def test_what_was_held_up_is_decoded_again_and_the_faster_counts(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, stalls = StrategyContender.generate, [True]
+    seeds: list[tuple[str, int]] = []
+
+    def generate(self: StrategyContender, ids: Sequence[int], sampling: Any) -> Any:
+        made = real(self, ids, sampling)
+        if sampling.max_tokens == 10:
+            seeds.append((self.strategy, sampling.seed))
+            if self.strategy == "vanilla_sd" and sampling.seed == 1 and stalls:
+                stalls.pop()
+                made.stats.target_seconds += 5.0
+                made.stats.wall_seconds += 5.0
+        return made
+
+    monkeypatch.setattr(module.StrategyContender, "generate", generate)
+    _, fast = Evaluator(pair, resources(), max_tokens=10)([PLAIN, GAMMA], PROMPTS[:2])
+    assert seeds.count(("vanilla_sd", 1)) == 2
+    assert len(seeds) == 5, "nothing else is repeated"
+    assert max(fast.seconds) < 5.0
 
 
 def test_results_come_in_the_order_of_the_configs(pair: LoadedPair) -> None:

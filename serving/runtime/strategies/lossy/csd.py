@@ -23,7 +23,7 @@ class CSD(Strategy):
     lossless = False
     paper = "CSD, Algorithm 1, Eq. 3"
     artifacts = ("correction_memory",)
-    search_space = space(num_speculative_tokens=(4, 6, 8), min_count=(1, 2, 3, 6), tau=(0.01, 0.1, 0.2, 0.3, 0.5))
+    search_space = space(num_speculative_tokens=(2, 3, 4, 6, 8), min_count=(1, 2, 3, 6), tau=(0.01, 0.1, 0.2, 0.3, 0.5))
 
     class Config(StrategyConfig):
         num_speculative_tokens: int = Field(6, ge=1, le=32, description="gamma: draft tokens per round")
