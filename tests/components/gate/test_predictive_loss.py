@@ -125,7 +125,7 @@ def test_a_champion_that_cannot_be_compared_gives_way_to_a_constant(good: dict[s
     other = Verifier(-fine.weight, -fine.bias, fine.features, 0.5, 2.0, ORIGIN)
     found, notes = predictions({"verifier": fine}, {"verifier": other}, traces)
     assert [prediction.against for prediction in found] == ["a constant's"]
-    assert notes[-1] == "verifier compared with a constant: the champion's label has lambda 2.0, this one's 1.2"
+    assert notes[0] == "verifier compared with a constant: the champion's label has lambda 2.0, this one's 1.2"
     states = Verifier(torch.zeros(36), 0.0, ("before", "scalars"), 0.5, 1.2, ORIGIN)
     examples = read_examples(traces)
     poor = Examples({"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt)
