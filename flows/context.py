@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.workspace import Workspace
-from serving.artifacts.base import MANIFEST, digest_of, read_manifest
+from serving.artifacts.base import MANIFEST, Provenance, digest_of, read_manifest
 from serving.artifacts.kinds import find_kind
 from serving.errors import DraftwellError
 from serving.files import write_json
@@ -69,7 +69,7 @@ def open_trace(step: StepContext, folder: Path | None = None, temperature: float
 
 
 def training_prompts(space: Workspace, traces: Path | None = None, kinds: Iterable[str] = ()) -> TrainingPrompts:
-    """The prompts that a workspace's traces and artifacts were made from, so that nothing is measured on them.
+    """The prompts that a workspace's traces, artifacts and distilled draft were made from, so that nothing is measured on them.
 
     Args:
         traces: trace folder; None takes the workspace's.
@@ -83,11 +83,23 @@ def training_prompts(space: Workspace, traces: Path | None = None, kinds: Iterab
     if found.shards:
         hashes = prompt_hashes(found)
         recorded["traces"] = None if hashes is None else hashes.values()
-    for kind in kinds:
-        folder = next((place / kind for place in (space.artifacts, space.shipped) if (place / kind / MANIFEST).is_file()), None)
-        if folder is not None and kind not in MADE_OF_NO_PROMPTS:
-            recorded[kind] = read_manifest(folder)["provenance"].get("training_prompts")
-    return TrainingPrompts.of(recorded)
+    folders = {kind: next((place / kind for place in (space.artifacts, space.shipped) if (place / kind / MANIFEST).is_file()), None)
+               for kind in kinds if kind not in MADE_OF_NO_PROMPTS}
+    made = made_from_prompts({**folders, "distilled_draft": distilled_draft(space)})
+    recorded |= {kind: one.training_prompts for kind, one in made.items()}
+    return TrainingPrompts.of(recorded, {kind: one.unknown_prompts for kind, one in made.items()})
+
+
+def distilled_draft(space: Workspace) -> Path | None:
+    """Folder of the pair's draft where that is distilled; nothing is fetched for this question."""
+    source = space.spec.draft
+    return None if source is None or source.artifact is None else space.spec.folder / Path(source.artifact).expanduser()
+
+
+def made_from_prompts(folders: Mapping[str, Path | None]) -> dict[str, Provenance]:
+    """kind → where the artifact of a folder comes from, of those that are there."""
+    present = {kind: folder for kind, folder in folders.items() if folder is not None and (folder / MANIFEST).is_file()}
+    return {kind: Provenance.model_validate(read_manifest(folder)["provenance"]) for kind, folder in present.items()}
 
 
 def prompts_behind(traces: TraceSet) -> list[str] | None:
@@ -119,11 +131,10 @@ def artifact_prompts(artifacts: Mapping[str, Artifact], draft: Path | None = Non
     """
     from components.prompts.overlap import TrainingPrompts
 
-    recorded: dict[str, Iterable[str] | None] = {
-        kind: artifact.provenance.training_prompts for kind, artifact in artifacts.items() if kind not in MADE_OF_NO_PROMPTS}
-    if draft is not None and (draft / MANIFEST).is_file():
-        recorded["distilled_draft"] = read_manifest(draft)["provenance"].get("training_prompts")
-    return TrainingPrompts.of(recorded)
+    made = {kind: artifact.provenance for kind, artifact in artifacts.items() if kind not in MADE_OF_NO_PROMPTS}
+    made |= made_from_prompts({"distilled_draft": draft})
+    return TrainingPrompts.of({kind: one.training_prompts for kind, one in made.items()},
+                              {kind: one.unknown_prompts for kind, one in made.items()})
 
 
 def pictures_of(space: Workspace, kind: str) -> list[Path]:

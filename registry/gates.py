@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -26,6 +27,8 @@ class Gates(Strict):
     max_prediction_loss_ratio: float = Field(ge=1, description="log loss of table and verifier over the champion's, on the same traces")
     max_bundle_mb: float = Field(gt=0, description="size of the bundle without the models that are fetched, in 10^6 bytes")
     max_startup_seconds: float = Field(gt=0, description="from the start of a process to its first tokens from the bundle")
+    unknown_prompts: Literal["warn", "refuse"] = Field("warn", description="what becomes of a release with something whose training "
+                                                       "prompts are not all recorded")
 
 
 def load_gates(path: Path | None = None) -> Gates:

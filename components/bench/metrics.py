@@ -57,6 +57,8 @@ class BenchMetrics:
             known |= origins(ours.strategy, ours.parameters, ours.resources)
         wrong = {d.prompt_id for d in differences}
         known |= self.quality(m)  # before the prompts' rows, which have a part of it
+        if ours and not self.greedy:
+            self.agreement(m)  # of lossless ones too: what lossy samples are compared with, and how far that is noise
         return BenchEntry(
             **known, differences=tuple(differences), per_prompt=self.per_prompt(m, wrong), peak_memory_mb=peak_memory_mb,
             identical_outputs=len(m.prompt_ids) - len(wrong) if self.greedy else None,
@@ -70,7 +72,7 @@ class BenchMetrics:
             PromptRow(prompt_id=name, seconds=run.seconds, tokens=len(run.tokens), target_calls=run.stats.target_calls,
                       accepted=run.stats.accepted, judged=run.stats.judged, ttft_ms=run.stats.first_token_seconds * 1e3,
                       identical=name not in wrong if self.greedy else None, run_seconds=tuple(one.seconds for one in runs),
-                      target_argmax=None if kept is None else kept.matches)
+                      target_argmax=None if kept is None else kept.matches, divergence=None if kept is None else kept.divergence)
             for name, run, runs, kept in zip(m.prompt_ids, m.typical, m.runs, counted, strict=True))
 
     def cost_reference(self) -> CostReference | None:
@@ -167,9 +169,10 @@ class BenchMetrics:
 
     def agreement(self, m: Measurement) -> TargetAgreement:
         """How the emitted tokens compare with the target after the same prefixes; every prompt's are kept for its row."""
-        each = agreements(self.pair, self.encoded, [run.tokens for run in m.typical], self.temperature)
-        self._agreements[m.contender.label] = each
-        return sum(each, TargetAgreement(0, 0, 0.0))
+        label = m.contender.label
+        if label not in self._agreements:
+            self._agreements[label] = agreements(self.pair, self.encoded, [run.tokens for run in m.typical], self.temperature)
+        return sum(self._agreements[label], TargetAgreement(0, 0, 0.0))
 
 
 def time_share(s: Stats) -> dict[str, float | None]:

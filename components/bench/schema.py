@@ -53,6 +53,8 @@ class PromptRow(Frozen):
     identical: bool | None = Field(None, description="the same tokens as autoregressive decoding; None for samples")
     run_seconds: tuple[float, ...] = Field((), description="seconds of every run")
     target_argmax: int | None = Field(None, description="emitted tokens that are the target's argmax; None where that was not counted")
+    divergence: float | None = Field(None, description="nats by which the target finds the output less likely than samples of its own, "
+                                     "over all its tokens (`target_agreement.agreement`); None where that was not read")
     departure: str | None = Field(None, description="how the output differs from the target's choices, where those were read")
 
 

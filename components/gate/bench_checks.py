@@ -174,6 +174,18 @@ def share_kept(entry: BenchEntry, reference: BenchEntry) -> Interval | None:
     return over_sums(rows, lambda sums: (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3]))
 
 
+def surprisal_shift(entry: BenchEntry, reference: BenchEntry) -> Interval | None:
+    """By how many nats a token the target finds an entry's samples less likely than plain decoding's on the same prompts; None where that
+    was not read of every prompt.
+
+    Both are noise around 0 for a lossless choice: what counts is the difference from plain decoding in the same run, as in the tuner.
+    """
+    rows = [(a.divergence, a.tokens, b.divergence, b.tokens) for a, b in zip(entry.per_prompt, reference.per_prompt, strict=True)]
+    if not rows or any(None in row for row in rows):
+        return None
+    return over_sums(rows, lambda sums: sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3])
+
+
 def mean_pace_ratio(rows: Sequence[PromptRow], reference: Sequence[PromptRow]) -> Interval | None:
     """Mean over prompts of the ratio of both times per token; None where no prompt has one on both sides."""
     mine, theirs = paces(rows), paces(reference)

@@ -28,25 +28,39 @@ def at_least(name: str, found: Interval, floor: float, detail: str) -> Check:
     """The value must reach `floor`: passed where the lower bound does, failed where not even the upper one does."""
     if found.low >= floor or found.high < floor:
         return Check(name, found.low, floor, found.low >= floor, detail)
-    return undecided(name, found, floor, detail)
+    return undecided(name, found, detail, floor)
 
 
 def at_most(name: str, found: Interval, limit: float, detail: str) -> Check:
     """The value must not exceed `limit`: passed where the upper bound does not, failed where even the lower one does."""
     if found.high <= limit or found.low > limit:
         return Check(name, found.high, limit, found.high <= limit, detail)
-    return undecided(name, found, limit, detail)
+    return undecided(name, found, detail, limit)
 
 
-def undecided(name: str, found: Interval, threshold: float, detail: str) -> Check:
-    """The threshold is inside the interval."""
-    needed = prompts_to_decide(found, threshold)
+def within(name: str, found: Interval, limit: float, detail: str) -> Check:
+    """The value must be between −`limit` and `limit`: passed where both bounds are, failed where both are beyond the same end.
+
+    Both bounds leave out 5 %, so it passes wrongly in 5 % of cases at most (two one-sided tests).
+    """
+    if max(abs(found.low), abs(found.high)) <= limit:
+        return Check(name, max(abs(found.low), abs(found.high)), limit, True, detail)
+    if found.low > limit or found.high < -limit:
+        return Check(name, min(abs(found.low), abs(found.high)), limit, False, detail)
+    return undecided(name, found, detail, limit, -limit)
+
+
+def undecided(name: str, found: Interval, detail: str, *thresholds: float) -> Check:
+    """A threshold is inside the interval; the first one is named."""
+    wanted = [prompts_to_decide(found, threshold) for threshold in thresholds]
+    known = [number for number in wanted if number is not None]
+    needed = max(known) if len(known) == len(wanted) else None
     if found.prompts < 2:
         more = "one prompt has no interval"
     else:
         more = f"an estimated {needed} prompts would decide" if needed else "it is too close to the threshold for more prompts to decide"
-    return Check(name, found.value, threshold, False, f"{detail}: not enough evidence from {found.prompts} prompts, {more}", enough=False,
-                 prompts_needed=needed)
+    return Check(name, found.value, thresholds[0], False, f"{detail}: not enough evidence from {found.prompts} prompts, {more}",
+                 enough=False, prompts_needed=needed)
 
 
 def prompts_to_decide(found: Interval, threshold: float) -> int | None:

@@ -1,4 +1,4 @@
-"""Whether a release's artifacts fit the temperatures that its choices are for, and checks of its sampled choice."""
+"""Whether a release's artifacts fit the temperatures that its choices are for, and checks of what serves sampled requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from components.bench.schema import BenchEntry
+from components.gate.bench_checks import surprisal_shift
+from components.gate.evidence import within
 from components.gate.verdict import Check, GateVerdict, Thresholds
 from serving.artifacts.base import Artifact
 from serving.artifacts.decoding_config import DecodingConfig
@@ -31,23 +33,57 @@ def objections(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -> lis
 
 
 def judge_artifacts(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -> GateVerdict:
-    """A check that fails where an artifact is for the other class of temperatures, and a note where sampled requests were not tuned for."""
+    """A check that fails where an artifact is for the other class of temperatures than a choice that reads it."""
     wrong = objections(config, artifacts)
-    check = Check("temperature", len(wrong), 0, not wrong, "; ".join(wrong) or "every artifact is for the temperature it serves")
+    return GateVerdict((Check("temperature", len(wrong), 0, not wrong,
+                              "; ".join(wrong) or "every artifact is for the temperature it serves"),))
+
+
+def sampled_temperature(config: DecodingConfig, champion: DecodingConfig | None) -> float | None:
+    """The temperature to judge sampled requests at: that of the candidate's choice for them, else of the champion's; None where neither
+    has one."""
+    tuned = [one.sampled for one in (config, champion) if one is not None]
+    return next((choice.temperature for choice in tuned if choice is not None), None)
+
+
+def untuned(config: DecodingConfig, temperature: float | None) -> tuple[str, ...]:
+    """A note where nothing was tuned for sampled requests; `temperature`: that they are judged at all the same."""
     if config.sampled is not None:
-        return GateVerdict((check,))
-    return GateVerdict((check,), (f"sampled requests are not judged: nothing was tuned for them, and {served_choice(config, 1.0)} decodes "
-                                  "them (`draftwell tune --temperature`)",))
+        return ()
+    served = f"nothing was tuned for them, and {served_choice(config, temperature or 1.0)} decodes them"
+    if temperature is None:
+        return (f"sampled requests are not judged: {served} (`draftwell tune --temperature`)",)
+    return (f"sampled requests are judged at temperature {temperature:g}, which the champion was tuned for: {served}",)
 
 
-def judge_sampled(verdict: GateVerdict, entry: BenchEntry, temperature: float, thresholds: Thresholds) -> GateVerdict:
-    """The verdict on a sampled choice under names of its own, with a check of how likely the target finds what a lossy one writes."""
-    checks, limit = verdict.checks, thresholds.max_surprisal_shift
-    if not entry.lossless and limit is not None:
-        shift = entry.kl
-        detail = "how likely the target finds its samples was not measured" if shift is None else (
-            f"the target finds its samples {shift:+.3f} nats a token less likely than its own (at most {limit:g} either way)")
-        checks = (*checks, Check("likelihood", limit + 1 if shift is None else abs(shift), limit,
-                                 shift is not None and abs(shift) <= limit, detail))
-    return GateVerdict(tuple(replace(check, name=f"sampled {check.name}") for check in checks),
-                       tuple(f"at temperature {temperature:g}: {note}" for note in verdict.notes))
+def judge_sampled(verdict: GateVerdict, entry: BenchEntry, reference: BenchEntry, temperature: float,
+                  thresholds: Thresholds) -> GateVerdict:
+    """The verdict on what serves sampled requests under names of its own, with how likely the target finds what it writes.
+
+    Args:
+        verdict: on its bench.
+        entry, reference: its entry there, and plain decoding's.
+    """
+    likely = likelihood(entry, reference, thresholds.max_surprisal_shift)
+    return GateVerdict(tuple(replace(check, name=f"sampled {check.name}") for check in (*verdict.checks, *likely.checks)),
+                       tuple(f"at temperature {temperature:g}: {note}" for note in (*verdict.notes, *likely.notes)))
+
+
+def likelihood(entry: BenchEntry, reference: BenchEntry, limit: float | None) -> GateVerdict:
+    """How likely the target finds a choice's samples, compared with plain decoding's in the same run.
+
+    Of a lossy choice it is judged by its interval over prompts. A lossless one draws from the target's own distribution, which is proved of
+    its strategy: whatever it shows on some prompts is chance, and is reported only.
+    """
+    if limit is None or entry.strategy == reference.strategy:
+        return GateVerdict(())
+    shift = surprisal_shift(entry, reference)
+    if shift is None:
+        if entry.lossless:
+            return GateVerdict(())
+        return GateVerdict((Check("likelihood", 0.0, limit, False, "how likely the target finds its samples was not measured"),))
+    text = (f"the target finds its samples {shift.value:+.3f} nats a token less likely than plain decoding's "
+            f"[{shift.low:+.3f}, {shift.high:+.3f}]")
+    if entry.lossless:
+        return GateVerdict((), (f"likelihood, not judged of a lossless choice: {text}",))
+    return GateVerdict((within("likelihood", shift, limit, f"{text} (both ends within {limit:g})"),))

@@ -29,6 +29,7 @@ class Thresholds:
     max_prediction_loss_ratio: float | None = None
     max_bundle_mb: float | None = None
     max_startup_seconds: float | None = None
+    unknown_prompts: Literal["warn", "refuse"] = "warn"
 
     @classmethod
     def of(cls, gates: Mapping[str, Any]) -> Thresholds:

@@ -51,17 +51,25 @@ class TrainingPrompts:
 
     Args:
         by_name: name of an artifact, or `traces` → hashes.
-        unknown: names of what carries no hashes, because an older version made it.
+        unknown: names of what carries no hashes, because an older version made it, or not all of them, with what lacks them.
     """
 
     by_name: Mapping[str, frozenset[str]] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, recorded: Mapping[str, Iterable[str] | None]) -> TrainingPrompts:
-        """Of what each thing records; None where it records nothing."""
+    def of(cls, recorded: Mapping[str, Iterable[str] | None], lacking: Mapping[str, Sequence[str]] | None = None) -> TrainingPrompts:
+        """Of what each thing records; None where it records nothing.
+
+        Args:
+            lacking: name → what it was made from whose prompts are not in its record (`Provenance.unknown_prompts`).
+
+        >>> TrainingPrompts.of({"traces": ["ab"], "verifier": None, "decoding_config": ["cd"]}, {"decoding_config": ["traces"]}).unknown
+        ('verifier', 'decoding_config (made from: traces)')
+        """
         known = {name: frozenset(hashes) for name, hashes in recorded.items() if hashes is not None}
-        return cls(known, tuple(name for name, hashes in recorded.items() if hashes is None))
+        partly = (f"{name} (made from: {', '.join(parts)})" for name, parts in (lacking or {}).items() if parts and name in known)
+        return cls(known, (*(name for name, hashes in recorded.items() if hashes is None), *partly))
 
     @property
     def hashes(self) -> frozenset[str]:
@@ -92,5 +100,5 @@ class TrainingPrompts:
                                  code="no_untouched_prompts")
         lines = [f"{len(used)} prompts left out: they were used to make {self.users_of(used)}"] if used else []
         if self.unknown:
-            lines.append(f"training prompts unknown: {', '.join(self.unknown)} (made by an older version)")
+            lines.append(f"warning: training prompts unknown: {', '.join(self.unknown)} (an older version made it, or its traces)")
         return left[:limit], lines

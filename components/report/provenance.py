@@ -24,7 +24,8 @@ LIBRARIES = ("draftwell", "torch", "transformers", "numpy", "onnxruntime", "safe
 
 def provenance(pair: LoadedPair, *, trace_digest: str | None = None, parents: Mapping[str, str] | None = None,
                parameters: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None,
-               device_class: str | None = None, training_prompts: Iterable[str] | None = None) -> Provenance:
+               device_class: str | None = None, training_prompts: Iterable[str] | None = None,
+               unknown_prompts: Iterable[str] = ()) -> Provenance:
     """Where an artifact of `pair` that is made now comes from.
 
     Args:
@@ -34,11 +35,12 @@ def provenance(pair: LoadedPair, *, trace_digest: str | None = None, parents: Ma
         metrics: measured on it; None and NaN are left out, because JSON cannot hold them.
         device_class: machine class, for metrics that are valid on one class only.
         training_prompts: hashes of the prompts that it has learnt from (`components.prompts.overlap`); None where they are not known.
+        unknown_prompts: names of what it is made from whose prompts are not known, where `training_prompts` has the others'.
     """
     return Provenance(
         pair=pair.name, fingerprint=pair.fingerprint, device_class=device_class, trace_digest=trace_digest,
         parents=dict(parents or {}), training_prompts=None if training_prompts is None else sorted(set(training_prompts)),
-        git_commit=git_commit(), library_versions=library_versions(),
+        unknown_prompts=sorted(set(unknown_prompts)), git_commit=git_commit(), library_versions=library_versions(),
         parameters={name: plain(value) for name, value in (parameters or {}).items()},
         metrics={name: float(value) for name, value in (metrics or {}).items() if value is not None and value == value})
 

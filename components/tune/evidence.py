@@ -212,6 +212,7 @@ class TuningEvidence(_Part):
         max_tokens, replayed_tokens: tokens per prompt as measured and as predicted.
         temperature: of the requests that the choice is for; None of older evidence, which is greedy.
         training_prompts: hashes of the prompts of its traces and measurements (`components.prompts.overlap`); None of older evidence.
+        unknown_prompts: what it was tuned with whose prompts are not recorded, so that `training_prompts` lacks them.
     """
 
     schema_version: int = 0
@@ -232,6 +233,7 @@ class TuningEvidence(_Part):
     fingerprint: str | None = None
     padded_to: int | None = None
     training_prompts: tuple[str, ...] | None = None
+    unknown_prompts: tuple[str, ...] = ()
     device_class: str | None = None
     machine: dict[str, Any] = {}
     prompts: int | None = None

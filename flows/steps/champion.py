@@ -6,6 +6,7 @@ from the moment a person moves the alias until it is deployed.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from flows.workspace import Workspace
 
 if TYPE_CHECKING:
     from registry.releases import ReleaseVersion
+    from registry.store import Store
+    from serving.artifacts.base import Artifact
     from serving.bundle.manifest import Manifest
 
 
@@ -61,3 +64,19 @@ def serving_release(space: Workspace, device: str, out: Path) -> ReleaseVersion 
         if known:
             return find_release(store, space.spec.name, device, known[-1])
     return champion_of(space, device)
+
+
+def artifacts_of(store: Store, release: ReleaseVersion, fingerprint: str) -> dict[str, Artifact]:
+    """kind → artifact of everything that a release pins, except the draft, which the loaded pair has.
+
+    The pair's fingerprint covers the draft's weights, so a release with another draft is refused with its artifacts.
+    """
+    from serving.artifacts.kinds import find_kind
+
+    found: dict[str, Artifact] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for kind, version in release.pins.items():
+            if kind != "distilled_draft":
+                folder = store.download(store.resolve(kind, release.pair, version), Path(place) / kind)
+                found[kind] = find_kind(kind).load_class().load(folder, fingerprint=fingerprint)
+    return found

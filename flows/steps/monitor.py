@@ -7,6 +7,7 @@ than the champion of the alias; "champion" below means what serves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
     Raises:
         DraftwellError: nothing calibrated, its traces are not here, an empty spool, or one of another pair.
     """
+    from components.collect.plan import prompt_hashes
     from components.drift.drift import Subject, WatchedArtifacts, compare_traffic
     from components.drift.spool import read_spool
     from components.drift.traffic import COLUMNS, HIDDEN, read_traffic
@@ -101,7 +103,7 @@ def check(space: Workspace, *, spool: Path, device: str = "cpu", reference: Path
         notes.append(f"{champion.name} was not calibrated on this reference")
     watched: dict[str, Any] = {str(KINDS[name].drift_role): champion.artifacts.get(name) for name in WATCHED}
     subject = Subject(space.spec.name, champion.fingerprint, kinds, (digest, found.digest), champion.name)
-    artifacts = WatchedArtifacts(**watched, untouched=untouched(verifier, origin, rows))
+    artifacts = WatchedArtifacts(**watched, untouched=untouched(verifier, origin, rows, prompt_hashes(traces)))
     report = compare_traffic(then, today, limits, subject, artifacts, notes=notes, doubts=doubts)
     if digest == champion.trace_digest:
         keep_reference(space, traces, digest)
@@ -176,20 +178,24 @@ def watched_temperature(space: Workspace, device: str, reference: Path | None, o
         return None
 
 
-def untouched(verifier: Any, digest: str | None, rows: pa.Table) -> list[str]:
-    """Prompts of the reference that the verifier has not learnt from: its test prompts, all where it was made of other traces, none
-    where it was tested on another trace and learnt from all of this one.
+def untouched(verifier: Any, digest: str | None, rows: pa.Table, hashes: Mapping[str, str] | None = None) -> list[str]:
+    """Prompts of the reference that the verifier has not learnt from: its test prompts; of other traces than it was made of those whose
+    hashes it does not record; none where it was tested on another trace and learnt from all of this one.
 
     Args:
         digest: of the traces whose prompts these are.
+        hashes: prompt id → hash; None where the reference does not record its prompts, or the verifier none: then all count as new to it.
     """
     from components.drift.prompts import untouched_prompts
     from components.train.examples import LEAST_PROMPTS, first_of_the_same
 
     alike = first_of_the_same(rows)
     different = sorted({alike.get(name, name) for name in rows.column("prompt_id").to_pylist()})
-    if verifier is None or len(different) < LEAST_PROMPTS or verifier.provenance.trace_digest != digest:
+    if verifier is None or len(different) < LEAST_PROMPTS:
         return different
+    if verifier.provenance.trace_digest != digest:
+        learnt = set(verifier.provenance.training_prompts or ())
+        return [name for name in different if (hashes or {}).get(name) not in learnt]
     made = verifier.provenance.parameters
     return [] if made.get("test_trace") else untouched_prompts(different, int(made.get("seed") or 0))
 

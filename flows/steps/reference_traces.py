@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.context import StepContext
-from flows.steps.champion import serving_release
+from flows.steps.champion import artifacts_of, serving_release
 from flows.workspace import Workspace
 from serving.artifacts.kinds import KINDS, WATCHED
 from serving.errors import DraftwellError
@@ -79,7 +79,6 @@ def served(space: Workspace, device: str, out: Path) -> Served:
 
 def of_release(release: ReleaseVersion) -> Served:
     """What a release pins, from the registry."""
-    from flows.steps.gate import artifacts_of
     from registry.store import Store
 
     return Served(release.name, release.fingerprint, artifacts_of(Store(), release, release.fingerprint), release)
@@ -122,16 +121,18 @@ def kept_reference(space: Workspace, digest: str) -> Path:
 def keep_reference(space: Workspace, traces: TraceSet, digest: str) -> None:
     """Keep a reference by hard links, which take no room; where there are none the traces are copied. The folder appears complete."""
     folder = kept_reference(space, digest)
+    from components.collect.plan import PLAN
+
     if folder.is_dir():
         return
     place = folder.with_name(f".{folder.name}.{os.getpid()}")
     place.mkdir(parents=True, exist_ok=True)
     try:
-        for shard in traces.shards:
+        for file in (*traces.shards, *traces.folder.glob(PLAN)):  # the plan has the hashes of the prompts
             try:
-                os.link(shard, place / shard.name)
+                os.link(file, place / file.name)
             except OSError:
-                shutil.copyfile(shard, place / shard.name)
+                shutil.copyfile(file, place / file.name)
         if not folder.is_dir():
             os.replace(place, folder)
     except OSError as error:

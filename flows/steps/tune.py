@@ -43,7 +43,8 @@ def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], set
     from components.tune.tune import TuneFiles, TuneHooks, tune_strategy
     from flows.workers.task_runners import spread_replays
 
-    prompts = take_untouched(step, training_prompts(step.workspace, traces.folder, READ_BY_STRATEGIES), prompts, limit)
+    used = training_prompts(step.workspace, traces.folder, READ_BY_STRATEGIES)
+    prompts = take_untouched(step, used, prompts, limit)
     inputs = inputs_of(step, traces, prompts, settings)
     folder, temperature = step.workspace.device_root / "tuning", settings.temperature
     rungs = folder / f"{report_name(temperature, 'rungs')}.json" if keep else None
@@ -56,7 +57,7 @@ def run_tune(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], set
     if rungs is None:
         return evidence
     seen = {*(prompts_behind(traces) or ()), *hashes_of(prompts)}
-    evidence = evidence.model_copy(update={"training_prompts": tuple(sorted(seen))})
+    evidence = evidence.model_copy(update={"training_prompts": tuple(sorted(seen)), "unknown_prompts": used.unknown})
     save_choice(step, config_with(step, evidence, traces.digest(), inputs.profile.provenance.device_class), evidence)
     rungs.unlink(missing_ok=True)
     return evidence
@@ -83,11 +84,10 @@ def config_with(step: StepContext, evidence: TuningEvidence, trace_digest: str, 
     greedy = class_of(temperature) == "greedy"
     kept = kept_sampled(step, before, evidence) if greedy else None
     stays = kept if greedy else before
-    earlier: Sequence[str] = ()
-    if before is not None and stays is not None:
-        earlier = stays.evidence.get("training_prompts") or before.provenance.training_prompts or ()
+    earlier, unknown = prompts_of_choice(stays, before)
     made_of = provenance(step.pair, trace_digest=trace_digest, device_class=device_class, parents=step.parents(*READ_BY_STRATEGIES),
-                         training_prompts=[*(evidence.training_prompts or ()), *earlier])
+                         training_prompts=[*(evidence.training_prompts or ()), *earlier],
+                         unknown_prompts=[*evidence.unknown_prompts, *unknown])
     if greedy:
         return DecodingConfig(choice.name, dict(choice.parameters), evidence.to_json(), made_of, kept)
     sampled = SampledChoice(temperature, choice.name, dict(choice.parameters), evidence.to_json())
@@ -95,6 +95,22 @@ def config_with(step: StepContext, evidence: TuningEvidence, trace_digest: str, 
         return DecodingConfig(PLAIN.name, {}, {}, made_of, sampled)
     made_of = made_of.model_copy(update={"trace_digest": before.provenance.trace_digest})
     return DecodingConfig(before.strategy, before.parameters, before.evidence, made_of, sampled)
+
+
+def prompts_of_choice(stays: DecodingConfig | SampledChoice | None, before: DecodingConfig | None) -> tuple[Sequence[str], Sequence[str]]:
+    """The prompts that a choice which stays was tuned on, and what of it is not known.
+
+    Args:
+        before: the config that it is from.
+    """
+    if stays is None or before is None:
+        return (), ()
+    recorded, made = stays.evidence.get("training_prompts"), before.provenance
+    if recorded is not None:
+        return recorded, stays.evidence.get("unknown_prompts", ())
+    if not stays.evidence:  # plain decoding until something is tuned: it was chosen on nothing
+        return (), ()
+    return made.training_prompts or (), ("an earlier choice",) if made.training_prompts is None else made.unknown_prompts
 
 
 def kept_sampled(step: StepContext, before: DecodingConfig | None, evidence: TuningEvidence) -> SampledChoice | None:
@@ -218,6 +234,6 @@ def choose_plain(step: StepContext, reason: str) -> dict[str, Any]:
     evidence = TuningEvidence.read(made, f"the evidence in {folder}").with_choice(PLAIN, reason)
     old = tuned.provenance
     made_of = provenance(step.pair, trace_digest=old.trace_digest, device_class=old.device_class, parents=old.parents,
-                         training_prompts=old.training_prompts)
+                         training_prompts=old.training_prompts, unknown_prompts=old.unknown_prompts)
     save_choice(step, DecodingConfig(PLAIN.name, {}, evidence.to_json(), made_of), evidence)
     return {**PLAIN.to_json(), "reason": reason}

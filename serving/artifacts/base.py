@@ -40,6 +40,8 @@ class Provenance(BaseModel):
     parents: dict[str, str] = Field(default_factory=dict, description="kind → digest of the artifacts it was made from")
     training_prompts: list[str] | None = Field(None, description="hashes of the prompts it has learnt from or was chosen on "
                                                "(components/prompts/overlap.py); None: not recorded")
+    unknown_prompts: list[str] = Field(default_factory=list, description="what it was made from whose prompts are not recorded, so that "
+                                       "`training_prompts` lacks them")
     git_commit: str | None = Field(None, description="commit of the project that made it")
     library_versions: dict[str, str] = Field(default_factory=dict)
     parameters: dict[str, str | int | float | bool | None] = Field(default_factory=dict, description="settings it was made with")

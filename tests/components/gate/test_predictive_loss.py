@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import components.gate.predictive_loss
+import components.gate.verifier_loss
 from components.calibrate.acceptance_table import build_acceptance_table
 from components.collect.plan import prompt_hashes
-from components.gate.predictive_loss import incomparable, judge_predictions, predictions, scores_of
-from components.gate.verdict import Check, Thresholds
+from components.gate.losses import PredictiveLoss
+from components.gate.predictive_loss import judge_predictions, predictions
+from components.gate.verdict import FAILED, UNDECIDED, Check, Thresholds
+from components.gate.verifier_loss import incomparable, scores_of
 from components.prompts.prompt import Prompt
 from components.train.examples import Examples, read_examples, split_by_prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -121,7 +125,7 @@ def test_a_champion_that_cannot_be_compared_gives_way_to_a_constant(good: dict[s
     other = Verifier(-fine.weight, -fine.bias, fine.features, 0.5, 2.0, ORIGIN)
     found, notes = predictions({"verifier": fine}, {"verifier": other}, traces)
     assert [prediction.against for prediction in found] == ["a constant's"]
-    assert notes[-1] == "verifier compared with a constant: the champion's label has lambda 2.0, this one's 1.2"
+    assert notes[0] == "verifier compared with a constant: the champion's label has lambda 2.0, this one's 1.2"
     states = Verifier(torch.zeros(36), 0.0, ("before", "scalars"), 0.5, 1.2, ORIGIN)
     examples = read_examples(traces)
     poor = Examples({"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt)
@@ -132,7 +136,7 @@ def test_a_champion_that_cannot_be_compared_gives_way_to_a_constant(good: dict[s
 def test_a_verifier_that_cannot_be_scored_is_refused(good: dict[str, Any], traces: TraceSet, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = read_examples(traces)
     poor = Examples({"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt)
-    monkeypatch.setattr(components.gate.predictive_loss, "read_examples", lambda trace: poor)
+    monkeypatch.setattr(components.gate.verifier_loss, "read_examples", lambda trace: poor)
     with raises_code("feature_missing", "feature before"):
         predictions({"verifier": Verifier(torch.zeros(36), 0.0, ("before", "scalars"), 0.5, 1.2, ORIGIN)}, {}, traces)
 
@@ -182,6 +186,81 @@ def test_a_verifier_is_not_judged_on_prompts_of_another_trace_that_it_has_learnt
     assert judged_on(*learnt[:40]) == (everything - 40, ["the verifier has learnt from 40 of the traces' prompts: left out"])
     count, notes = judged_on(recorded=False)
     assert count == everything
-    assert "unknown: the verifier does not record its prompts" in notes[0]
+    assert notes[0].startswith("whether the verifier has learnt from prompts that it is judged on is unknown")
     with raises_code("no_untouched_prompts"):
         judged_on(*learnt)
+
+
+def made_on(artifact: Any, **provenance: Any) -> Any:
+    """The same artifact, made from something else."""
+    again = copy.copy(artifact)
+    again.provenance = ORIGIN.model_copy(update=provenance)
+    return again
+
+
+def test_a_table_is_not_judged_on_what_it_has_counted(tmp_path: Path) -> None:
+    """One that knows three texts by heart: on the very trace each prompt is predicted by the counts of the others."""
+    prompts = [Prompt(f"p{i}", None, [f"{text} {text[::-1]}"]) for i, text in enumerate(WORDS[:3])]
+    few = collect_traces(llama_pair(noise=0.02), prompts, tmp_path / "few", max_tokens=24, rollout=3)
+    table = build_acceptance_table(few, ORIGIN)
+    (seen,), _ = predictions({"acceptance_table": table}, {}, few)
+    (honest,), notes = predictions({"acceptance_table": made_on(table, trace_digest=few.digest())}, {}, few)
+    assert notes == []
+    assert sum(seen.losses) < sum(honest.losses), "its own prompts flatter it"
+    assert honest.tokens == seen.tokens
+    twice = build_acceptance_table(few, ORIGIN.model_copy(update={"trace_digest": few.digest()}))
+    (alone,), _ = predictions({"acceptance_table": made_on(AcceptanceTable.empty(), trace_digest=few.digest())}, {}, few)
+    assert alone.losses == alone.reference, "less than nothing is nothing"
+    (same,), _ = predictions({"acceptance_table": twice}, {"acceptance_table": twice}, few)
+    assert same.losses == same.reference == honest.losses
+
+
+def test_prompts_that_a_table_has_counted_in_another_trace_are_left_out(good: dict[str, Any], traces: TraceSet) -> None:
+    hashes = prompt_hashes(traces)
+    assert hashes is not None
+    counted = sorted(hashes.values())
+    table = made_on(good["acceptance_table"], trace_digest="0" * 64, training_prompts=counted[:20])
+    (found,), notes = predictions({"acceptance_table": table}, {}, traces)
+    assert (len(found.tokens), notes) == (len(counted) - 20, ["the acceptance_table has learnt from 20 of the traces' prompts: left out"])
+    with raises_code("no_untouched_prompts", "acceptance_table", "draftwell calibrate", "draftwell collect --fresh"):
+        predictions({"acceptance_table": made_on(table, trace_digest="0" * 64, training_prompts=counted)}, {}, traces)
+    _, notes = predictions({"acceptance_table": made_on(table, training_prompts=None)}, {}, traces)
+    assert "unknown" in notes[0]
+
+
+@pytest.mark.parametrize("kind", ["acceptance_table", "verifier"])
+def test_what_only_the_champions_has_learnt_from_is_left_out_while_others_are_left(
+        good: dict[str, Any], traces: TraceSet, kind: str) -> None:
+    hashes = prompt_hashes(traces)
+    assert hashes is not None
+    every = sorted(hashes.values())
+    mine = made_on(good[kind], trace_digest="0" * 64, training_prompts=every[:10])
+
+    def beside(known: list[str]) -> tuple[PredictiveLoss, list[str]]:
+        (found,), notes = predictions({kind: mine}, {kind: made_on(good[kind], trace_digest="1" * 64, training_prompts=known)}, traces)
+        return found, notes
+
+    found, notes = beside(every[5:30])
+    assert (len(found.tokens), found.favours_champion) == (len(every) - 30, False)
+    assert f"the champion's {kind} has learnt from 20 of the traces' prompts: left out" in notes
+    found, notes = beside(every)
+    assert (len(found.tokens), found.favours_champion) == (len(every) - 10, True)
+    assert "favours it" in notes[-1]
+
+
+def test_a_worse_prediction_on_the_champions_own_prompts_is_no_evidence() -> None:
+    losses = PredictiveLoss("verifier", (3.0, 3.1, 2.9), (1.0, 1.1, 0.9), (5, 5, 5), "the champion's")
+    assert judge_predictions([losses], LIMIT).result == FAILED
+    assert judge_predictions([replace(losses, favours_champion=True)], LIMIT).result == UNDECIDED
+    assert judge_predictions([replace(losses, favours_champion=True, losses=losses.reference)], LIMIT).passed
+
+
+def test_a_champions_artifact_for_other_requests_is_no_rival(good: dict[str, Any], traces: TraceSet) -> None:
+    """A verifier of greedy traces is blind to the rest: to beat it on sampled ones is easy, and the other way round."""
+    greedy = {kind: made_on(artifact, parameters={"temperature": 0.0}) for kind, artifact in good.items()}
+    sampled = {kind: made_on(artifact, parameters={"temperature": 1.0}) for kind, artifact in good.items()}
+    found, notes = predictions(sampled, greedy, traces)
+    assert [one.against for one in found] == ["an empty table's", "a constant's"]
+    assert sum("the champion's is for temperature 0, this one for 1" in note for note in notes) == 2
+    found, _ = predictions(sampled, sampled, traces)
+    assert {one.against for one in found} == {"the champion's"}

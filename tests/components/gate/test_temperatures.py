@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
-from components.bench.schema import BenchEntry
-from components.gate.temperatures import judge_artifacts, judge_sampled
-from components.gate.verdict import Check, GateVerdict, Thresholds
+from components.bench.schema import BenchEntry, PromptRow
+from components.gate.temperatures import judge_artifacts, judge_sampled, sampled_temperature, untuned
+from components.gate.verdict import FAILED, PASSED, UNDECIDED, Check, GateVerdict, Thresholds
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from tests.support.models.resources import ORIGIN
@@ -30,14 +31,66 @@ def test_a_table_from_another_temperature_fails_by_name(config: DecodingConfig, 
     [check] = verdict.checks
     assert check.passed == passed
     assert passed or ("acceptance_table" in check.detail and f"{made:g}" in check.detail)
-    assert len(verdict.notes) == (config.sampled is None), "untuned sampled requests are a note, not a verdict"
+    assert verdict.notes == ()
 
 
-@pytest.mark.parametrize(("lossless", "kl", "passed"), [(True, None, True), (False, 0.02, True), (False, -0.4, False), (False, 0.4, False),
-                                                        (False, None, False)])
-def test_a_lossy_sampled_choice_needs_a_likelihood_near_the_targets_own(lossless: bool, kl: float | None, passed: bool) -> None:
+def test_sampled_requests_are_judged_where_candidate_or_champion_has_a_choice_for_them() -> None:
+    """Otherwise a candidate that drops the champion's fast sampled choice would never be compared with it."""
+    plain, tuned = DecodingConfig("csd", {}, {}, ORIGIN), DecodingConfig("csd", {}, {}, ORIGIN, SPIDE)
+    cooler = DecodingConfig("svip", {}, {}, ORIGIN, SampledChoice(0.3, "svip", {}))
+    found = [sampled_temperature(*both) for both in ((plain, None), (plain, plain), (plain, tuned), (tuned, plain), (cooler, tuned))]
+    assert found == [None, None, 0.7, 0.7, 0.3]
+    assert untuned(tuned, 0.7) == ()
+    [alone], [beside] = untuned(plain, None), untuned(plain, 0.7)
+    assert alone.startswith("sampled requests are not judged: nothing was tuned for them, and autoregressive decodes them")
+    assert beside.startswith("sampled requests are judged at temperature 0.7, which the champion was tuned for")
+
+
+def samples(shift: float, *, lossless: bool = False, prompts: int = 40, noise: float = 0.2, seed: int = 0, read: bool = True) -> BenchEntry:
+    """Outputs whose tokens the target finds `shift` nats less likely than its own, give or take."""
+    drawn = random.Random(seed)
+    nats = [20 * (shift + noise * drawn.gauss(0, 1)) for _ in range(prompts)]
+    rows = tuple(PromptRow(prompt_id=f"p{i}", tokens=20, divergence=value if read else None) for i, value in enumerate(nats))
+    return BenchEntry(strategy="svip" if lossless else "lossy_sd", lossless=lossless, per_prompt=rows)
+
+
+def judged(entry: BenchEntry, reference: BenchEntry) -> GateVerdict:
     measured = GateVerdict((Check("speedup", 1.2, 1.0, True, "fast"),), ("noted",))
-    verdict = judge_sampled(measured, BenchEntry(strategy="x", lossless=lossless, kl=kl), 0.7, Thresholds(max_surprisal_shift=0.1))
-    assert verdict.passed == passed
-    assert verdict.checks[0].name == "sampled speedup"
+    return judge_sampled(measured, entry, reference.model_copy(update={"strategy": "autoregressive", "lossless": True}), 0.7,
+                         Thresholds(max_surprisal_shift=0.1))
+
+
+@pytest.mark.parametrize(("shift", "noise", "result"), [
+    (0.0, 0.05, PASSED), (0.3, 0.2, FAILED), (-0.3, 0.2, FAILED), (0.09, 0.2, UNDECIDED), (-0.11, 0.2, UNDECIDED), (0.0, 0.6, UNDECIDED)])
+def test_a_lossy_choices_likelihood_is_judged_by_its_interval(shift: float, noise: float, result: str) -> None:
+    """Too likely texts are as far from the target's as too unlikely ones."""
+    verdict = judged(samples(shift, noise=noise), samples(0.0, noise=0.02, seed=1))
+    checks = {check.name: check for check in verdict.checks}
+    assert set(checks) == {"sampled speedup", "sampled likelihood"}
+    found = checks["sampled likelihood"]
+    assert found.result == result, found.detail
+    assert (found.prompts_needed is None) is (result != UNDECIDED), found.detail
+    assert found.prompts_needed is None or found.prompts_needed > 40
     assert verdict.notes == ("at temperature 0.7: noted",)
+
+
+@pytest.mark.parametrize(("base", "shift", "result"), [(0.3, 0.3, PASSED), (0.3, 0.0, FAILED)])
+def test_likelihood_is_compared_with_plain_decodings_in_the_same_run(base: float, shift: float, result: str) -> None:
+    """Against 0, which no finite set of samples shows, the first would be refused and the second passed."""
+    [_, check] = judged(samples(shift, noise=0.05), samples(base, noise=0.05, seed=1)).checks
+    assert check.result == result, check.detail
+
+
+def test_a_lossless_choices_likelihood_is_reported_and_decides_nothing() -> None:
+    """It draws from the target's distribution, by proof: −.14 nats on some prompts is chance."""
+    verdict = judged(samples(-0.4, lossless=True), samples(0.0, seed=1))
+    assert [check.name for check in verdict.checks] == ["sampled speedup"]
+    assert "likelihood, not judged of a lossless choice: the target finds its samples -0." in verdict.notes[1]
+    assert judged(samples(0.0, lossless=True, read=False), samples(0.0)).passed
+
+
+def test_a_lossy_choice_whose_likelihood_was_not_read_fails() -> None:
+    [_, check] = judged(samples(0.0, read=False), samples(0.0)).checks
+    assert (check.name, check.result) == ("sampled likelihood", FAILED)
+    [_, check] = judged(samples(0.0, prompts=1), samples(0.0, prompts=1)).checks
+    assert (check.result, check.prompts_needed) == (UNDECIDED, None), "one prompt says nothing about others"

@@ -24,7 +24,9 @@ from components.gate.settings import GateSettings
 from components.gate.verdict import FAILED, GateVerdict, Thresholds
 from components.prompts.prompt import Prompt, demo_prompts, ids_of
 from flows.context import StepContext
-from flows.steps.gate import IDENTITY_PROMPTS, IDENTITY_TOKENS, BenchJudge, ChampionComparison, measured
+from flows.steps.gate_bench import BenchJudge, measured
+from flows.steps.gate_champion import ChampionComparison
+from flows.steps.gate_checks import IDENTITY_PROMPTS, IDENTITY_TOKENS
 from registry.gates import load_gates
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.verifier import Verifier

@@ -198,12 +198,12 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
                                                                    few: tuple[Any, ...], place: Path,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate is red for its deterministic part: the registry must not say that the release passed."""
-    import flows.steps.gate
+    import flows.steps.gate_counts
     from components.gate.verdict import Check, GateVerdict
 
     failed = GateVerdict((Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),))
     monkeypatch.setattr(gates, "load_baseline", lambda pair: object())  # the shipped prompts do not fit into the tiny pair
-    monkeypatch.setattr(flows.steps.gate, "judge_baseline", lambda *arguments: failed)
+    monkeypatch.setattr(flows.steps.gate_counts, "judge_baseline", lambda *arguments: failed)
     folder = champion / "artifacts" / "acceptance_table"
     table = AcceptanceTable.load(folder)
     AcceptanceTable([2 * total for total in table.total], [2 * accepted for accepted in table.accepted], table.provenance).save(folder)
@@ -222,7 +222,7 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
 @pytest.mark.usefixtures("quick_start")
 def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(champion: Path, release_now: Callable[[], int],
                                                                               call: Callable[..., Any], few: tuple[Any, ...],
-                                                                              place: Path) -> None:
+                                                                              place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = champion / "cpu" / "artifacts" / "decoding_config"
     config = DecodingConfig.load(folder)
     sampled = SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 2})
@@ -231,6 +231,13 @@ def test_each_class_of_temperatures_is_judged_and_must_have_its_own_artifacts(ch
                                                                                                       parameters={})).save(folder)
         with raises_code("artifact_of_another_temperature", "acceptance_table", "spide"):
             release_now()
+        with monkeypatch.context() as patch:  # as if pinned past that check
+            patch.setattr("flows.steps.publish.check_temperatures", lambda *arguments: None)
+            number = release_now()
+        done = call("gate", *few, "--junit", place / "gate.xml", "--markdown", place / "gate.md")
+        assert done.exit_code == 1, (done.output, done.exception)
+        assert suites(place / "gate.xml") == {f"release {number}": ["temperature"]}
+        assert "the acceptance_table is for temperature 0 (greedy), not 0.7 (sampled)" in (place / "gate.md").read_text()
         DecodingConfig(config.strategy, config.parameters, config.evidence, config.provenance, sampled).save(folder)
         number = release_now()
         done = call("gate", *few, "--markdown", place / "gate.md", "--junit", place / "gate.xml")

@@ -13,11 +13,12 @@ import torch
 from components.distil.artifact import to_artifact
 from components.distil.family import keep_layers
 from components.gate.settings import GateSettings
-from components.gate.verdict import GateVerdict, Thresholds
+from components.gate.verdict import UNDECIDED, GateVerdict, Thresholds
 from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
 from flows.context import StepContext
-from flows.steps.gate import gate_release, prediction_check
+from flows.steps.gate import gate_release
+from flows.steps.gate_checks import prediction_check
 from flows.steps.publish import run_publish
 from flows.workspace import Workspace
 from registry import gates
@@ -125,13 +126,14 @@ def test_a_champion_that_cannot_be_measured_fails_the_gate_unless_a_person_says_
     assert "measured on a larger machine" in store.description(two.published), "the reason is kept"
 
 
-def test_predictions_that_cannot_be_measured_fail_the_gate(release_with: Callable[[float], StepContext]) -> None:
+def test_predictions_that_cannot_be_measured_do_not_pass_the_gate(release_with: Callable[[float], StepContext]) -> None:
     """No traces: a release without table and verifier needs none, one with a table is not let through unseen."""
     step = release_with(0.02)
     assert prediction_check(step, {}, {}, LIMIT).checks == ()
     table = {"acceptance_table": AcceptanceTable.empty()}
     (check,) = prediction_check(step, table, {}, LIMIT).checks
-    assert (check.name, check.passed, check.transient) == ("predictions measured", False, True)
+    assert (check.name, check.result, check.transient) == ("predictions measured", UNDECIDED, True)
+    assert "`draftwell collect --pair drafted`" in check.detail
     assert str(step.workspace.root) not in check.detail
     waived = prediction_check(step, table, {}, LIMIT, "the traces are on another machine")
     assert waived.checks == ()

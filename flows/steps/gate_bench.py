@@ -1,0 +1,98 @@
+"""The measured part of the gate: candidate, champion and plain decoding on the same prompts in one run, for greedy and sampled requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from components.gate.settings import GateSettings
+from components.gate.verdict import GateVerdict, Thresholds
+from flows.context import StepContext
+
+if TYPE_CHECKING:
+    from components.bench.schema import BenchEntry, BenchReport
+    from components.prompts.prompt import Prompt
+    from flows.steps.gate_champion import ChampionComparison
+    from serving.artifacts.decoding_config import DecodingConfig
+    from serving.runtime.strategies import StrategyResources
+
+RUNS_IN_DOUBT = 3
+SHOWN = ("vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide")
+"""What is measured together with a release for a table; `make demo` waits for it, so other strategies are left to `draftwell bench`."""
+
+
+@dataclass(frozen=True)
+class BenchJudge:
+    """Reads a candidate's row, and the champion's, out of a bench and judges them."""
+
+    strategy: str
+    parameters: dict[str, Any]
+    thresholds: Thresholds
+
+    def entry(self, entries: dict[str, BenchEntry]) -> BenchEntry:
+        """The candidate's row."""
+        return next(e for e in entries.values() if (e.strategy, e.parameters) == (self.strategy, self.parameters))
+
+    def of(self, report: BenchReport) -> GateVerdict:
+        """The verdict; acceptance is reported with that of a champion of the same strategy and parameters only."""
+        from components.gate.bench_checks import judge_release
+
+        entries = report.strategies
+        entry, rival = self.entry(entries), entries.get("champion")
+        same = rival if rival is not None and (rival.strategy, rival.parameters) == (self.strategy, self.parameters) else None
+        thresholds = self.thresholds
+        if entry.dtype == "float32":
+            thresholds = replace(thresholds, lossless_identical=False)  # `identity_check` judges it, on longer texts
+        return judge_release(entry, rival, same, thresholds, reference=entries["autoregressive"])
+
+    def doubts(self, verdict: GateVerdict) -> bool:
+        """Whether the candidate is no clear pass."""
+        from components.gate.bench_checks import leaves_doubt
+
+        return leaves_doubt(verdict)
+
+
+def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, resources: StrategyResources, rival: ChampionComparison,
+             settings: GateSettings, temperature: float = 0.0) -> tuple[BenchReport, GateVerdict]:
+    """The bench of a candidate, and the verdict on it; what left doubt is measured again, and is in the report as `in_doubt`."""
+    from components.bench.bench import run_bench
+    from components.bench.settings import BenchSettings
+    from flows.settings import quality_floor
+    from serving.runtime.strategies import PLAIN, StrategyChoice
+
+    candidate = StrategyChoice(judging.strategy, judging.parameters)
+    both = [PLAIN] if candidate == PLAIN else [PLAIN, candidate]
+    others = [choice for name in SHOWN if (choice := StrategyChoice(name)) not in both] if settings.all_strategies else []
+    once = BenchSettings(max_tokens=settings.max_tokens, temperature=temperature, quality_floor=quality_floor())
+    report = run_bench(step.pair, [PLAIN, *others, *both[1:]], prompts, resources, once, extra=rival.contenders, progress=step.bar)
+    verdict = judging.of(report)
+    if not judging.doubts(verdict):
+        return report, verdict
+    step.workspace.say(f"no clear pass: measured again, {RUNS_IN_DOUBT} runs")
+    again = once.model_copy(update={"runs": RUNS_IN_DOUBT, "cost_ratios": False})
+    longer = run_bench(step.pair, both, prompts, resources, again, extra=rival.contenders, progress=step.bar)
+    return report.model_copy(update={"in_doubt": longer.strategies}), judging.of(longer)
+
+
+def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], config: DecodingConfig, thresholds: Thresholds,
+                    resources: StrategyResources, rival: ChampionComparison, settings: GateSettings) -> GateVerdict:
+    """The verdict on what serves sampled requests, where candidate or champion has a choice of its own for them; else a note.
+
+    It is measured at the temperature of the candidate's choice, else of the champion's, and each side decodes what it would serve then.
+    Texts are not compared token by token: the target's own samples differ, too.
+    """
+    from components.gate.temperatures import judge_sampled, sampled_temperature, untuned
+    from serving.runtime.strategies import served_choice
+
+    temperature = sampled_temperature(config, rival.config)
+    notes = untuned(config, temperature)
+    if temperature is None:
+        return GateVerdict((), notes)
+    choice = served_choice(config, temperature)
+    judging = BenchJudge(choice.name, dict(choice.parameters), replace(thresholds, lossless_identical=False))
+    only = settings.model_copy(update={"all_strategies": False})
+    report, verdict = measured(step, prompts, judging, resources, rival.at(temperature), only, temperature)
+    step.report("bench_sampled", report.to_json(), per_device=True)
+    entries = report.in_doubt or report.strategies
+    return GateVerdict((), notes) + judge_sampled(verdict, judging.entry(entries), entries["autoregressive"], temperature, thresholds)

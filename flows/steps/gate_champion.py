@@ -1,0 +1,113 @@
+"""The champion that a candidate is compared with: found, loaded, and ready to decode what it serves."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.prompts.overlap import TrainingPrompts
+from flows.context import StepContext, artifact_prompts
+from flows.steps.champion import artifacts_of, champion_of
+
+if TYPE_CHECKING:
+    from components.bench.runner import StrategyContender
+    from registry.releases import ReleaseVersion
+    from registry.store import Store
+    from serving.artifacts.base import Artifact
+    from serving.artifacts.decoding_config import DecodingConfig
+    from serving.runtime.pair import LoadedPair
+
+
+@dataclass(frozen=True)
+class ChampionComparison:
+    """The champion that a candidate is compared with, if there is one.
+
+    Args:
+        release: None where there is none other than the candidate.
+        contenders: the champion with its own artifacts, or nobody.
+        comparable: its artifacts, where they are for the very models of the candidate.
+        unmeasured: why a champion is not measured, or None.
+        prompts: what it was made from; of nothing where it is not measured.
+    """
+
+    release: ReleaseVersion | None = None
+    contenders: tuple[StrategyContender, ...] = ()
+    comparable: dict[str, Artifact] = field(default_factory=dict)
+    unmeasured: str | None = None
+    prompts: TrainingPrompts = field(default_factory=TrainingPrompts)
+
+    @property
+    def config(self) -> DecodingConfig | None:
+        """What it serves, if it is measured."""
+        found: Any = next((one.resources.artifacts.get("decoding_config") for one in self.contenders), None)
+        return found
+
+    def at(self, temperature: float) -> ChampionComparison:
+        """The same champion with what it serves at a temperature."""
+        from components.bench.runner import StrategyContender
+        from serving.runtime.strategies import served_choice
+
+        contenders = []
+        for one in self.contenders:
+            config: Any = one.resources.artifacts["decoding_config"]
+            contenders.append(StrategyContender(one.pair, one.resources, served_choice(config, temperature), one.label))
+        return replace(self, contenders=tuple(contenders))
+
+
+def find_rival(step: StepContext, store: Store, release: ReleaseVersion) -> ChampionComparison:
+    """The pair's champion, ready to decode."""
+    from components.bench.runner import StrategyContender
+    from serving.runtime.strategies import StrategyResources, served_choice
+
+    champion = champion_of(step.workspace, release.device)
+    if champion is None or champion.version == release.version:
+        return ChampionComparison()
+    with tempfile.TemporaryDirectory() as place:
+        draft = draft_of(step, store, champion, Path(place))
+        pair = pair_with(step, champion, draft)
+        if pair is None:
+            return ChampionComparison(
+                champion,
+                unmeasured=f"{champion.name}, the champion, has other weights or another dtype than the models here, or "
+                "there is no memory for both: not measured",
+            )
+        theirs = artifacts_of(store, champion, champion.fingerprint)
+        made_of = artifact_prompts(theirs, draft)
+    config: Any = theirs["decoding_config"]
+    contender = StrategyContender(pair, StrategyResources(theirs, pair.special_tokens), served_choice(config, 0.0), "champion")
+    return ChampionComparison(champion, (contender,), theirs if pair is step.pair else {}, prompts=made_of)
+
+
+def draft_of(step: StepContext, store: Store, champion: ReleaseVersion, place: Path) -> Path | None:
+    """Folder of the draft that a champion runs on: the workspace's own where the models are the same, else a distilled one that it pins."""
+    if champion.fingerprint == step.pair.fingerprint:
+        return step.workspace.files().draft
+    version = champion.pins.get("distilled_draft")
+    return None if version is None else store.download(store.resolve("distilled_draft", champion.pair, version), place / "draft")
+
+
+def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -> LoadedPair | None:
+    """The models that a champion runs on: those that are loaded, or the same target with the distilled draft that it pins.
+
+    Args:
+        draft: of `draft_of`.
+    Returns:
+        None where they are not available here: another target or dtype, a draft that is not in the registry, or no memory for both.
+    """
+    from components.gate.footprint import room_for_another
+    from serving.artifacts.pair_files import fingerprint
+    from serving.runtime.pair import LoadSettings, load_pair
+    from serving.runtime.strategies import STRATEGIES
+
+    pair, space = step.pair, step.workspace
+    if champion.fingerprint == pair.fingerprint:
+        return pair
+    if draft is None or not pair.device.startswith("cpu") or not room_for_another(space.files()):
+        return None
+    files = replace(space.files(), draft=draft)
+    if fingerprint(files, pair.dtype) != champion.fingerprint:
+        return None
+    onnx = any(strategy.prefers_onnx for strategy in STRATEGIES.values())
+    return load_pair(files, LoadSettings(dtype=pair.dtype, chat=space.spec.chat, onnx_draft=onnx))

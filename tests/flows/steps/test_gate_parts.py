@@ -1,0 +1,156 @@
+"""The parts of the gate: predictions on traces of the right temperature, what serves sampled requests, and candidates of another device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import flows.steps.gate
+from components.bench.runner import StrategyContender
+from components.gate.settings import GateSettings
+from components.gate.verdict import UNDECIDED, Thresholds
+from components.prompts.prompt import Prompt
+from flows.context import StepContext
+from flows.steps.gate_bench import sampled_verdict
+from flows.steps.gate_champion import ChampionComparison
+from flows.steps.gate_checks import prediction_check
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Provenance
+from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
+from serving.artifacts.verifier import Verifier
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import StrategyChoice, StrategyResources
+from tests.support.collecting import collect_traces
+from tests.support.errors import raises_code
+from tests.support.models.tiny import llama_pair
+
+ROWS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello", "zebra", "one two three"])]
+ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
+LIMIT = Thresholds(max_prediction_loss_ratio=1.05)
+ANY_SPEED = Thresholds(min_speedup_lower_bound=0.0, max_regression=0.99, max_surprisal_shift=0.1)
+
+
+@pytest.fixture(scope="module")
+def pair() -> LoadedPair:
+    return llama_pair(noise=0.02)
+
+
+@pytest.fixture
+def step(pair: LoadedPair, tmp_path: Path) -> StepContext:
+    """A workspace as far as the gate's parts ask it; what is said is in `said`."""
+    folders = {False: tmp_path / "traces", True: tmp_path / "traces_sampled"}
+    space: Any = SimpleNamespace(traces_at=lambda temperature: folders[temperature > 0], spec=SimpleNamespace(name="tiny"),
+                                 device_reports=tmp_path / "reports", reports=tmp_path / "reports", root=tmp_path, said=[])
+    space.say = space.said.append
+    return StepContext(space, pair)
+
+
+def verifier(temperature: float | None = None) -> dict[str, Any]:
+    made = ORIGIN.model_copy(update={"parameters": {} if temperature is None else {"temperature": temperature}})
+    return {"verifier": Verifier(torch.zeros(4), 0.0, ("scalars",), 0.5, 1.2, made)}
+
+
+def collect(step: StepContext, temperature: float) -> None:
+    collect_traces(step.pair, ROWS, step.workspace.traces_at(temperature), max_tokens=12, rollout=3, temperature=temperature)
+
+
+def test_a_sampled_verifier_is_judged_on_sampled_traces_alone(step: StepContext) -> None:
+    """The greedy ones of the same workspace say nothing about it."""
+    collect(step, 0.0)
+    [check] = prediction_check(step, verifier(0.7), {}, LIMIT).checks
+    assert (check.name, check.result, check.transient) == ("predictions measured", UNDECIDED, True)
+    assert "`draftwell collect --pair tiny --temperature 0.7` collects them" in check.detail
+    assert [one.name for one in prediction_check(step, verifier(0.0), {}, LIMIT).checks] == ["verifier predicts"]
+    both = prediction_check(step, {**verifier(0.7), "acceptance_table": AcceptanceTable.empty(ORIGIN)}, {}, LIMIT)
+    assert [one.name for one in both.checks] == ["acceptance_table predicts", "predictions measured"], "what can be judged is judged"
+    collect(step, 0.7)
+    [check] = prediction_check(step, verifier(0.7), {}, LIMIT).checks
+    assert check.name == "verifier predicts"
+
+
+def test_a_greedy_verifier_is_not_judged_on_sampled_traces(step: StepContext) -> None:
+    collect(step, 0.7)
+    for artifacts in (verifier(0.0), verifier(None), {"acceptance_table": AcceptanceTable.empty(ORIGIN)}):
+        [check] = prediction_check(step, artifacts, {}, LIMIT).checks
+        assert (check.name, check.result) == ("predictions measured", UNDECIDED)
+        assert "`draftwell collect --pair tiny` collects them" in check.detail
+        assert str(step.workspace.root) not in check.detail
+    waived = prediction_check(step, verifier(0.0), {}, LIMIT, "the traces are on another machine")
+    assert waived.checks == ()
+    assert waived.notes[0].endswith("let pass: the traces are on another machine")
+
+
+def test_a_table_that_has_counted_all_of_other_traces_of_the_same_prompts_is_not_judged(step: StepContext) -> None:
+    from components.collect.plan import prompt_hashes
+    from serving.recording.trace import TraceSet
+
+    collect(step, 0.0)
+    hashes = prompt_hashes(TraceSet(step.workspace.traces_at(0.0)))
+    assert hashes is not None
+    made = ORIGIN.model_copy(update={"trace_digest": "0" * 64, "training_prompts": sorted(hashes.values())})
+    [check] = prediction_check(step, {"acceptance_table": AcceptanceTable.empty(made)}, {}, LIMIT).checks
+    assert check.result == UNDECIDED
+    assert "`draftwell calibrate`" in check.detail
+
+
+def config(strategy: str, sampled: SampledChoice | None = None, **parameters: Any) -> DecodingConfig:
+    return DecodingConfig(strategy, parameters, {}, ORIGIN, sampled)
+
+
+def champion(pair: LoadedPair, sampled: SampledChoice | None) -> ChampionComparison:
+    resources = StrategyResources({"decoding_config": config("autoregressive", sampled)}, pair.special_tokens)
+    return ChampionComparison(contenders=(StrategyContender(pair, resources, StrategyChoice("autoregressive"), "champion"),))
+
+
+def sampled_part(step: StepContext, mine: DecodingConfig, rival: ChampionComparison) -> tuple[Any, dict[str, Any] | None]:
+    resources = StrategyResources({}, step.pair.special_tokens)
+    verdict = sampled_verdict(step, ROWS, mine, ANY_SPEED, resources, rival, GateSettings(max_tokens=6))
+    file = step.workspace.device_reports / "bench_sampled.json"
+    return verdict, json.loads(file.read_text()) if file.is_file() else None
+
+
+@pytest.mark.parametrize(("mine", "served"), [
+    (config("vanilla_sd", num_speculative_tokens=2), "vanilla_sd"), (config("lossy_sd"), "autoregressive")])
+def test_a_candidate_without_a_sampled_choice_is_compared_by_what_would_serve(step: StepContext, mine: DecodingConfig, served: str) -> None:
+    """It would else be promoted over a champion that is faster for every request without a temperature, and nobody would see it."""
+    rival = champion(step.pair, SampledChoice(0.7, "vanilla_sd", {"num_speculative_tokens": 3}))
+    verdict, bench = sampled_part(step, mine, rival)
+    assert bench is not None
+    assert bench["settings"]["temperature"] == 0.7
+    rows = {label: (row["strategy"], row["parameters"]) for label, row in bench["strategies"].items()}
+    assert rows["champion"] == ("vanilla_sd", {"num_speculative_tokens": 3})
+    assert (served, {"num_speculative_tokens": 2} if served == "vanilla_sd" else {}) in rows.values()
+    assert {"sampled speedup", "sampled regression"} <= {check.name for check in verdict.checks}
+    assert "sampled likelihood" not in {check.name for check in verdict.checks}, "both are lossless"
+    assert verdict.notes[0].startswith("sampled requests are judged at temperature 0.7, which the champion was tuned for")
+    assert any("likelihood, not judged of a lossless choice" in note for note in verdict.notes) is (served == "vanilla_sd")
+
+
+def test_a_champion_without_a_sampled_choice_decodes_what_it_would_serve(step: StepContext) -> None:
+    mine = config("autoregressive", SampledChoice(0.5, "lossy_sd", {}))
+    verdict, bench = sampled_part(step, mine, champion(step.pair, None))
+    assert bench is not None
+    assert (bench["settings"]["temperature"], bench["strategies"]["champion"]["strategy"]) == (0.5, "autoregressive")
+    assert {"sampled regression", "sampled likelihood"} <= {check.name for check in verdict.checks}
+
+
+def test_sampled_requests_that_nobody_tuned_for_are_a_note(step: StepContext) -> None:
+    verdict, bench = sampled_part(step, config("vanilla_sd"), champion(step.pair, None))
+    assert (verdict.checks, bench) == ((), None)
+    assert verdict.notes[0].startswith("sampled requests are not judged")
+
+
+def test_the_gate_refuses_a_cpu_config_under_a_cuda_name(step: StepContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was pinned past `draftwell release`, which refuses it, too."""
+    release = SimpleNamespace(name="release.tiny.cuda version 3", device="cuda", fingerprint=step.pair.fingerprint)
+    tuned_on_cpu = DecodingConfig("vanilla_sd", {}, {}, ORIGIN.model_copy(update={"device_class": "cpu-x86-2c"}))
+    monkeypatch.setattr("registry.releases.find_release", lambda *arguments: release)
+    monkeypatch.setattr(flows.steps.gate, "artifacts_of", lambda *arguments: {"decoding_config": tuned_on_cpu})
+    store: Any = None
+    with raises_code("made_on_other_device", "the decoding_config of release.tiny.cuda version 3 was made on cpu-x86-2c"):
+        flows.steps.gate.open_candidate(step, store, "cuda", 3)
