@@ -53,3 +53,9 @@ class OutOfMemory(DraftwellError):
     """The device has no room for a forward pass or for the slots."""
 
     code = "out_of_memory"
+
+
+class DeviceLost(DraftwellError):
+    """The device has failed for good: everything that this process asks of it from now on fails too."""
+
+    code = "device_lost"

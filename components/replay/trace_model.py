@@ -17,6 +17,7 @@ from torch import Tensor
 from components.replay.traced_text import NotInTrace, RolloutExhausted, TracedText
 from serving.runtime.commands import Forward, Role
 from serving.runtime.output import Output
+from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
 from serving.runtime.types import Stream, TokenFigures
 
@@ -100,7 +101,7 @@ class TraceOutput(Output):
         super().__init__(NO_LOGITS)
         self._values = (top, places, model)
 
-    def rows(self, sampling: Sampling, written: Sequence[int] = ()) -> TraceRows:
+    def rows(self, sampling: Sampling, written: Sequence[int] | Penalties = ()) -> TraceRows:
         if sampling.penalises or sampling.biases:
             raise NotInTrace("a replay has no logits to penalise or bias: measure this request instead")
         if not sampling.greedy:

@@ -160,4 +160,5 @@ def serve(
         raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair}`", code="no_bundle")
     from serving.server.main import app as server
 
-    server(["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False)
+    code = server(["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False)
+    raise typer.Exit(code or 0)

@@ -16,6 +16,7 @@ from torch import Tensor
 from serving.errors import DraftwellError, InvalidRequest
 from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.model_files import context_within
 from serving.runtime.models.transformers_model import ATTENTION, TransformersModel
 from serving.runtime.models.unbatched_model import UNBATCHED, UnbatchedModel
 from serving.runtime.output import Model
@@ -106,14 +107,15 @@ class CustomGenerate:
             modules["draft"] = self.assistant_model
         before = {role: (module.config._attn_implementation, module.training) for role, module in modules.items()}
         try:
-            yield {role: self.over_slots(module, slots, context) for role, module in modules.items()}
+            contexts = {role: context if role == "target" else context_within(module, context) for role, module in modules.items()}
+            yield {role: self.over_slots(module, slots, contexts[role]) for role, module in modules.items()}
         finally:
             for role, (attention, training) in before.items():
                 if modules[role].config._attn_implementation == ATTENTION != attention:
                     modules[role].set_attn_implementation(attention)
                 modules[role].train(training)
 
-    def over_slots(self, module: Any, slots: int, context: int) -> Model:
+    def over_slots(self, module: Any, slots: int, context: int | None) -> Model:
         """A module that computes with its own weights: no copy is made, and what the caller changes counts."""
         kind = UnbatchedModel if module.config.get_text_config().model_type in UNBATCHED else TransformersModel
         return kind(module, slots=slots, max_context=context, vocab_size=self.vocab_size)

@@ -1,7 +1,8 @@
 """What users see of a request that cannot be served, or that a machine could not serve: one line with the fix.
 
 Requests are checked before any forward pass (`check_request`), because an id beyond the vocabulary fails inside a kernel, where
-on CUDA it would take the whole process with it. Running out of memory has many names in torch; `readable` gives it one.
+on CUDA it would take the whole process with it. Running out of memory, and a device that has failed, have many names in torch;
+`readable` gives each of them one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from serving.errors import InvalidRequest, OutOfMemory, VocabularyMismatch
+from serving.errors import DeviceLost, InvalidRequest, OutOfMemory, VocabularyMismatch
 from serving.runtime.commands import Role
 from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
@@ -19,6 +20,11 @@ from serving.runtime.requests import Sampling
 ALLOCATION_FAILED = ("can't allocate memory", "out of memory", "failed to allocate memory", "CUBLAS_STATUS_ALLOC_FAILED",
                      "Storage size calculation overflowed")
 """What torch's and ONNX Runtime's errors say when there is no room; their types say nothing."""
+DEVICE_FAILED = ("cudaErrorIllegalAddress", "illegal memory access", "device-side assert", "unspecified launch failure",
+                 "uncorrectable ECC error", "GPU is lost")
+"""What torch says once a CUDA context is broken. CUDA repeats such an error at every later call, until the process ends."""
+CALL_REFUSED = ("invalid argument", "invalid configuration argument", "no kernel image", "operation not permitted")
+"""What an `AcceleratorError` says where one call was wrong and the next may succeed."""
 FORWARD_FIX = "start with fewer slots, a shorter context or a smaller batch of requests"
 
 
@@ -51,11 +57,28 @@ def ran_out_of_memory(error: BaseException) -> bool:
     return any(words.lower() in str(error).lower() for words in ALLOCATION_FAILED)
 
 
+def lost_device(error: BaseException) -> bool:
+    """Whether an error means that the device cannot be used any more by this process. Running out of memory does not."""
+    if isinstance(error, DeviceLost):
+        return True
+    said = str(error).lower()
+    if ran_out_of_memory(error) or any(words in said for words in CALL_REFUSED):
+        return False
+    broken = isinstance(error, torch.AcceleratorError) and "cuda error" in said
+    return broken or any(words.lower() in said for words in DEVICE_FAILED)
+
+
 def readable(error: Exception) -> Exception:
-    """An error of a running request as users see it: out of memory under its one name, everything else as it is."""
-    if isinstance(error, OutOfMemory) or not ran_out_of_memory(error):
+    """An error of a running request as users see it: out of memory and a lost device under their names, all others as they are."""
+    typed: Exception
+    if isinstance(error, OutOfMemory | DeviceLost):
         return error
-    typed = OutOfMemory(f"a forward pass ran out of memory: {FORWARD_FIX}")
+    if ran_out_of_memory(error):
+        typed = OutOfMemory(f"a forward pass ran out of memory: {FORWARD_FIX}")
+    elif lost_device(error):
+        typed = DeviceLost(f"the device has failed ({(str(error).splitlines() or [''])[0]}): restart the process")
+    else:
+        return error
     typed.__cause__ = error
     return typed
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from serving.artifacts.distilled_draft import DistilledDraft, lent_names
 from serving.errors import DraftwellError, VocabularyMismatch
@@ -31,6 +34,38 @@ def load_module(folder: Path, dtype: torch.dtype, device: str) -> Any:
     except BROKEN as error:
         raise DraftwellError(f"{folder} holds no model that can be read ({type(error).__name__}): fetch or save it again",
                              code="unreadable_model") from error
+
+
+def context_within(module: Any, wanted: int | None) -> int | None:
+    """Positions of a slot of a draft or qualifier: as many as wanted, but no more than it was trained for. Beyond, the target is alone."""
+    trained = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+    return wanted if wanted is None or trained is None else min(wanted, trained)
+
+
+class ReadOnce(nn.ModuleList):
+    """Decoder layers that are gone through once, in order: each gives up its projections when the next is asked for."""
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        for layer in super().__iter__():
+            yield layer
+            for part in layer.modules():
+                if isinstance(part, nn.Linear):
+                    part.weight.data = part.weight.data.new_empty(0)
+
+
+@contextmanager
+def released_as_read(module: Any) -> Iterator[None]:
+    """While this lasts, whoever brings a model's layers into a layout of its own, one after another, holds only one of them twice.
+
+    Afterwards the module's layers cannot run any more; its embeddings, norms and head are as they were.
+    """
+    body = module.base_model
+    layers = body.layers
+    body.layers = ReadOnce(layers)
+    try:
+        yield
+    finally:
+        body.layers = layers
 
 
 def build_distilled(draft: DistilledDraft, target: Any, device: str | None = None) -> Any:

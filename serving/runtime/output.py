@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from serving.runtime.commands import Forward, Role
+from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
-from serving.runtime.sampling import LogitRows, spread
+from serving.runtime.sampling import LikeliestTokens, LogitRows, spread
 from serving.runtime.types import Rows
 
 if TYPE_CHECKING:
@@ -21,15 +22,17 @@ class Output:
     A model whose head covers a part of the vocabulary gives the logits of that part; all others are −∞.
 
     Args:
-        compact: `[keep, columns]` float32 logits, as the model gives them.
+        compact: `[keep, columns]` logits as the model gives them; kept, and worked on, in float32.
         hidden: `[keep, hidden]`, normalised last hidden states, or None where the model has none.
         support: `[columns]` ascending ids of the tokens that the columns are for; None: column i is token i.
         vocab_size: of the pair, needed with `support`.
     """
 
     def __init__(self, compact: Tensor, hidden: Tensor | None = None, support: Tensor | None = None, vocab_size: int = 0):
-        self.compact, self.hidden, self.support, self.vocab_size = compact, hidden, support, vocab_size
+        self.compact = compact.float()  # in a narrower dtype sums and ratios of probabilities would be rounded to it
+        self.hidden, self.support, self.vocab_size = hidden, support, vocab_size
         self._logits: Tensor | None = None
+        self._likeliest: tuple[LikeliestTokens, int] | None = None  # of the whole forward pass, and the place of the first row there
 
     @property
     def logits(self) -> Tensor:
@@ -48,18 +51,53 @@ class Output:
     def part(self, start: int, end: int) -> Output:
         """The kept positions from `start` up to `end`."""
         states = None if self.hidden is None else self.hidden[start:end]
-        return Output(self.compact[start:end], states, self.support, self.vocab_size)
+        part = Output(self.compact[start:end], states, self.support, self.vocab_size)
+        if self._likeliest is not None:
+            part.share(self._likeliest[0], self._likeliest[1] + start)
+        return part
 
-    def rows(self, sampling: Sampling, written: Sequence[int] = ()) -> Rows:
+    def share(self, likeliest: LikeliestTokens, at: int) -> None:
+        """Take the likeliest tokens from those of a whole forward pass, in which row `at` is the first one here."""
+        self._likeliest = likeliest, at
+
+    def top(self) -> list[int]:
+        """The likeliest token of each row, before anything that a request asks for; −1 for a row that is not usable."""
+        if self._likeliest is None:
+            self.share(LikeliestTokens(self.compact, self.support), 0)
+        assert self._likeliest is not None
+        found, at = self._likeliest
+        return found.of(at, at + len(self))
+
+    def rows(self, sampling: Sampling, written: Sequence[int] | Penalties = ()) -> Rows:
         """The kept positions under a request's sampling parameters.
 
         Args:
-            written: output and draft tokens before the token that the last row predicts, for penalties; the row before it
-                counts one token fewer, and so on.
+            written: output and draft tokens before the token that the last row predicts, for penalties, or the request's `Penalties`,
+                which follow them; the row before it counts one token fewer, and so on.
         """
         if sampling.banned_token_ids or sampling.biases or sampling.penalises:  # they name tokens, of which some may have no column
             return LogitRows(self.logits, sampling, self.hidden, written)
-        return LogitRows(self.compact, sampling, self.hidden, support=self.support, vocab_size=self.vocab_size)
+        return LogitRows(self.compact, sampling, self.hidden, support=self.support, vocab_size=self.vocab_size, top=self.top)
+
+
+def share_top(outputs: list[Output]) -> list[Output]:
+    """Let the outputs of one forward pass find their likeliest tokens together, where their logits are consecutive rows of one tensor."""
+    if len(outputs) < 2:
+        return outputs
+    first = outputs[0].compact
+    at, width = first.storage_offset(), first.stride(0)
+    for output in outputs:
+        logits = output.compact
+        if logits.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or output.support is not outputs[0].support or (
+                logits.shape[1:], logits.stride(), logits.storage_offset()) != (first.shape[1:], first.stride(), at):
+            return outputs
+        at += len(output) * width
+    together = LikeliestTokens(first.as_strided((sum(map(len, outputs)), first.shape[1]), first.stride()), outputs[0].support)
+    at = 0
+    for output in outputs:
+        output.share(together, at)
+        at += len(output)
+    return outputs
 
 
 class Recorder(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,14 @@ from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
 from serving.runtime.engine.workers import shares
 from serving.runtime.failures import room_for
-from serving.runtime.model_files import build_distilled, check_same_tokenizer, load_module, load_tokenizer
+from serving.runtime.model_files import (
+    build_distilled,
+    check_same_tokenizer,
+    context_within,
+    load_module,
+    load_tokenizer,
+    released_as_read,
+)
 from serving.runtime.models.cuda.static_llama import StaticLlama
 from serving.runtime.models.lean_llama import LeanLlama, fits
 from serving.runtime.models.module_model import ModuleModel
@@ -152,7 +160,7 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     modules: dict[Role, Any] = {"target": load_module(files.target, getattr(torch, settings.dtype), settings.device)}
     with room_for("the padded weights", "name fewer parameters"):
         padded_to = None if settings.pad_target is None else pad_to(modules["target"], settings.pad_target)
-    target = over_slots(modules["target"], slots=settings.slots, max_context=settings.max_context)
+    target = over_slots(modules["target"], release=not settings.keep_modules, slots=settings.slots, max_context=settings.max_context)
     models: dict[Role, Model] = {"target": target}
     vocab = min(target.vocab_size, len(tokenizer))
     smaller: tuple[tuple[Role, Path | None], ...] = (("draft", files.draft), ("qualifier", files.qualifier))
@@ -163,8 +171,9 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         if head is None:
             vocab = min(vocab, module.config.get_text_config().vocab_size)
         modules[role] = module
-        models[role] = over_slots(module, slots=settings.slots, max_context=settings.max_context, head_tokens=head, vocab_size=vocab,
-                                  int8=role == "draft" and head is not None)  # distilled: stored in 8 bits anyway
+        models[role] = over_slots(module, slots=settings.slots, max_context=context_within(module, settings.max_context), head_tokens=head,
+                                  vocab_size=vocab, int8=role == "draft" and head is not None,  # distilled: stored in 8 bits anyway
+                                  release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)))  # it is exported first
     if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
         models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
@@ -189,8 +198,21 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
     return load_module(folder, getattr(torch, settings.dtype), device), None
 
 
-def over_slots(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> ModuleModel:
+def over_slots(module: Any, *, release: bool = False, **settings: Any) -> ModuleModel:
     """A module wrapped in the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
+
+    Args:
+        release: the module need not run any more; where the model brings weights into a layout of its own, each layer is then held twice
+            only while it is brought there.
+        settings: as `chosen` takes them.
+    """
+    lean = fits(module) and module.config.get_text_config().model_type not in UNBATCHED
+    with released_as_read(module) if release and lean else nullcontext():
+        return chosen(module, **settings)
+
+
+def chosen(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> ModuleModel:
+    """A module in the slot interface that suits it.
 
     Args:
         int8: as in `LeanLlama`.

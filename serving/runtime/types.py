@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from serving.errors import DraftwellError
 from serving.runtime.requests import Sampling
 
 if TYPE_CHECKING:
@@ -109,14 +110,14 @@ class Draft:
 
     Args:
         tokens: the proposed ids, in order.
-        rows: for each token the one-row distribution it was drawn from; empty for a deterministic proposal (n-gram,
-            ranked candidates), whose distribution is one-hot.
+        rows: for each token the one-row distribution it was drawn from, None for one that was proposed deterministically (n-gram,
+            ranked candidates), whose distribution is one-hot; empty where all were. Rules ask `row`.
         confidence: C of each token's distribution, where the drafter computes it (docs/methods.md, "Two pairs").
         cut: a busy server's limit ended it, so its length says nothing of the stop policy.
     """
 
     tokens: list[int] = field(default_factory=list)
-    rows: list[Rows] = field(default_factory=list)
+    rows: list[Rows | None] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     cut: bool = field(default=False, compare=False)
 
@@ -127,7 +128,21 @@ class Draft:
         return Draft(self.tokens[part], self.rows[part], self.confidence[part])
 
     def __add__(self, other: Draft) -> Draft:
-        return Draft(self.tokens + other.tokens, self.rows + other.rows, self.confidence + other.confidence)
+        """Both proposals in order; each token keeps the distribution that it was drawn from.
+
+        Raises:
+            DraftwellError: only one of them has confidences, which would then belong to other tokens (`mixed_confidence`).
+        """
+        if len(self) and len(other) and bool(self.confidence) != bool(other.confidence):
+            raise DraftwellError("a draft with confidences cannot be joined to one without: let every drafter of the schedule record them, "
+                                 "or none", code="mixed_confidence")
+        one_hot = not self.rows and not other.rows
+        rows = [] if one_hot else [part.row(i) for part in (self, other) for i in range(len(part))]
+        return Draft(self.tokens + other.tokens, rows, self.confidence + other.confidence)
+
+    def row(self, i: int) -> Rows | None:
+        """The one-row distribution that token i was drawn from; None where it was proposed deterministically: that one is one-hot."""
+        return self.rows[i] if self.rows else None
 
 
 @dataclass

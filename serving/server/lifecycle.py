@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from serving.artifacts.pair_files import draftwell_home, models_root
 from serving.bundle.bundle import refuse_inside
+from serving.errors import DeviceLost
 from serving.runtime.engine.workers import on_own_thread
 from serving.server.app import create_app
 from serving.server.deployment.bundle_watch import BundleWatch
@@ -24,7 +25,7 @@ from serving.server.http.errors import hide_folders
 from serving.server.http.security import Security, origins, read_keys
 from serving.server.model.loading import from_bundle
 from serving.server.model.served_model import ServedModel
-from serving.server.process import address_of, ended_by_interrupt
+from serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
 from serving.server.settings import DRAIN_SECONDS, ServerSettings
 
 log = logging.getLogger(__name__)
@@ -40,12 +41,15 @@ over a connection that is being closed. Uvicorn's default of 5 s is also too sho
 class DrainingServer(uvicorn.Server):
     """A web server that drains. At the first SIGTERM or SIGINT new requests are answered 503 while running ones get `drain_seconds` to
     finish; what is left then is answered 503, or its stream ends with an error. Clients have `FLUSH_SECONDS` to read that; then the server
-    exits with code 0. A second signal skips the drain."""
+    exits with code 0. A second signal skips the drain.
+
+    A device that has failed for good ends the server at once: whoever supervises it starts a new process (`device_lost` is set then)."""
 
     def __init__(self, config: uvicorn.Config, deployments: Deployments, drain_seconds: float = DRAIN_SECONDS):
         super().__init__(config)
         self._deployments, self._drain_seconds = deployments, drain_seconds
         self._asked_at: float | None = None
+        self.device_lost: DeviceLost | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Only take note: a signal may interrupt code that holds a lock."""
@@ -55,6 +59,10 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
+        self.device_lost = self._deployments.device_lost
+        if self.device_lost:
+            log.critical("%s", self.device_lost)
+            return True
         if self._asked_at is not None:
             deployments = self._deployments
             if not deployments.draining:
@@ -68,9 +76,11 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garbage_collection: Callable[[], None]) -> None:
+def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garbage_collection: Callable[[], None]) -> int:
     """Load the bundle and answer requests on a bound socket until SIGINT or SIGTERM; follow the bundle's link meanwhile.
 
+    Returns:
+        the process's exit code: 0, or `DEVICE_FAILED`.
     Raises:
         DraftwellError: the bundle, an option or a file that an option names is refused.
     """
@@ -107,11 +117,13 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garb
     persistence.start()
     announce(deployments.current.served, listener)
     resume_garbage_collection()
+    server = DrainingServer(web_config(app), deployments, settings.drain_seconds)
     try:
-        DrainingServer(web_config(app), deployments, settings.drain_seconds).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         watch.close()
         persistence.close()
+    return DEVICE_FAILED if server.device_lost else 0
 
 
 def announce(served: ServedModel, listener: socket.socket) -> None:

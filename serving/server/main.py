@@ -30,7 +30,7 @@ def option_of(name: str, field: FieldInfo) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_options(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command one option for each field of `ServerSettings`."""
     options = [option_of(name, field) for name, field in ServerSettings.model_fields.items()]
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -39,18 +39,20 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @app.command(epilog="Example: draftwell-serve --bundle dist/smollm2-135m/current --port 8000 --slots 8")
 @with_options
-def serve(**options: Any) -> None:
+def serve(**options: Any) -> int:
     """Serve a bundle over the OpenAI API: /v1/chat/completions, /v1/completions and /v1/models, with /health and /ready for probes.
 
     When the link `current` points to a new bundle, or on SIGHUP, the server switches to it without losing a request. SIGTERM lets running
     requests finish, then the server exits.
     """
-    run(ServerSettings.from_options(**options | {"cors_origin": tuple(options["cors_origin"] or ())}))
+    return run(ServerSettings.from_options(**options | {"cors_origin": tuple(options["cors_origin"] or ())}))
 
 
-def run(settings: ServerSettings) -> None:
+def run(settings: ServerSettings) -> int:
     """Load a bundle and serve it, and its successors, until SIGINT or SIGTERM; running requests get `drain_seconds` to finish.
 
+    Returns:
+        the exit code: 0, or `DEVICE_FAILED` after an error from which only a new process recovers.
     Raises:
         DraftwellError: the address is taken, the server's packages are missing (`missing_package`), or the bundle is refused.
     """
@@ -60,7 +62,7 @@ def run(settings: ServerSettings) -> None:
         except ImportError as error:
             raise DraftwellError(f"the server needs the package {error.name}: pip install 'draftwell[server]'",
                                  code="missing_package") from error
-        serve_bundles(settings, listener, resume)
+        return serve_bundles(settings, listener, resume)
 
 
 def main() -> None:

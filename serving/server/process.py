@@ -13,6 +13,9 @@ from serving.errors import DraftwellError
 
 INTERRUPTED = 130
 """Exit code of a process ended by SIGINT."""
+DEVICE_FAILED = 70
+"""Exit code of a server whose device has failed for good (EX_SOFTWARE of sysexits.h): its supervisor starts it again."""
+
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket.

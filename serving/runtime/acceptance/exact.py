@@ -21,8 +21,7 @@ def keeps(draft: Draft, i: int, target: Rows, rng: Streams) -> bool:
     token = draft.tokens[i]
     if target.sampling.greedy:
         return token == target.top[i]
-    q = float(draft.rows[i].probs(0)[token]) if draft.rows else 1.0
-    return rng.test.accepts(float(target.probs(i)[token]), q)
+    return rng.test.accepts(float(target.probs(i)[token]), draft_prob(draft, i))
 
 
 def recover(draft: Draft, i: int, target: Rows, rng: Streams) -> int:
@@ -32,13 +31,23 @@ def recover(draft: Draft, i: int, target: Rows, rng: Streams) -> int:
     return rng.sample.draw(residual(target.probs(i), draft_probs(draft, i, target.probs(i))))
 
 
+def draft_prob(draft: Draft, i: int) -> float:
+    """Warped probability with which draft token i was proposed; 1 for a deterministic proposal."""
+    row = draft.row(i)
+    return 1.0 if row is None else float(row.probs(0)[draft.tokens[i]])
+
+
 def draft_probs(draft: Draft, i: int, like: Tensor) -> Tensor:
     """Warped draft distribution `[vocab]` of token i; one-hot for a deterministic proposal."""
-    if draft.rows:
-        return draft.rows[i].probs(0).to(like.device)  # draft and target may compute on different devices
-    one_hot = like.new_zeros(like.shape)
-    one_hot[draft.tokens[i]] = 1.0
-    return one_hot
+    row = draft.row(i)
+    return one_hot(draft.tokens[i], like) if row is None else row.probs(0).to(like.device)  # draft and target may be on different devices
+
+
+def one_hot(token: int, like: Tensor) -> Tensor:
+    """The distribution of a token that was proposed deterministically, shaped `like` another."""
+    probs = like.new_zeros(like.shape)
+    probs[token] = 1.0
+    return probs
 
 
 class Exact(InOrder):

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from serving.runtime.acceptance.exact import one_hot
 from serving.runtime.random_streams import Streams
 from serving.runtime.sampling import residual
 from serving.runtime.types import CandidateChoice, Rows
@@ -37,6 +38,4 @@ class Ranked:
 
     def zeroed(self, probs: Tensor, token: int) -> Tensor:
         """`probs` `[vocab]` without a token, renormalised; as they were if rounding rejected a token that had all the mass."""
-        one_hot = probs.new_zeros(probs.shape)
-        one_hot[token] = 1.0
-        return residual(probs, one_hot)
+        return residual(probs, one_hot(token, probs))

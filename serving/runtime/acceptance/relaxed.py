@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from serving.runtime.acceptance.divergence import DivergenceName, divergence
-from serving.runtime.acceptance.exact import keeps, recover
+from serving.runtime.acceptance.exact import draft_prob, keeps, one_hot, recover
 from serving.runtime.acceptance.in_order import KEPT, RESCUED, InOrder, TokenDecision
 from serving.runtime.random_streams import Streams
 from serving.runtime.types import Draft, Rows
@@ -55,11 +55,8 @@ class SampleAndMatch(InOrder):
 
 def raw_of(draft: Draft, i: int, like: Tensor) -> Tensor:
     """Raw distribution `[vocab]` that draft token i comes from; one-hot for a deterministic proposal."""
-    if draft.rows:
-        return draft.rows[i].raw(0).to(like.device)
-    one_hot = like.new_zeros(like.shape)
-    one_hot[draft.tokens[i]] = 1.0
-    return one_hot
+    row = draft.row(i)
+    return one_hot(draft.tokens[i], like) if row is None else row.raw(0).to(like.device)
 
 
 def could_be_rejected(draft: Draft, i: int, target: Rows) -> bool:
@@ -68,4 +65,4 @@ def could_be_rejected(draft: Draft, i: int, target: Rows) -> bool:
     if target.sampling.greedy:
         return token != target.top[i]
     p = float(target.probs(i)[token])
-    return p == 0.0 or p < (float(draft.rows[i].probs(0)[token]) if draft.rows else 1.0)
+    return p == 0.0 or p < draft_prob(draft, i)

@@ -8,22 +8,26 @@ is not thread-safe: one thread steps it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from serving.errors import ContextTooLong
+from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.workers import Workers
-from serving.runtime.failures import readable
+from serving.runtime.failures import lost_device, readable
 from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
-from serving.runtime.output import Model, Output
+from serving.runtime.output import Model, Output, share_top
 from serving.runtime.requests import Sampling
 from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies.base import Strategy
 from serving.runtime.types import Emitted
+
+log = logging.getLogger(__name__)
 
 
 class Job:
@@ -38,6 +42,11 @@ class Job:
         self._sent = 0
 
     @property
+    def overlapping(self) -> bool:
+        """Whether its strategy may run two models at once from here on: it overlaps them, and the draft's context has room."""
+        return self.overlaps and self.session.draft_context > len(self.session.text.ids)
+
+    @property
     def output(self) -> list[int]:
         """All final tokens so far."""
         return self.session.text.output
@@ -47,6 +56,15 @@ class Job:
         fresh = self.session.emitted(self._sent)
         self._sent += len(fresh)
         return fresh
+
+    def measure(self) -> None:
+        """At the end: complete the statistics by the times that were left on the device."""
+        stats, wall = self.session.stats, time.perf_counter() - self.started
+        times = read_marks([marks for _, marks, _ in self.unread])
+        for (command, _, sharers), (start, end) in zip(self.unread, times, strict=True):
+            stats.time_forward(command, start - self.started, end - self.started, sharers)
+        stats.end(wall, len(self.output))
+        stats.overlap_seconds = self.task.overlaps
 
 
 @dataclass
@@ -89,6 +107,8 @@ class Engine:
     def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None):
         self.models, self.split = dict(models), split
         self.jobs: list[Job] = []
+        self.device_lost: DeviceLost | None = None
+        """Set once a device has failed for good: from then on every request fails with it, and only a new process helps."""
         self._flights: list[BatchInFlight] = []
         self._workers: Workers | None = None
 
@@ -98,15 +118,21 @@ class Engine:
         Args:
             draft_limit: as in `Session`; it can be changed between steps.
         Raises:
-            ContextTooLong: prompt and max_tokens exceed the context of a model that the strategy uses.
+            ContextTooLong: prompt and max_tokens exceed the target's context (that of a smaller model only ends its drafts).
             DraftwellError: an empty prompt, or no free slot.
+            DeviceLost: an earlier request met a device that has failed.
         """
+        if self.device_lost:
+            raise self.device_lost
         models = strategy.choose_models(self.models)
-        for role, model in models.items():
-            if len(prompt) + sampling.max_tokens > model.max_context:
-                raise ContextTooLong(f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} exceed the {role}'s context of "
-                                     f"{model.max_context}: shorten one of them")
-        session = Session(prompt, sampling, models, draft_limit)
+        context = models["target"].max_context
+        if len(prompt) + sampling.max_tokens > context:
+            raise ContextTooLong(f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} exceed the target's context of "
+                                 f"{context}: shorten one of them")
+        try:
+            session = Session(prompt, sampling, models, draft_limit)
+        except Exception as error:  # a slot may have to be cleared on a device
+            raise self._explained(error) from error
         job = Job(session, Task(strategy.run(session)), strategy.overlaps)
         self.jobs.append(job)
         self._advance(job, job.task, None)
@@ -114,8 +140,8 @@ class Engine:
 
     def step(self) -> None:
         """Run what requests wait for: drafts, else the target; or, while models overlap, until one of them is done."""
-        self._choose_workers()
-        for flight in self._ready():
+        draining = self._choose_workers()
+        for flight in [] if draining else self._ready():
             if self._workers is None:
                 flight.group = [(job, leaf) for job, leaf in flight.group if not job.finished]
                 self._land(flight, self._fly(flight))
@@ -127,6 +153,9 @@ class Engine:
             for flight in [f for f in self._flights if f.future and f.future.done()]:
                 if flight in self._flights:  # a request that failed has waited for its other flight already
                     self._await(flight)
+        if self.device_lost:
+            for job in list(self.jobs):
+                self._end(job, self.device_lost)
         if not self.jobs:
             self.close()
 
@@ -157,16 +186,23 @@ class Engine:
             self._workers.close()
             self._workers = None
 
-    def _choose_workers(self) -> None:
-        """Worker threads exist while somebody overlaps models; they come and go only when nothing is in flight."""
-        wanted = any(job.overlaps for job in self.jobs) if self.split is None else self.split
-        if self._flights or wanted == (self._workers is not None):
-            return
+    def _choose_workers(self) -> bool:
+        """Worker threads exist while a request overlaps models, and come and go only when nothing is in flight.
+
+        Under load something always is. So where they are to go, nothing more may begin until what is in flight has landed: True says so.
+        They stay for as long as such a request runs, not for a single `Overlap`: threads and OpenMP teams are dear to make.
+        """
+        wanted = any(job.overlapping for job in self.jobs) if self.split is None else self.split
+        if wanted == (self._workers is not None):
+            return False
+        if self._flights:
+            return True
         if wanted:
             models = {id(lane.model): lane.model for job in self.jobs for lane in job.session.lanes.values()}
             self._workers = Workers(list(models.values()))
         else:
             self.close()
+        return False
 
     def _ready(self) -> list[BatchInFlight]:
         """For every idle model the forward passes that wait for it, as one batch each.
@@ -196,10 +232,12 @@ class Engine:
         started = time.perf_counter()
         outputs: list[Output | Exception] = []
         try:
-            outputs += flight.model.forward(commands) if commands else []
+            outputs += share_top(flight.model.forward(commands)) if commands else []
         except Exception as error:
-            outputs = [error] if len(commands) == 1 else [
-                self._fly(BatchInFlight(flight.model, [one])).outputs[0] for one in flight.group]
+            if len(commands) == 1 or lost_device(error):
+                outputs = [error] * len(commands)
+            else:
+                outputs = [self._fly(BatchInFlight(flight.model, [one])).outputs[0] for one in flight.group]
         marks = getattr(flight.model, "marks", None)
         if marks is not None and self._workers is not None:
             flight.model.synchronize()  # type: ignore[attr-defined]  # on a thread of its own it can wait: a side lands when it is done
@@ -239,18 +277,31 @@ class Engine:
             self._end(job, None)
 
     def _end(self, job: Job, error: Exception | None) -> None:
+        """End a request: whatever fails on the way, its slots are free afterwards."""
         if job.finished:
             return
-        job.error, job.finished = readable(error) if error else None, True
+        job.finished = True
         self.jobs.remove(job)
+        try:
+            with ExitStack() as ending:  # the last step first
+                ending.callback(job.session.close)
+                ending.callback(job.task.close)
+                ending.callback(job.measure)
+                self._await_all(job)
+        except Exception as failed:
+            log.warning("a request could not be ended cleanly", exc_info=failed)
+            error = error or failed
+        job.error = self._explained(error) if error else None
+
+    def _await_all(self, job: Job) -> None:
+        """Wait for the batches in flight that a request is part of: its slots are being written to."""
         for flight in [f for f in self._flights if any(mine is job for mine, _ in f.group)]:
             if flight in self._flights:  # another request that failed meanwhile may have waited for it already
-                self._await(flight)  # this one's slots are being written to
-        wall = time.perf_counter() - job.started
-        times = read_marks([marks for _, marks, _ in job.unread])
-        for (command, _, sharers), (start, end) in zip(job.unread, times, strict=True):
-            job.session.stats.time_forward(command, start - job.started, end - job.started, sharers)
-        job.session.stats.end(wall, len(job.output))
-        job.session.stats.overlap_seconds = job.task.overlaps
-        job.task.close()
-        job.session.close()
+                self._await(flight)
+
+    def _explained(self, error: Exception) -> Exception:
+        """An error as users see it; one that says that the device is lost is noted for all requests to come."""
+        error = readable(error)
+        if isinstance(error, DeviceLost):
+            self.device_lost = self.device_lost or error
+        return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from serving.runtime.commands import Forward, Overlap
@@ -70,6 +71,8 @@ class Task:
             yield from child.leaves()
 
     def close(self) -> None:
-        for child in self.children:
-            child.close()
-        self.steps.close()
+        """Close all generators, each of them even if another raises while it is closed."""
+        with ExitStack() as closing:
+            closing.callback(self.steps.close)
+            for child in self.children:
+                closing.callback(child.close)

@@ -25,7 +25,7 @@ def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRu
     """
     leftover, gamma = Draft(), 1
     while not session.text.finished:
-        if session.draft_limit == 0 and not len(leftover):
+        if session.longest_draft == 0 and not len(leftover):
             yield from session.decode_plainly()
             continue
         rows, sequences = yield from verify_and_draft(session, leftover, drafter, gamma)

@@ -26,7 +26,7 @@ def parallel(session: Session, drafter: Drafter, rule: AcceptanceRule, gamma: in
     """
     pending = Draft()
     while not session.text.finished:
-        if session.draft_limit == 0 and not len(pending):
+        if session.longest_draft == 0 and not len(pending):
             yield from session.decode_plainly()
             continue
         rows, more = yield from verify_and_go_on(session, pending, drafter, gamma)

@@ -29,10 +29,10 @@ def sequential(session: Session, trusts: Callable[[Rows, Rows | None, int], bool
     text, draft = session.text, session.draft
     row: Rows | None = None  # the draft's row after the text, where a forward pass already gave it
     while not text.finished:
-        if session.draft_limit == 0:
+        if session.longest_draft == 0:
             yield from session.decode_plainly()
             continue
-        longest = min(cap, session.draft_limit)
+        longest = min(cap, session.longest_draft)
         run = Draft()
         while True:
             row = row or (yield from draft.read(text.ids))

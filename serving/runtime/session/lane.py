@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from serving.runtime.commands import Forward, Role, Step
 from serving.runtime.output import Model, Output, Recorder
+from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.types import Draft, Rows
@@ -21,6 +23,7 @@ class Lane:
         self.length = 0
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
+        self.penalties = Penalties(sampling)
         self.recorder: Recorder | None = None  # of the few requests whose distributions are kept (recording.py)
 
     @property
@@ -58,8 +61,9 @@ class Lane:
             self.recorder.saw(self.role, sequence, output, steps)
         if kept > keep:
             output = output.last(keep)
-        written = sequence[self.prompt_length :] if self.sampling.penalises else ()
-        return output.rows(self.sampling, written)
+        if self.sampling.penalises:
+            return output.rows(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
+        return output.rows(self.sampling)
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens, if there is more."""
@@ -68,7 +72,6 @@ class Lane:
         if length < self.length:
             self.model.rollback(self.slot, length)
             self.length = length
-
 
     def branch(self, number: int, length: int) -> Lane:
         """A lane next to this one that holds its first `length` tokens, for a further sequence; numbered from 0, opened when first
@@ -89,8 +92,9 @@ class Lane:
 
     def close(self) -> None:
         """Give back the slot and those of all branches."""
-        for lane in [self, *self.branches]:
-            lane.model.close(lane.slot)
+        with ExitStack() as closing:
+            for lane in [self, *self.branches]:
+                closing.callback(lane.model.close, lane.slot)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from serving.runtime.commands import Role, Step
 from serving.runtime.failures import check_request
@@ -27,6 +28,7 @@ class Session:
         models: the pair's models by role; a slot is opened on each.
         draft_limit: draft tokens a verification at most, 0 for plain decoding. A busy server changes it between forward passes; schedules
             read it when a draft begins, so it never looks at the tokens that it cuts, and any strategy stays as exact as it is.
+            What is drafted also has to fit into the context of every model but the target: a text that outgrows one is decoded plainly.
     Raises:
         InvalidRequest: an empty prompt, or a token outside the vocabulary.
         VocabularyMismatch: the models' vocabularies differ.
@@ -34,6 +36,7 @@ class Session:
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model], draft_limit: int = UNLIMITED):
         self.draft_limit = draft_limit
+        self.draft_context = min((model.max_context for role, model in models.items() if role != "target"), default=UNLIMITED)
         self.text = Text(prompt, sampling)
         check_request(prompt, sampling, models)
         self.sampling = sampling
@@ -72,9 +75,15 @@ class Session:
         rows = yield from self.target.read(self.text.ids)
         self.append_sampled(rows)
 
+    @property
+    def longest_draft(self) -> int:
+        """Tokens that may be drafted after the text: `draft_limit`, or what the drafting models' contexts leave. 0: decode plainly."""
+        return max(0, min(self.draft_limit, self.draft_context - len(self.text.ids)))
+
     def draft_room(self, taken: int) -> int:
-        """How long a draft may be now: what the budget leaves after `taken` tokens, at most `draft_limit`."""
-        return min(self.text.remaining - taken, self.draft_limit)
+        """How long a draft may be after `taken` unverified tokens: what the budget and the contexts leave, at most `draft_limit`."""
+        room = self.draft_context - len(self.text.ids)
+        return max(0, min(min(self.text.remaining, room) - taken, self.draft_limit))
 
     def append_sampled(self, rows: Rows) -> None:
         """Append one token sampled from the target."""
@@ -157,7 +166,8 @@ class Session:
             self.ratings.append(rate(rows, row, token, self.sampling.logprobs))
 
     def close(self) -> None:
-        """Give all slots back."""
-        for lane in self.lanes.values():
-            lane.close()
-        self.lanes = {}
+        """Give all slots back, each of them even if another cannot be."""
+        lanes, self.lanes = list(self.lanes.values()), {}
+        with ExitStack() as closing:
+            for lane in lanes:
+                closing.callback(lane.close)

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from serving.errors import DraftwellError
+from serving.errors import DeviceLost, DraftwellError
 from serving.server.deployment.deployment import Deployment, NoAnswerInTime
 from serving.server.deployment.pinning import RequestPin, current_pin
 from serving.server.http.errors import without_paths
@@ -71,11 +71,17 @@ class Deployments:
         """Whether new requests are accepted."""
         return not self._draining and self._newest.scheduler.accepts
 
+    @property
+    def device_lost(self) -> DeviceLost | None:
+        """The error of a device that has failed for good: only a new process answers again."""
+        return next((scheduler.device_lost for scheduler in list(self._pins) if scheduler.device_lost), None)
+
     def health(self) -> dict[str, Any]:
         """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": no request will be answered."""
         now = self._newest
         load = now.scheduler.load
-        status = "draining" if self._draining else "ok" if now.scheduler.alive else "failed"
+        works = now.scheduler.alive and not self.device_lost
+        status = "draining" if self._draining else "ok" if works else "failed"
         return {"status": status, "model": now.served.name, "version": now.served.version, "strategy": now.served.strategy.name,
                 "tuned": now.served.tuned, "slots": now.served.slots, "running": now.scheduler.running, "waiting": now.scheduler.waiting,
                 "switches": self.switches, "last_switch_error": self.last_switch_error,

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
-from serving.errors import ContextTooLong, InvalidRequest, OutOfMemory
+from serving.errors import ContextTooLong, DeviceLost, InvalidRequest, OutOfMemory
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import Strategy
@@ -155,6 +155,9 @@ class Conversation:
             return APIError(400, without_paths(error), code="context_length_exceeded")
         if isinstance(error, InvalidRequest):
             return APIError(400, without_paths(error))
+        if isinstance(error, DeviceLost):
+            internal_error(error)  # into the log
+            return APIError(503, "the server's device has failed: it stops, to be started again", code="device_lost")
         if isinstance(error, OutOfMemory):
             internal_error(error)  # into the log
             return APIError(503, "the server is out of memory for this request: send a shorter one", code="out_of_memory")

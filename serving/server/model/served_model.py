@@ -85,7 +85,9 @@ class ServedModel:
         self._encoding = threading.Lock()  # a tokenizer's settings may change while it encodes
         tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
         self.tuned: dict[TemperatureClass, str] = {"greedy": tuned[0].name, "sampled": tuned[1].name}
-        self.max_context = min(m.max_context for one in tuned for m in one.choose_models(self.pair.models).values())
+        for one in tuned:
+            one.choose_models(self.pair.models)  # a model that is missing is found before the first request
+        self.max_context = self.pair.models["target"].max_context
         self.vocab_size = self.pair.models["target"].vocab_size
         self.stop_tokens = self.pair.stop_tokens
 

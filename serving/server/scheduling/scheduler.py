@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from serving.errors import DeviceLost
 from serving.runtime.engine.engine import Engine
 from serving.runtime.session.session import UNLIMITED
 from serving.runtime.strategies import Strategy
@@ -70,6 +71,11 @@ class Scheduler:
     def accepts(self) -> bool:
         """Whether new requests are accepted."""
         return self.alive and not self._closing
+
+    @property
+    def device_lost(self) -> DeviceLost | None:
+        """The error of a device that has failed for good: this process answers nothing any more."""
+        return self.engine.device_lost
 
     def start(self) -> None:
         """Start the thread."""
@@ -158,7 +164,7 @@ class Scheduler:
                 import torch
 
                 torch.set_num_threads(self._threads)
-            while not self._closing or self._running or self._queue or self._displaced:
+            while (not self._closing or self._running or self._queue or self._displaced) and not self.device_lost:
                 try:
                     self.turn(block=True)
                 except Exception as error:
@@ -166,7 +172,7 @@ class Scheduler:
                     self._fail_all(error)
         finally:  # whatever ended the thread, no request waits forever
             self.stop_taking()
-            self._fail_all(SchedulerClosed("the server has stopped working"))
+            self._fail_all(self.device_lost or SchedulerClosed("the server has stopped working"))
 
     def _refusal(self) -> QueueFull:
         return QueueFull(self._rate.seconds_for(len(self._queue)))

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serving.runtime.commands import Forward
-from serving.runtime.models.cuda.cuda_graph import CapturedForward, Marks
+from serving.runtime.models.cuda.cuda_graph import Marks, ModelGraphs
 from serving.runtime.models.cuda.static_slots import StaticSlots
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.module_model import Placed
@@ -80,8 +80,7 @@ class StaticLlama(LeanLlama):
         self.chunk = chunk
         self.captures = self.device.type == "cuda"
         self.marks: Marks | None = None
-        self._graphs: dict[Bucket, CapturedForward] = {}
-        self._pool: Any = None
+        self._graphs = ModelGraphs(self.device)
         self._busy = threading.Lock()
 
     def bucket(self, rows: int, tokens: int, end: int) -> Bucket:
@@ -107,8 +106,7 @@ class StaticLlama(LeanLlama):
             return self.slots.open_branch()
         with self._busy, torch.inference_mode():  # the slots' tensors move: no forward pass may be on its way
             self.synchronize()
-            self._graphs.clear()
-            self._pool = None  # its memory went with the graphs
+            self._graphs.drop()
             return self.slots.open_branch()
 
     def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
@@ -180,13 +178,7 @@ class StaticLlama(LeanLlama):
         """Normalised states `[rows, tokens, hidden]` of a packed batch, by its bucket's graph where there are graphs."""
         if not self.captures:
             return self._forward(packed, bucket)
-        if bucket not in self._graphs:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            harmless = self._pack([], bucket)
-            self._graphs[bucket] = CapturedForward(lambda inputs: self._forward(inputs, bucket), harmless, self._pool)
-        graph = self._graphs[bucket]
-        graph.inputs.copy_(packed)
-        return graph.replay()
+        return self._graphs.replay(bucket, packed, lambda inputs: self._forward(inputs, bucket), lambda: self._pack([], bucket))
 
     def _forward(self, packed: Tensor, bucket: Bucket) -> Tensor:
         """The computation of a bucket; nothing but `packed` and the slots' content may differ between two calls."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import wait
 
 import pytest
 import torch
@@ -178,3 +179,62 @@ def test_what_fails_apart_fails_here():
 
     with pytest.raises(ZeroDivisionError):
         on_own_thread(divmod, 1, 0)
+
+
+class Held:
+    """A model whose forward passes wait until it is let go."""
+
+    def __init__(self, model: TableModel):
+        self.model, self.free, self.calls = model, threading.Event(), 0
+        self.free.set()
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def forward(self, rows):
+        self.calls += 1
+        assert self.free.wait(60)
+        return self.model.forward(rows)
+
+
+@pytest.mark.parametrize("split", [False, None], ids=["load control forbids it", "nobody overlaps"])
+def test_under_load_nothing_begins_until_cores_are_joined(monkeypatch, split):
+    """One request drafts while another's verification is in flight, and so on for as long as load lasts: no idle moment comes by itself."""
+    models = {role: Held(model) for role, model in table_pair(vocab=5).items()}
+    engine = Engine(models, split=True)
+    jobs = [engine.submit([1], Sampling(max_tokens=30), build_strategy("vanilla_sd", {"num_speculative_tokens": n})) for n in (1, 6)]
+    engine.step()  # the prompts
+    models["target"].free.clear()
+    while not engine._flights:
+        engine.step()
+    assert [flight.model for flight in engine._flights] == [models["target"]]
+    engine.split, begun = split, models["draft"].calls
+
+    def let_go(futures, **how):
+        models["target"].free.set()
+        return wait(futures, **how)
+
+    monkeypatch.setattr("serving.runtime.engine.engine.wait", let_go)
+    engine.step()
+    assert models["draft"].calls == begun
+    assert not engine._flights
+    engine.step()
+    assert engine._workers is None
+    assert not any(job.finished for job in jobs)
+    engine.run(jobs)
+    alone = Engine(table_pair(vocab=5)).generate([1], Sampling(max_tokens=30), build_strategy("autoregressive"))
+    assert [job.output for job in jobs] == [alone.output] * 2
+
+
+def test_cores_are_joined_when_the_last_overlapping_request_has_ended_though_others_go_on():
+    engine = Engine(table_pair(vocab=5))
+    others = [engine.submit([1], Sampling(max_tokens=300), build_strategy("vanilla_sd", {"num_speculative_tokens": n})) for n in (1, 6)]
+    first = engine.submit([1], Sampling(max_tokens=6), parallel_spide())
+    engine.step()
+    assert engine._workers is not None
+    engine.run([first])
+    for _ in range(3):  # at most two passes are in flight
+        engine.step()
+    assert engine._workers is None
+    assert not any(job.finished for job in others)
+    engine.run(others)

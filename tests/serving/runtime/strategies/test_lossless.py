@@ -56,7 +56,7 @@ def test_mutant_whose_penalties_ignore_drafted_tokens_is_caught(monkeypatch, nam
     """Every target row counts the text alone, as though the draft before it were not there."""
     right = sampling_module.adjusted
     monkeypatch.setattr(sampling_module, "adjusted", lambda logits, sampling, written: torch.cat(
-        [right(row[None], sampling, written[: max(0, len(written) - len(logits) + 1)]) for row in logits]))
+        [right(row[None], sampling, written.written[: max(0, len(written.written) - len(logits) + 1)]) for row in logits]))
     models, sampling = table_pair(), Sampling(max_tokens=4, **PENALTIES[1])
     law = joint_law(lambda: build_strategy(name, parameters, table_resources()), models, [0, 1, 0], sampling)
     assert distance(law, true_law(models["target"], [0, 1, 0], sampling)) > 1e-3

@@ -1,0 +1,68 @@
+"""A model that is brought into a layout of its own holds at most one layer twice, and computes what it did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from serving.artifacts.pair_files import PairFiles
+from serving.runtime.commands import Forward, Role
+from serving.runtime.model_files import context_within
+from serving.runtime.models import lean_llama
+from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.pair import LoadSettings, load_pair, over_slots
+from tests.support.models.llama_shapes import llama, random_tokens
+
+LAYERS = 4
+
+
+def held(module: Any) -> list[bool]:
+    """For each layer whether the module still holds its projections."""
+    # not by going through the layers, which may be what gives them up
+    return [layer.self_attn.q_proj.weight.numel() > 0 for layer in module.model.layers._modules.values()]
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_are_released_one_by_one(monkeypatch: pytest.MonkeyPatch, static: bool, dtype: torch.dtype) -> None:
+    seen: list[list[bool]] = []
+    module, make = llama(dtype, num_hidden_layers=LAYERS), lean_llama.Layer
+    monkeypatch.setattr(lean_llama, "Layer", lambda *arguments: (seen.append(held(module)), make(*arguments))[1])
+    want = over_slots(llama(dtype, num_hidden_layers=LAYERS), static=static)
+    seen.clear()
+    model = over_slots(module, static=static, release=True)
+    assert seen == [[False] * done + [True] * (LAYERS - done) for done in range(LAYERS)]
+    assert held(module) == [False] * LAYERS
+    assert type(module.model.layers) is torch.nn.ModuleList
+    outputs = [m.forward([Forward("target", m.open(), random_tokens(20), 20)])[0] for m in (model, want)]
+    assert torch.equal(outputs[0].logits, outputs[1].logits)
+
+
+def test_a_module_that_is_to_run_keeps_its_layers() -> None:
+    module = llama(num_hidden_layers=LAYERS)
+    assert isinstance(over_slots(module), LeanLlama)
+    assert held(module) == [True] * LAYERS
+    adapter = over_slots(llama(num_hidden_layers=LAYERS, attention_bias=True), release=True)
+    slot = adapter.open()
+    assert adapter.forward([Forward("target", slot, (1, 2, 3), 3)])[0].logits.shape == (3, 61)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_pair_releases_what_its_modules_need_not_run(tiny_models: dict[Role, Path], keep: bool) -> None:
+    pair = load_pair(PairFiles("tiny", tiny_models["target"], tiny_models["draft"]), LoadSettings(dtype="float32", keep_modules=keep))
+    for role in ("target", "draft"):
+        assert held(pair.modules[role]) == [keep] * len(held(pair.modules[role]))  # type: ignore[index]
+
+
+def test_a_small_models_context_is_what_it_was_trained_for() -> None:
+    module = llama()
+    assert [context_within(module, wanted) for wanted in (None, 64, 4096)] == [None, 64, 128]
+
+
+def test_a_pair_may_have_a_target_with_a_longer_context_than_its_draft(tiny_models: dict[Role, Path]) -> None:
+    pair = load_pair(PairFiles("tiny", tiny_models["target"], tiny_models["draft"]), LoadSettings(dtype="float32", max_context=1000))
+    limit = pair.modules["draft"].config.max_position_embeddings
+    assert pair.models["draft"].max_context == limit < pair.models["target"].max_context == 1000
