@@ -30,6 +30,11 @@ side_by_side = -n $(or $(JOBS),$(1)) --dist loadfile
 GATE_OUT ?= .draftwell/gate
 # Files and folders whose wording `make lint` checks; empty: all of the project.
 WORDING ?=
+# Libraries that are measured in environments of their own, and where these are; DRAFTWELL_PEERS names the place for all commands.
+PEERS ?= vllm llama.cpp
+PEERS_DIR ?= $(or $(DRAFTWELL_PEERS),$(or $(DRAFTWELL_HOME),.draftwell)/peers)
+BUNDLE ?= dist/smollm2-135m/current
+CLIENTS ?= 1,8,32
 # Any further option of `draftwell bench`, such as FLAGS="--mix --pad-target 1.1e9 --markdown bench.md --plots plots".
 FLAGS ?=
 
@@ -58,7 +63,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu gate deploy serve ui prefect-server worker schedule clean reset distclean
+.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu bench-server peers gate deploy serve ui prefect-server worker schedule clean reset distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +119,17 @@ bench: $(STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= PROM
 bench-gpu: $(STAMP) ## the same on CUDA, outputs checked against the CPU's: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= GPU_OUT= FLAGS=
 	$(BIN)/draftwell bench --device cuda --check-cpu --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
 	  --max-tokens $(TOKENS) --runs $(RUNS) --peer transformers --json $(GPU_OUT) $(FLAGS)
+
+peers: $(PEERS:%=$(PEERS_DIR)/%/.stamp) ## install vLLM and llama.cpp in environments of their own, for `draftwell bench --peer`: PEERS= PEERS_DIR=
+
+# Without dependencies, because the files name all of them but three that vLLM does not import with.
+$(PEERS_DIR)/%/.stamp: components/bench/peers/requirements-%.txt
+	$(call step,1/2 virtual environment in $(@D),"$(PYTHON)" -m venv "$(@D)")
+	$(call step,2/2 $* (minutes),"$(@D)/bin/python" -m pip install --quiet --no-deps -r $<)
+	@touch "$@"
+
+bench-server: $(STAMP) ## our server and vLLM's under `vllm bench serve`; needs `make peers` and a bundle: BUNDLE= CLIENTS= FLAGS="--rounds 3"
+	DRAFTWELL_PEERS="$(abspath $(PEERS_DIR))" $(BIN)/python -m components.bench.servers --bundle $(BUNDLE) --clients $(CLIENTS) $(FLAGS)
 
 gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= DEVICE= GATE_OUT= (.md and .xml) FLAGS=
 	$(BIN)/draftwell gate --pair $(PAIR) $(device) --markdown $(GATE_OUT).md --junit $(GATE_OUT).xml $(FLAGS)

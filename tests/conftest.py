@@ -17,7 +17,7 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 pytest.register_assert_rewrite("tests.support")
 # A server, run or experiment of the developer's own would let the tests write there.
-FOREIGN = ("PREFECT_API_URL", "PREFECT_API_KEY", "MLFLOW_REGISTRY_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")
+FOREIGN = ("PREFECT_API_URL", "PREFECT_API_KEY", "MLFLOW_REGISTRY_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "DRAFTWELL_PEERS")
 
 # No deadline: a busy machine is slow, not wrong. Derandomised: a red run can be repeated.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True)

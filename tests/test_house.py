@@ -16,8 +16,8 @@ import pytest
 from tests.support.paths import REPO
 
 PROMPTS = REPO / "components" / "prompts" / "data" / "demo_prompts.jsonl"
-TASKS = ["setup", "demo", "test", "test-all", "lint", "wording", "audit", "docs", "bench", "bench-gpu", "gate", "deploy", "serve", "ui",
-         "prefect-server", "worker", "schedule", "clean"]
+TASKS = ["setup", "demo", "test", "test-all", "lint", "wording", "audit", "docs", "bench", "bench-gpu", "bench-server", "peers",
+         "gate", "deploy", "serve", "ui", "prefect-server", "worker", "schedule", "clean"]
 LARGEST_FILE = 40_000_000  # bytes: what the largest shipped model, a qualifier, may take
 MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root)/")
 

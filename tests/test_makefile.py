@@ -53,3 +53,31 @@ def test_reset_removes_nothing_without_a_yes(checkout: Path, answer: str) -> Non
 def test_reset_removes_all_state_when_told(checkout: Path, words: tuple[str, ...], answer: str) -> None:
     assert make(checkout, "reset", *words, answer=answer).returncode == 0
     assert not (checkout / ".draftwell").exists()
+
+
+def test_peers_are_installed_from_exact_versions_and_only_once(checkout: Path) -> None:
+    """A stand-in for Python notes what it is asked for. An environment without a stamp, of a stopped installation, is made again."""
+    python, log = checkout / "python", checkout / "log"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n[ "$2" != venv ] || {{ mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; }}\n')
+    python.chmod(0o755)
+    folder = checkout / "components" / "bench" / "peers"
+    folder.mkdir(parents=True)
+    for name in ("vllm", "llama.cpp"):
+        shutil.copyfile(REPO / folder.relative_to(checkout) / f"requirements-{name}.txt", folder / f"requirements-{name}.txt")
+    assert make(checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made").returncode == 0
+    asked = log.read_text().splitlines()
+    assert [line for line in asked if "venv" in line] == ["-m venv made/vllm", "-m venv made/llama.cpp"]
+    assert [line.split("-r ")[1] for line in asked if "--no-deps" in line] == [
+        "components/bench/peers/requirements-vllm.txt", "components/bench/peers/requirements-llama.cpp.txt"]
+    assert present(checkout, ("made/vllm/.stamp", "made/llama.cpp/.stamp")) == ["made/vllm/.stamp", "made/llama.cpp/.stamp"]
+    (checkout / "made" / "vllm" / ".stamp").unlink()
+    assert make(checkout, "peers", f"PYTHON={python}", "PEERS_DIR=made").returncode == 0
+    assert [line for line in log.read_text().splitlines()[len(asked):] if "venv" in line] == ["-m venv made/vllm"]
+
+
+@pytest.mark.parametrize("name", ["vllm", "llama.cpp"])
+def test_versions_of_peers_are_exact(name: str) -> None:
+    lines = (REPO / "components" / "bench" / "peers" / f"requirements-{name}.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert pins
+    assert [line for line in pins if line.count("==") != 1] == []

@@ -2,7 +2,8 @@
 
 settings: what is decoded and how often. schema: the report. bench: `run_bench`. runner: the measuring loop. metrics, ratios: what is
 computed from measurements. target_agreement, answers: quality. throughput: several requests at once. device_parity: outputs against the
-CPU's. peak_memory, peers, origins: memory, other libraries, digests of what an entry was made from. report, plots: tables and pictures.
+CPU's. peak_memory, origins: memory, digests of what an entry was made from. peers: other libraries, here or in environments of their own.
+servers: vLLM's own load test against our server and vLLM's. report, plots: tables and pictures.
 
 Only what needs no torch is imported here, so that the command line starts fast; import `run_bench` from components.bench.bench.
 """

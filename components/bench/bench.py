@@ -8,7 +8,7 @@ from typing import Any
 from components.bench.device_parity import check_against
 from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters
 from components.bench.peak_memory import peaks_over_models
-from components.bench.peers import load_peers
+from components.bench.peers.loading import open_peers
 from components.bench.ratios import curves, headlines, largest_overheads
 from components.bench.runner import Config, Progress, StrategyContender, contenders_of, measure, naming
 from components.bench.schema import SCHEMA, BenchReport, Machine, PeerReport, ReportSettings
@@ -43,9 +43,10 @@ def run_bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[
         warm_up(pair, prompts, settings.max_tokens)
         peaks = memory_peaks(pair, resources, configs, prompts, settings, progress) if settings.memory else {}
         extra = [*extra, *(missing_fastest_vanilla(pair, resources, configs, prompts, settings) if settings.cost_ratios else [])]
-        groups = load_peers(pair, settings.peers, gamma=gamma_of(configs))
-        peers = [contender for group in groups.values() for contender in group.contenders]
-        measured = measure(pair, resources, configs, prompts, settings, progress=progress, extra=[*extra, *peers])
+        longest = longest_request(pair, prompts, settings.max_tokens)
+        with open_peers(pair, settings.peers, gamma=gamma_of(configs), context=longest, temperature=settings.temperature) as groups:
+            peers = [contender for group in groups.values() for contender in group.contenders]
+            measured = measure(pair, resources, configs, prompts, settings, progress=progress, extra=[*extra, *peers])
         metrics = BenchMetrics(pair, prompts, measured, temperature=settings.temperature, floor=settings.quality_floor)
         entries = {label: metrics.entry(label, peaks.get(label)) for label in measured}
         machine = describe_machine(pair)
@@ -59,8 +60,8 @@ def run_bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[
         longest_prompt=max(len(ids) for ids in metrics.encoded),
         strategies=own,
         cost_reference=metrics.cost_reference(),
-        peers={name: PeerReport(entries={c.label.partition("/")[2]: entries[c.label] for c in group.contenders}, notes=tuple(group.notes))
-               for name, group in groups.items()},
+        peers={name: PeerReport(entries={c.label.partition("/")[2]: entries[c.label] for c in group.contenders}, notes=tuple(group.notes),
+                                version=group.version) for name, group in groups.items()},
         headlines=tuple(headlines(metrics, entries, gamma_of(configs))),
         worst=largest_overheads(own),
         curves=curves(own),
@@ -75,11 +76,16 @@ def subject(pair: LoadedPair, prompts: Sequence[Prompt]) -> dict[str, Any]:
             "several_turns": several_turns(prompts), "references": sum(bool(prompt.reference) for prompt in prompts)}
 
 
+def longest_request(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int) -> int:
+    """Tokens of the longest prompt with its answer."""
+    return max((len(ids_of(pair, prompt)) for prompt in prompts), default=0) + max_tokens
+
+
 def warm_up(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int) -> None:
     """Let models on an accelerator capture every shape that the prompts need, so that no capture falls into a measured run."""
     if not pair.device.startswith("cuda"):
         return
-    reach = max(len(ids_of(pair, prompt)) for prompt in prompts) + max_tokens
+    reach = longest_request(pair, prompts, max_tokens)
     for model in pair.models.values():
         if hasattr(model, "warm_up"):
             model.warm_up(reach=min(reach, model.max_context))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from components.bench.metrics import REFERENCE, BenchMetrics, fastest, gamma_of_parameters, splits_cores, strategy_of
+from components.bench.peers.group import ProcessPeer
 from components.bench.runner import Measurement, StrategyContender
 from components.bench.schema import BenchEntry, Curve, CurvePoint, Headline, Largest
 
@@ -43,6 +44,9 @@ def comparisons(metrics: BenchMetrics, entries: Mapping[str, BenchEntry],
     yield "autoregressive / transformers generate", plain, measured.get(GENERATE)
     yield "vanilla_sd / transformers assisted, same gamma", same_gamma(lossless, assisted_gamma), measured.get(ASSISTED)
     yield "best lossless / autoregressive", fastest(lossless), plain
+    for peer, theirs in peers_elsewhere(measured).items():
+        yield f"autoregressive / {peer}, plain", plain, measured.get(f"{peer}/{REFERENCE}")
+        yield f"best lossless / fastest of {peer}", fastest(lossless), fastest(theirs)
     yield "best lossless with the draft model / autoregressive", fastest(lossless, lambda m: m.stats.draft_calls > 0), plain
     overlapping = [m for m in lossless if splits_cores(m) and strategy_of(m) != "vanilla_sd"]
     for name in dict.fromkeys(strategy_of(m) for m in overlapping):
@@ -53,6 +57,15 @@ def comparisons(metrics: BenchMetrics, entries: Mapping[str, BenchEntry],
     for name in dict.fromkeys(strategy_of(m) for m in lossy):
         holding = fastest(lossy, lambda m, name=name: strategy_of(m) == name and bool(entries[m.contender.label].holds_floor))  # type: ignore[misc]
         yield f"{name} at the quality floor / fastest vanilla_sd", holding, unrestricted(metrics)
+
+
+def peers_elsewhere(measured: Mapping[str, Measurement]) -> dict[str, list[Measurement]]:
+    """Peer → its measurements, of those that ran in processes of their own."""
+    found: dict[str, list[Measurement]] = {}
+    for label, m in measured.items():
+        if isinstance(m.contender, ProcessPeer):
+            found.setdefault(label.partition("/")[0], []).append(m)
+    return found
 
 
 def same_gamma(measured: Sequence[Measurement], gamma: int | None) -> Measurement | None:

@@ -61,6 +61,7 @@ class Contender(Protocol):
 
 
 C = TypeVar("C", bound=Contender)
+T = TypeVar("T")
 
 
 class StrategyContender:
@@ -209,8 +210,8 @@ def offset(progress: Progress | None, before: int, total: int) -> Progress | Non
     return None if progress is None else lambda done, _, label: progress(before + done, total, label)
 
 
-def rotated(contenders: Sequence[C], turn: int) -> list[C]:
-    """The contenders in the order of a turn."""
+def rotated(contenders: Sequence[T], turn: int) -> list[T]:
+    """The contenders (or servers) in the order of a turn."""
     start = turn % len(contenders)
     return [*contenders[start:], *contenders[:start]]
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serial
 
 from serving.errors import DraftwellError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Frozen(BaseModel):
@@ -148,24 +148,26 @@ class CostReference(BenchEntry):
 
 
 class PeerReport(Frozen):
-    """The entries of one peer, and notes on how it was run. In JSON the notes stand among the entries, as `notes`."""
+    """The entries of one peer, its version, and notes on how it was run. In JSON `notes` and `version` stand among the entries."""
 
     entries: dict[str, BenchEntry]
     notes: tuple[str, ...] = ()
+    version: str | None = Field(None, description="of the library; None in reports of schema 1 and earlier")
 
     @model_validator(mode="before")
     @classmethod
     def read(cls, data: Any) -> Any:
-        """Separate the notes from the entries of a JSON report."""
+        """Separate notes and version from the entries of a JSON report."""
         if isinstance(data, Mapping) and "entries" not in data:
-            return {"entries": {name: entry for name, entry in data.items() if name != "notes"}, "notes": data.get("notes", ())}
+            about = {name: data[name] for name in ("notes", "version") if name in data}
+            return {"entries": {name: entry for name, entry in data.items() if name not in about}, **about}
         return data
 
     @model_serializer
     def write(self) -> dict[str, Any]:
         """The JSON form."""
         entries = {name: entry.model_dump(mode="json", exclude_unset=True) for name, entry in self.entries.items()}
-        return {**entries, "notes": list(self.notes)}
+        return {**entries, "notes": list(self.notes), **({} if self.version is None else {"version": self.version})}
 
 
 class Headline(Frozen):
@@ -254,7 +256,7 @@ class ReportSettings(Frozen):
 class BenchReport(Frozen):
     """The report of a bench."""
 
-    schema_version: Literal[0, 1] = Field(0, description="0 for reports of versions that wrote none")
+    schema_version: Literal[0, 1, 2] = Field(0, description="0 for reports of versions that wrote none")
     pair: str
     fingerprint: str | None = None
     padded_to: int | None = Field(None, description="parameters of a padded target; None: the target as it is")

@@ -42,7 +42,7 @@ class BenchSettings(Settings):
     mix: bool = Field(False, description="take prompts of every task in turn")
     max_prompt_tokens: int | None = Field(None, ge=1, description="leave out prompts of more tokens, chat template included")
     threads: int | None = Field(None, ge=1, description="threads of torch during the run; None leaves them as they are")
-    peers: tuple[str, ...] = Field((), description="names of `peers.PEERS`, measured in the same run")
+    peers: tuple[str, ...] = Field((), description="names of `environments.PEERS`, measured in the same run")
     cost_ratios: bool = Field(True, description="also measure vanilla SD at its fastest gamma, which cost ratios refer to")
     memory: bool = Field(False, description="first decode the longest prompt with each strategy, to see its peak memory")
     quality_floor: QualityFloor | None = Field(None, description="what a lossy strategy must keep; None judges none")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.bench.peers import check_peers
 from components.bench.settings import DEFAULTS, BenchSettings
 from flows.cli.options import (
     Artifacts,
@@ -70,7 +71,8 @@ def bench(
     threads: Threads = DEFAULTS.threads,
     pad_target: PadTarget = None,
     peer: Annotated[list[str] | None, typer.Option(
-        "--peer", help="Also measure another library in the same run; the only one is `transformers`.")] = None,
+        "--peer", help="Also measure another library in the same run: transformers, vllm or llama.cpp (`make peers` installs the last "
+        "two); may be repeated.")] = None,
     settings: Annotated[list[str] | None, typer.Option(
         "--set", help="strategy.key=value: a parameter of every config of that strategy; may be repeated.")] = None,
     artifacts: Artifacts = None,
@@ -91,10 +93,11 @@ def bench(
         max_tokens=max_tokens, temperature=temperature, seed=seed, runs=runs, limit=limit, mix=mix, max_prompt_tokens=max_prompt_tokens,
         threads=threads, peers=tuple(peer or ()), memory=concurrency is None, concurrency=concurrency or DEFAULTS.concurrency,
         quality_floor=quality_floor())
-    check_wanted(wanted, chosen.peers)
+    check_wanted(wanted)
     check_outputs(out, markdown, plots)
     check_artifacts(artifacts)
     on = pick_device(device)
+    check_peers(chosen.peers, device=on, temperature=temperature, padded=pad_target is not None)
     check_together(chosen, on, check_cpu=check_cpu, throughput=concurrency is not None, files=(markdown, plots))
     from flows.workspace import Workspace
 
@@ -205,18 +208,14 @@ def choices_of(wanted: Wanted) -> list[StrategyChoice]:
     return [StrategyChoice(name, parameters) for name, parameters in wanted]
 
 
-def check_wanted(wanted: Wanted, peers: Sequence[str]) -> None:
+def check_wanted(wanted: Wanted) -> None:
     """Refuse, before models are loaded, what could not be run."""
-    from components.bench.peers import PEERS
     from components.bench.runner import core_plan, labels_of
     from serving.runtime.strategies import build_strategy
 
     for name, parameters in wanted:
         build_strategy(core_plan(name)[0], dict(parameters))
     labels_of(choices_of(wanted))
-    unknown = next((name for name in peers if name not in PEERS), None)
-    if unknown:
-        raise DraftwellError(f"unknown peer {unknown!r}: the only peer is {', '.join(PEERS)}", code="unknown_peer")
 
 
 def read_rows(path: Path | None) -> list[Prompt]:

@@ -22,7 +22,8 @@ def entries_of(report: BenchReport) -> list[tuple[str, BenchEntry]]:
     if reference and all(reference.per_prompt != entry.per_prompt for _, entry in entries):
         entries.append((f"vanilla_sd(num_speculative_tokens={reference.num_speculative_tokens})", reference))
     for peer, group in report.peers.items():
-        entries += [(f"{peer}: {name}", entry) for name, entry in group.entries.items()]
+        named = f"{peer} ({group.version})" if group.version else peer
+        entries += [(f"{named}: {name}", entry) for name, entry in group.entries.items()]
     return entries
 
 

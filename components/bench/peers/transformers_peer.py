@@ -1,7 +1,5 @@
-"""Peers: what users run today, measured on the same modules, prompts, dtype and threads.
-
-`transformers`: `generate` plainly, with the pair's draft as assistant (constant draft length, no early exit), and with
-prompt lookup. The modules are the pair's own: for each call they attend with SDPA again, and afterwards over our slots.
+"""The peer `transformers`, in this process: `generate` plainly, with the pair's draft as assistant (constant draft length, no early
+exit), and with prompt lookup. The modules are the pair's own: for each call they attend with SDPA again, and afterwards over our slots.
 """
 
 from __future__ import annotations
@@ -9,53 +7,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from components.bench.runner import Contender, Generation
-from serving.errors import DraftwellError
+from components.bench.peers.group import PeerGroup
+from components.bench.runner import Generation
 from serving.runtime.models.transformers_model import ATTENTION
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 
-PEERS = ("transformers",)
 LOOKUP_TOKENS, LOOKUP_NGRAM = 10, 3
-
-
-@dataclass
-class PeerGroup:
-    """The contenders of one peer and notes for readers of their metrics."""
-
-    contenders: list[Contender] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def load_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5) -> dict[str, PeerGroup]:
-    """The peers with these names.
-
-    Args:
-        gamma: draft length of assisted generation.
-    Raises:
-        DraftwellError: an unknown name.
-    """
-    unknown = next((name for name in names if name not in PEERS), None)
-    if unknown:
-        raise DraftwellError(f"unknown peer {unknown!r}: choose from {', '.join(PEERS)}", code="unknown_peer")
-    if names and any(parameter.numel() == 0 for module in pair.modules.values() for parameter in module.parameters()):
-        raise DraftwellError("the pair's transformers modules gave up their weights: load it with keep_modules=True to measure peers",
-                             code="modules_without_weights")
-    return {name: transformers_peers(pair, gamma) for name in names}
 
 
 def transformers_peers(pair: LoadedPair, gamma: int) -> PeerGroup:
     """Plain, assisted (where the pair has a draft) and prompt-lookup generation."""
+    from transformers import __version__
+
     target = pair.modules["target"]
     attention = "sdpa" if over_our_slots(target) else f"{target.config._attn_implementation}, the model's own"
-    group = PeerGroup([TransformersPeer(pair, "autoregressive")], [f"attention: {attention}; cache: transformers' default"])
+    notes = [f"attention: {attention}; cache: transformers' default"]
+    group = PeerGroup([TransformersPeer(pair, "autoregressive")], notes, __version__)
     draft = pair.modules.get("draft")
     if draft is not None:
         settings = draft.generation_config

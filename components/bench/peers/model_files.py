@@ -1,0 +1,51 @@
+"""What peers in other processes read: model folders of transformers, and a GGUF file. Written once, under `peers_root()`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from components.bench.peers.environments import peers_root
+from components.bench.peers.gguf_file import write_gguf
+from serving.files import replace_folder
+from serving.runtime.commands import Role
+from serving.runtime.pair import LoadedPair
+
+GGUF = "model.gguf"
+
+
+def model_folder(pair: LoadedPair, role: Role) -> Path:
+    """The folder that a model was loaded from; one that was made in memory (a distilled draft, which borrows the target's embeddings) is
+    saved first, whole."""
+    module = pair.modules[role]
+    folder = Path(module.name_or_path or ".").absolute()
+    if (folder / "config.json").is_file():
+        return folder
+
+    def save(into: Path) -> None:
+        module.save_pretrained(into)
+        pair.tokenizer.save_pretrained(into)
+
+    return made_once(f"{pair.name}-{role}-{pair.fingerprint[:12]}", save)
+
+
+def gguf_of(pair: LoadedPair) -> Path:
+    """The pair's target as GGUF, in the pair's dtype (the fingerprint depends on it)."""
+    def write(into: Path) -> None:
+        write_gguf(pair.modules["target"], into / GGUF)
+
+    return made_once(f"{pair.name}-gguf-{pair.fingerprint[:12]}", write) / GGUF
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder under `peers_root()/models`, made complete or not at all; one that is there is kept."""
+    folder = peers_root() / "models" / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.") as place:
+            into = Path(place) / "model"
+            into.mkdir()
+            make(into)
+            replace_folder(into, folder)
+    return folder

@@ -1,0 +1,91 @@
+"""`python -m components.bench.servers`: our server and vLLM's under vLLM's own load test, on the same machine with the same slots."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from components.bench.peers.environments import VLLM_COMMAND, interpreter, peers_root
+from components.bench.peers.loading import LOOKUP
+from components.bench.peers.process import peer_environment
+from components.bench.servers.load_test import LoadTest, compare, load_table, report
+from components.bench.servers.processes import Server
+from components.prompts.prompt import demo_prompts, read_prompts
+from serving.artifacts.pair_files import models_root
+from serving.bundle.bundle import Bundle, open_bundle
+from serving.device import usable_cores
+from serving.errors import DraftwellError
+from serving.files import write_json
+
+CONTEXT = 2048
+NGRAM = {"method": "ngram", "num_speculative_tokens": LOOKUP["lookup_tokens"], "prompt_lookup_min": 1,
+         "prompt_lookup_max": LOOKUP["lookup_ngram"]}
+
+
+def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serves (`make deploy` builds it).")],
+         clients: Annotated[str, typer.Option(help="Numbers of clients, separated by commas.")] = "1,8,32",
+         slots: Annotated[int, typer.Option(min=1, help="Requests that each server decodes at once.")] = 32,
+         prompts: Annotated[Path | None, typer.Option(help="JSONL file of prompts. Default: those that the project ships.")] = None,
+         limit: Annotated[int, typer.Option(min=1, help="Requests per run: the first prompts of the file.")] = 64,
+         max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 64,
+         rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 1,
+         out: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None) -> None:
+    """Compare our server with vLLM's and print one table."""
+    from rich.console import Console
+
+    counts, opened = numbers(clients), open_bundle(bundle)
+    target = opened.files(models_root()).target
+    chosen = (read_prompts(prompts) if prompts else demo_prompts())[:limit]
+    folder = peers_root() / "logs" / "bench-server"
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        servers = []
+        for label, command, env in commands(opened, target, slots):
+            typer.echo(f"starting {label}", err=True)
+            servers.append(Server(label, command, folder / f"{label.replace(', ', '-').replace(' ', '-')}.log", env=env))
+            stack.callback(servers[-1].close)
+        rows = compare(servers, counts, LoadTest(chosen, max_tokens, target, folder), rounds=rounds)
+    caption = (f"{opened.manifest.pair}, {opened.manifest.dtype}, greedy, {len(chosen)} requests of up to {max_tokens} tokens, "
+               f"{slots} slots, {usable_cores()} cores, {rounds} round{'s' if rounds != 1 else ''}, no prefix cache; medians of "
+               "TTFT and time per token")
+    if out is not None:
+        write_json(out, report(rows, caption))
+    Console(width=max(120, Console().width)).print(load_table(rows, caption))
+
+
+def commands(bundle: Bundle, target: Path, slots: int) -> list[tuple[str, list[str], dict[str, str] | None]]:
+    """Label, command and environment of each server: ours, vLLM's, and vLLM's with n-grams; each on all cores."""
+    context = min(CONTEXT, json.loads((target / "config.json").read_text()).get("max_position_embeddings", CONTEXT))
+    cores = usable_cores()
+    ours = [sys.executable, "-m", "serving.server.main", "--bundle", str(bundle.path), "--slots", str(slots), "--threads", str(cores),
+            "--max-context", str(context)]
+    theirs = [str(interpreter("vllm")), str(VLLM_COMMAND), "serve", str(target), "--dtype", bundle.manifest.dtype,
+              "--max-num-seqs", str(slots), "--max-model-len", str(context), "--served-model-name", bundle.manifest.pair,
+              "--no-enable-prefix-caching"]
+    return [("draftwell-serve", ours, None), ("vllm serve", theirs, peer_environment(cores)),
+            ("vllm serve, ngram", [*theirs, "--speculative-config", json.dumps(NGRAM)], peer_environment(cores))]
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers of clients.
+
+    >>> numbers("1,8,32")
+    [1, 8, 32]
+    """
+    counts = [int(part) for part in text.split(",") if part.strip().isdecimal()]
+    if len(counts) != len(text.split(",")) or 0 in counts:
+        raise DraftwellError(f"--clients {text!r}: write numbers above 0 separated by commas, such as 1,8,32", code="bad_clients")
+    return counts
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except DraftwellError as mistake:
+        typer.echo(f"Error: {mistake}", err=True)
+        sys.exit(2)

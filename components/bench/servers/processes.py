@@ -1,0 +1,87 @@
+"""Servers in processes of their own, of which only one runs at a time: the others are stopped (SIGSTOP) meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from components.bench.peers.process import END_SECONDS, START_SECONDS, last_line
+from serving.errors import DraftwellError
+
+POLL_SECONDS = 0.2
+
+
+class Server:
+    """A server on a free port of this machine.
+
+    Args:
+        label: its row in the table.
+        command: starts it; `--port` is added.
+        log: file for all that it prints.
+    Raises:
+        DraftwellError: it ended, or did not answer in time (`server_failed`).
+    """
+
+    def __init__(self, label: str, command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None,
+                 start_seconds: float = START_SECONDS):
+        self.label, self.log = label, log
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        with log.open("wb") as out:
+            self._process = subprocess.Popen([*command, "--port", str(port)], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                             env=None if env is None else dict(env), start_new_session=True)
+        try:
+            self.model = self._wait(time.monotonic() + start_seconds)
+        except BaseException:
+            self.close()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    def _wait(self, end: float) -> str:
+        """Name of the model that it serves, as soon as it answers."""
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise DraftwellError(f"the server {self.label} ended with exit code {self._process.returncode} ({last_line(self.log)}): "
+                                     f"see {self.log}", code="server_failed")
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/v1/models", timeout=10) as answer:
+                return str(json.load(answer)["data"][0]["id"])
+            time.sleep(POLL_SECONDS)
+        raise DraftwellError(f"the server {self.label} does not answer: see {self.log}", code="server_failed")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let it run inside the block."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """Ask it to end, and end it by force with all processes that it has started."""
+        self._signal(signal.SIGCONT)
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,155 @@
+"""Which peers can be measured, what they are given to read, and what the report says about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.bench.bench import run_bench
+from components.bench.peers import check_peers
+from components.bench.peers.gguf_file import renamed, write_gguf
+from components.bench.peers.loading import open_peers
+from components.bench.peers.model_files import gguf_of, made_once, model_folder
+from components.bench.peers.transformers_peer import own_attention
+from components.bench.report.tables import bench_markdown, entries_of
+from components.bench.schema import BenchReport
+from components.bench.settings import BenchSettings
+from components.prompts.prompt import Prompt
+from serving.runtime.pair import LoadedPair
+from serving.runtime.strategies import StrategyChoice, StrategyResources
+from tests.support.errors import raises_code
+from tests.support.models.tiny import llama, llama_pair
+from tests.support.models.unbatched_families import module_of
+from tests.support.peers.environments import install
+
+PROMPTS = [Prompt(f"p{i}", None, [text]) for i, text in enumerate(["abcab cabinet", "hello hello"])]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of peers, both of them fakes."""
+    return install(tmp_path / "peers", monkeypatch)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedPair:
+    """A tiny pair whose modules say that they were loaded from a folder."""
+    loaded = llama_pair(slots=1)
+    for role, module in loaded.modules.items():
+        folder = tmp_path / role
+        module.save_pretrained(folder)
+        monkeypatch.setattr(module, "name_or_path", str(folder))
+    return loaded
+
+
+def test_a_peer_that_is_not_installed_names_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWELL_PEERS", str(tmp_path))
+    with raises_code("peer_not_installed", "vllm", "make peers"):
+        check_peers(["transformers", "vllm"])
+    (tmp_path / "vllm" / "bin").mkdir(parents=True)  # an installation that was stopped
+    with raises_code("peer_not_installed", "vllm", "make peers"):
+        check_peers(["vllm"])
+
+
+@pytest.mark.parametrize(("settings", "named"), [({"device": "cuda"}, "--device cpu"), ({"temperature": 0.7}, "--temperature 0"),
+                                                 ({"padded": True}, "--pad-target")])
+def test_a_bench_that_they_could_not_repeat_is_refused(root: Path, settings: dict[str, object], named: str) -> None:
+    check_peers(["transformers"], **settings)  # type: ignore[arg-type]
+    with raises_code("peer_settings", "vllm", named):
+        check_peers(["transformers", "vllm"], **settings)  # type: ignore[arg-type]
+
+
+def test_the_report_has_a_row_for_each_variant_with_version_and_interval(root: Path, pair: LoadedPair) -> None:
+    report = run_bench(pair, [StrategyChoice("prompt_lookup")], PROMPTS, StrategyResources(),
+                       BenchSettings(max_tokens=6, peers=("transformers", "vllm", "llama.cpp"), threads=1, cost_ratios=False))
+    labels = [label for label, _ in entries_of(report)]
+    assert [label for label in labels if "fake" in label] == [
+        "vllm (fake 1.0): autoregressive", "vllm (fake 1.0): ngram", "vllm (fake 1.0): draft_model",
+        "llama.cpp (fake 1.0): autoregressive", "llama.cpp (fake 1.0): prompt_lookup"]
+    for entry in (*report.peers["vllm"].entries.values(), *report.peers["llama.cpp"].entries.values()):
+        assert entry.tokens_per_second
+        assert entry.speedup_low <= entry.speedup <= entry.speedup_high  # type: ignore[operator]
+    assert {"autoregressive / vllm, plain", "best lossless / fastest of llama.cpp"} <= {row.name for row in report.headlines}
+    assert "fake: 1 threads, OMP_NUM_THREADS=1" in bench_markdown(report)
+    assert BenchReport.from_json(report.to_json()) == BenchReport.from_json(BenchReport.from_json(report.to_json()).to_json())
+    assert report.to_json()["peers"]["vllm"]["version"] == "fake 1.0"
+
+
+def test_peers_end_with_the_bench(root: Path, pair: LoadedPair) -> None:
+    with open_peers(pair, ["vllm"]) as groups:
+        processes = [contender.process for contender in groups["vllm"].contenders]  # type: ignore[attr-defined]
+    assert [process._process.returncode for process in processes] == [0, 0, 0]
+
+
+def test_one_that_cannot_start_ends_those_before_it(root: Path, pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_PEER_FAULT", "start")
+    with raises_code("peer_failed", "vllm/autoregressive"), open_peers(pair, ["vllm"]):
+        pytest.fail("it has not started")
+
+
+def test_models_are_read_from_where_they_were_loaded_and_others_are_written(root: Path, pair: LoadedPair,
+                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model_folder(pair, "target") == Path(pair.modules["target"].name_or_path)
+    pair.modules["draft"].name_or_path = ""  # as of a distilled draft
+    monkeypatch.setattr(type(pair.tokenizer), "save_pretrained", lambda self, into: None, raising=False)
+    folder = model_folder(pair, "draft")
+    assert folder.is_relative_to(root)
+    assert (folder / "model.safetensors").is_file()
+    assert model_folder(pair, "draft") == folder
+
+
+def test_a_folder_that_was_not_finished_is_not_there(root: Path) -> None:
+    def fail(into: Path) -> None:
+        (into / "part").touch()
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        made_once("model", fail)
+    assert list((root / "models").iterdir()) == []
+
+
+def test_gguf_has_the_same_weights_as_transformers_reads_it(root: Path, pair: LoadedPair) -> None:
+    """transformers undoes the order of queries and keys, so equal logits say that ours is llama.cpp's."""
+    pytest.importorskip("gguf")
+    from transformers import AutoModelForCausalLM
+
+    file = gguf_of(pair)
+    read = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+    ids = torch.tensor([[5, 9, 3, 7, 11]])
+    with torch.no_grad(), own_attention(pair.modules["target"]):
+        expected = pair.modules["target"](ids).logits
+        assert torch.equal(read(ids).logits.argmax(-1), expected.argmax(-1))
+        assert torch.allclose(read(ids).logits, expected, atol=1e-4)
+
+
+def test_gguf_keeps_bfloat16(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    module = llama(1, dtype=torch.bfloat16)
+    write_gguf(module, tmp_path / "m.gguf")
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert "output.weight" not in tensors, "a tied head is stored once"
+    gate = tensors["blk.0.ffn_gate.weight"]
+    assert gate.tensor_type.name == "BF16"
+    values = torch.from_numpy(gguf.dequantize(gate.data, gate.tensor_type).copy())
+    assert torch.equal(values.to(torch.bfloat16), module.model.layers[0].mlp.gate_proj.weight)
+    assert tensors["blk.0.attn_norm.weight"].tensor_type.name == "F32"
+
+
+@pytest.mark.parametrize("settings", [{"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+                                      {"attention_bias": True}])
+def test_a_model_that_gguf_would_not_describe_is_refused(tmp_path: Path, settings: dict[str, object]) -> None:
+    pytest.importorskip("gguf")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, **settings)
+    with raises_code("no_gguf", "--peer llama.cpp"):
+        write_gguf(LlamaForCausalLM(config), tmp_path / "m.gguf")
+    with raises_code("no_gguf", "gpt_neo"):
+        write_gguf(module_of("gpt_neo"), tmp_path / "n.gguf")
+
+
+def test_every_weight_has_a_name() -> None:
+    names = [name for name, _ in renamed(llama(2))]
+    assert len(names) == len(set(names)) == 2 * 9 + 2

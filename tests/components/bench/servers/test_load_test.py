@@ -1,0 +1,82 @@
+"""The load test of servers, with a fake of `vllm bench serve`: turns, rest, medians, the table, and errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from components.bench.servers import load_test
+from components.bench.servers.__main__ import numbers
+from components.bench.servers.load_test import LoadTest, Row, compare, load_table, median_of
+from components.bench.servers.processes import Server
+from components.prompts.prompt import Prompt
+from tests.support.errors import raises_code
+from tests.support.paths import REPO
+from tests.support.peers.environments import install, is_stopped
+from tests.support.server.server_process import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+SUPPORT = REPO / "tests" / "support" / "peers"
+COMMAND = [sys.executable, str(SUPPORT / "fake_server.py")]
+PROMPTS = [Prompt("a", None, ["one"]), Prompt("b", None, ["two", "and then?"])]
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Server]]:
+    install(tmp_path / "peers", monkeypatch, ("vllm",))
+    monkeypatch.setattr(load_test, "VLLM_COMMAND", SUPPORT / "fake_vllm_command.py")
+    made = [Server(label, COMMAND, tmp_path / f"{label}.log") for label in ("ours", "theirs")]
+    yield made
+    for server in made:
+        server.close()
+
+
+def test_servers_are_asked_in_turn_and_rest_otherwise(servers: list[Server], tmp_path: Path) -> None:
+    rows = compare(servers, [1, 8], LoadTest(PROMPTS, 16, tmp_path, tmp_path), rounds=2)
+    asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
+    ours, theirs = (server.url for server in servers)
+    assert [(url, clients) for url, clients, _ in asked] == [(ours, 1), (theirs, 1), (theirs, 8), (ours, 8),
+                                                             (theirs, 1), (ours, 1), (ours, 8), (theirs, 8)]
+    assert all(prompts == ["one", "two"] for _, _, prompts in asked)
+    assert [(row.server, row.clients, row.tokens_per_second, row.completed, row.failed) for row in rows] == [
+        ("ours", 1, 1.0, 2, 2), ("theirs", 1, 1.0, 2, 2), ("ours", 8, 8.0, 2, 2), ("theirs", 8, 8.0, 2, 2)]
+    for server in servers:
+        wait_until(lambda: is_stopped(server._process.pid), f"{server.label} goes on")  # noqa: B023
+
+
+def test_only_the_one_that_is_asked_runs(servers: list[Server]) -> None:
+    with servers[0].running():
+        wait_until(lambda: not is_stopped(servers[0]._process.pid), "it does not run")
+        wait_until(lambda: is_stopped(servers[1]._process.pid), "the other one runs")
+    wait_until(lambda: is_stopped(servers[0]._process.pid), "it goes on")
+
+
+def test_a_failed_test_is_named_in_a_line(servers: list[Server], tmp_path: Path) -> None:
+    with raises_code("load_test_failed", "ours", "model") as caught:
+        compare(servers, [13], LoadTest(PROMPTS, 16, tmp_path, tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
+    with raises_code("server_failed", "vllm serve", "exit code 1", "no bundle"):
+        Server("vllm serve", [*COMMAND, "--fail"], tmp_path / "log")
+
+
+def test_medians_and_ratios() -> None:
+    rows = [Row("ours", 8, speed, 10.0, 2.0, 4, 0) for speed in (10.0, 30.0, 20.0)]
+    assert median_of(rows) == Row("ours", 8, 20.0, 10.0, 2.0, 12, 0)
+    table = load_table([rows[2], Row("theirs", 8, 30.0, 10.0, 2.0, 3, 1)], "caption")
+    cells = [list(column.cells) for column in table.columns]
+    assert [str(cell) for cell in cells[3]] == ["1.00", "1.50"]
+    assert [str(cell) for cell in cells[6]] == ["4 of 4", "3 of 4"]
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,x", "1;8"])
+def test_wrong_numbers_of_clients_are_refused(text: str) -> None:
+    with raises_code("bad_clients", "1,8,32"):
+        numbers(text)
