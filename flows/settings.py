@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from components.tune.settings import DEFAULTS
 from serving.device import default_device
+from serving.temperature import SERVED_TEMPERATURE
 
 if TYPE_CHECKING:
     from components.bench.settings import QualityFloor
@@ -33,6 +34,9 @@ class PipelineSettings(BaseModel):
     prompts: Path | None = Field(None, description="JSONL of prompts; None takes the shipped demo prompts")
     collect_prompts: int = Field(16, ge=1, description="prompts to collect traces on")
     collect_tokens: int = Field(48, ge=8, description="tokens per collected prompt")
+    sampled_temperature: float = Field(SERVED_TEMPERATURE, ge=0, le=2, description="temperature of the sampled requests that are tuned for "
+                                       "and judged, as greedy ones are; 0: greedy ones only, and an earlier choice for sampled ones stays")
+    sampled_prompts: int = Field(8, ge=1, description="of `collect_prompts`, how many get a sampled text")
     calibrate_prompts: int = Field(8, ge=1, description="prompts that fill the correction memory")
     tune_prompts: int = Field(8, ge=2, description="prompts that the shortlist is measured on; fewer than 8 choose plain decoding")
     tune_tokens: int = Field(40, ge=8, description="tokens per measured prompt")
@@ -54,6 +58,11 @@ class PipelineSettings(BaseModel):
     runner: str = Field("threads", pattern="^(threads|ray)$", description="where shards and replays run; timings are always "
                         "taken in one place, one at a time")
     workers: int = Field(1, ge=1, description="shards or replays at the same time")
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """One temperature of each class that is tuned for, that of greedy requests first."""
+        return tuple(dict.fromkeys((0.0, self.sampled_temperature)))
 
     def evidence(self, pair: str) -> dict[str, Any]:
         """What is published with a release: all but the folders and files of this machine; `pair` is the pair's name."""

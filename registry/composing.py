@@ -74,8 +74,8 @@ def compose(store: Store, pair: str, device: str, pins: Mapping[str, str]) -> Co
     versions = dict(sorted({**others, **picked}.items()))
     _check_fingerprints(picked, others, champion)
     if "decoding_config" not in versions:
-        raise DraftwellError(f"no tuned config of {pair} on {device} fits these versions: run `draftwell tune --pair {pair}` first, or pin "
-                             "one with --pin decoding_config=N", code="nothing_to_release")
+        raise DraftwellError(f"no tuned config of {pair} on {device} fits these versions: run `draftwell tune --pair {pair} --device "
+                             f"{device}` first, or pin one with --pin decoding_config=N", code="nothing_to_release")
     return Composition(versions, tuple(picked), champion)
 
 

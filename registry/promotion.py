@@ -60,13 +60,15 @@ def promote(store: Store, pair: str, device: str, version: int | str, record: Ga
     release = find_release(store, pair, device, version)
     judged = record or gate_record(release)
     if why := objection(release, judged):
-        raise DraftwellError(f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair}`", code="not_gated")
+        raise DraftwellError(f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} --device {device} --release "
+                             f"{release.version}`", code="not_gated")
     if (why := _outdated(store, release, judged)) and not reason:
-        raise DraftwellError(f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} --release {release.version}`, or "
-                             "give a --reason to promote it all the same", code="gated_against_another_champion")
+        raise DraftwellError(f"{release.name} is not promoted, {why}: run `draftwell gate --pair {pair} --device {device} --release "
+                             f"{release.version}`, or give a --reason to promote it all the same", code="gated_against_another_champion")
     if (why := withdrawal(release)) and not reason:
         raise DraftwellError(f"{release.name} is not promoted, {why}: publish another release, or promote this one again with "
-                             f"a reason: `draftwell promote --pair {pair} --release {release.version} --reason …`", code="was_rolled_back")
+                             f"a reason: `draftwell promote --pair {pair} --device {device} --release {release.version} --reason …`",
+                             code="was_rolled_back")
     if record is not None:
         record_gate(store, record)
     if reason:

@@ -219,7 +219,8 @@ def gate_record(release: ReleaseVersion) -> GateRecord | None:
         return GateRecord.model_validate_json(text)
     except ValidationError as error:
         raise DraftwellError(f"the gate record of {release.name} cannot be read: "
-                             f"run `draftwell gate --pair {release.pair}`", code="gate_record_unreadable") from error
+                             f"run `draftwell gate --pair {release.pair} --device {release.device} --release {release.version}`",
+                             code="gate_record_unreadable") from error
 
 
 def objection(release: ReleaseVersion, record: GateRecord | None) -> str | None:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from registry.cards.datasets import log_traces, trace_input
 from registry.cards.model_card import describe, describe_model, figures_of, fitting, write_mlmodel
-from registry.cards.trials import log_trials, trial_runs
+from registry.cards.trials import log_trials, trials_of
 from registry.connection import artifact_folder, connect, default_uri, registry_errors
 from registry.folders import base_pair, check_files, copy_artifact, model_name
 from registry.published import Published, insert_or_change, published_of
+from registry.renewal import renew
 from registry.strict import validate
 from serving.artifacts.base import Provenance, digest_of, read_manifest
 from serving.errors import DraftwellError
@@ -48,7 +49,8 @@ class Store:
                 parents: Mapping[str, str] | None = None) -> Published:
         """Register an artifact folder as the next version of `<kind>.<pair>`.
 
-        The same data for the same pair is registered once: a second call returns the version that exists.
+        The same data for the same pair is registered once: a second call returns the version that exists, whose description and tags
+        are those of the last time it was made (`renewal.renew`).
 
         Args:
             metrics: numbers that MLflow compares; those of the artifact itself are added.
@@ -66,18 +68,18 @@ class Store:
                 "trace_digest": made["trace_digest"] or "", "git_commit": made["git_commit"] or "",
                 "device_class": made["device_class"] or "", "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True)}
         with registry_errors(self.uri):
-            if existing := self._find(name, digest, made["fingerprint"]):
-                return existing
             figures, settings = figures_of(folder, manifest)
             figures, settings = {**figures, **(metrics or {})}, {**settings, **(parameters or {})}
             words = fitting(description or describe(manifest, figures, settings))
             if "strategy" in settings:
                 tags["strategy"] = str(settings["strategy"])
+            if existing := self._find(name, digest, made["fingerprint"]):
+                return renew(self.client, existing, tags, words, figures)
             run_id, model_id, source = self._log(folder, manifest, base_pair(kind, pair), figures, settings, plots, words)
             published = self._register(name, source, run_id, model_id, tags, words)
             if kind == "decoding_config" and published.run_id == run_id:  # killed in between, the version lacks nothing but this view
-                evidence = json.loads((folder / "config.json").read_text()).get("evidence") or {}
-                log_trials(self.client, self._experiment(base_pair(kind, pair)), run_id, trial_runs(evidence))
+                config = json.loads((folder / "config.json").read_text())
+                log_trials(self.client, self._experiment(base_pair(kind, pair)), run_id, trials_of(config))
             return published
 
     def _find(self, name: str, digest: str, fingerprint: str) -> Published | None:

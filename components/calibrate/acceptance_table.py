@@ -6,18 +6,23 @@ token, so it judges every position of a text but the first, which the pass over 
 `update` would count in such a run. A serial loop also skips the position after a draft that was kept as a whole. Which ones those
 are depends on tau and on the table itself; a table serves every tau, so they are counted too.
 
+**For sampled requests** the trace is one of sampled texts. Their prefixes follow the target's distribution, whatever the draft does, and at
+each the trace holds a token x that the draft drew, apart from the text. Such a token is kept with probability min(1, p(x)/q(x)), of the
+warped distributions; that is what is summed for the bin of C, which reads the raw one, and rounded to a whole number in each bin. The
+expectation is that of counting real runs, without the chance of their draws.
+
 To begin a draft at every position and follow it to its first rejection, as was done before, counts a position once for each draft that
 reaches it: up to K times behind a run of kept tokens, and those are the easy ones, so alpha was too high.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.collect.trace_checks import targets_own
+from components.collect.trace_checks import check_temperature, targets_own
 from components.collect.trace_columns import check_finite
 from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 from serving.artifacts.base import Provenance
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
 Log = Callable[[str, float, int], None]
 
 COLUMNS = ("prompt_id", "kind", "temperature", "position", "token", "draft_token", "confidence")
+SAMPLED_COLUMNS = ("prompt_id", "kind", "position", "confidence", "draft_q", "draft_p")
 COUNTING = "judged once"
 """How tables are counted, in their provenance; those of earlier releases lack the parameter and counted a position up to K times."""
 
@@ -42,17 +48,66 @@ def build_acceptance_table(trace: TraceSet | pa.Table, provenance: Provenance, *
         DraftwellError: as in `greedy_rows`, or no token was judged (`no_judged_tokens`).
     """
     _, confidence, accepted = judged_tokens(greedy_rows(trace))
+    table = counted(confidence, accepted.astype(np.float64), provenance)
+    if log:
+        for name, value in table.provenance.metrics.items():
+            log(name, value, 0)
+    return table
+
+
+def build_sampled_table(trace: TraceSet, provenance: Provenance, temperature: float) -> AcceptanceTable:
+    """The same for sampled requests: what speculative decoding accepts, in expectation, of the draft tokens that it judges.
+
+    Args:
+        temperature: above 0; the trace's must be the same.
+    Raises:
+        DraftwellError: a trace of another temperature, or of a part of the vocabulary (`trace_of_another_temperature`), no text of the
+            target, no draft tokens (`no_draft_tokens`), values that are not finite, or no token was judged (`no_judged_tokens`).
+    """
+    check_temperature(trace, temperature)
+    rows = targets_own(trace.read(SAMPLED_COLUMNS))
+    check_drafted(rows, ("draft_q", "draft_p", "confidence"))
+    position, confidence, draft, target = (rows.column(name).to_numpy(zero_copy_only=False).astype(np.float64)
+                                           for name in ("position", "confidence", "draft_q", "draft_p"))
+    judged = is_judged(position)
+    return counted(confidence[judged], np.minimum(1.0, target[judged] / draft[judged]), provenance)  # what was drawn has draft > 0
+
+
+def with_sampled(table: AcceptanceTable, sampled: AcceptanceTable | None) -> AcceptanceTable:
+    """A table with other counts for sampled requests, or as it is; its provenance names them, and the prompts of both."""
+    if sampled is None:
+        return table
+    made, theirs = table.provenance, sampled.provenance
+    metrics = {f"sampled_{name}": value for name, value in rates(sampled.total, sampled.accepted).items()}
+    both = made.model_copy(update={
+        "parameters": {**made.parameters, "sampled_temperature": theirs.parameters["temperature"]},
+        "metrics": {**made.metrics, **metrics},
+        "training_prompts": sorted({*(made.training_prompts or ()), *(theirs.training_prompts or ())})})
+    return AcceptanceTable(table.total, table.accepted, both, sampled)
+
+
+def counted(confidence: np.ndarray, accepted: np.ndarray, provenance: Provenance) -> AcceptanceTable:
+    """The table of judged tokens.
+
+    Args:
+        confidence, accepted: `[n]` float64, C and how likely each was to be kept: 0 or 1 of greedy texts.
+    Raises:
+        DraftwellError: there is no token (`no_judged_tokens`).
+    """
     if not len(accepted):
         raise DraftwellError("the trace contains no judged draft token: collect longer texts of the kind target", code="no_judged_tokens")
     bins = np.searchsorted(np.array(EDGES), confidence, side="right")  # as `AcceptanceTable.bin_of`
-    total, kept = (np.bincount(found, minlength=len(EDGES) + 1).tolist() for found in (bins, bins[accepted]))
+    total = np.bincount(bins, minlength=len(EDGES) + 1).tolist()
+    kept = np.bincount(bins, weights=accepted, minlength=len(EDGES) + 1).round().astype(int).tolist()
     metrics = {"judged": float(len(accepted)), "acceptance_rate": float(accepted.mean())}
-    if log:
-        for name, value in metrics.items():
-            log(name, value, 0)
     made = provenance.model_copy(update={"parameters": {**provenance.parameters, "counting": COUNTING},
                                          "metrics": {**provenance.metrics, **metrics}})
     return AcceptanceTable(total, kept, made)
+
+
+def rates(total: Sequence[int], accepted: Sequence[int]) -> dict[str, float]:
+    """What the registry compares of counts by bin."""
+    return {"judged": float(sum(total)), "acceptance_rate": sum(accepted) / max(1, sum(total))}
 
 
 def greedy_rows(trace: TraceSet | pa.Table) -> pa.Table:
@@ -68,11 +123,16 @@ def greedy_rows(trace: TraceSet | pa.Table) -> pa.Table:
     if (hottest := pc.max(rows.column("temperature")).as_py()) > 0:
         raise TraceError(f"the trace was sampled at temperature {hottest:g}, but acceptance is counted on greedy texts: collect one at "
                          "temperature 0 (`draftwell collect --temperature 0`)", code="sampled_trace")
-    if any(rows.column(name).null_count for name in ("token", "draft_token", "confidence")):
+    check_drafted(rows, ("token", "draft_token", "confidence"))
+    return rows
+
+
+def check_drafted(rows: pa.Table, names: Sequence[str]) -> None:
+    """Refuse rows that lack one of these columns somewhere, or the confidence of which is not finite."""
+    if any(rows.column(name).null_count for name in names):
         raise TraceError("the trace lacks the draft's token at some positions of the target's texts, as what a server records may: collect "
                          "one (`draftwell collect`)", code="no_draft_tokens")
     check_finite("confidence", rows.column("confidence").to_numpy(zero_copy_only=False))
-    return rows
 
 
 def judged_tokens(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

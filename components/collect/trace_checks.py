@@ -59,3 +59,17 @@ def greedy_header(trace: TraceSet) -> TraceHeader:
         raise TraceError(f"{trace.folder} was sampled at temperature {header.temperature:g}: collect one at temperature 0 for this "
                          "(`draftwell collect --temperature 0`)", code="sampled_trace")
     return header
+
+
+def check_temperature(trace: TraceSet, temperature: float) -> None:
+    """Refuse a trace of another temperature, or one whose texts were sampled from a part of the vocabulary, which is not measured.
+
+    Raises:
+        TraceError: `sampled_trace` where a greedy one is needed, else `trace_of_another_temperature`.
+    """
+    header = greedy_header(trace) if temperature == 0 else trace.header
+    cut = f" with top-k {header.top_k} and top-p {header.top_p:g}" if temperature > 0 and (header.top_k or header.top_p < 1) else ""
+    if header.temperature != temperature or cut:
+        raise TraceError(f"{trace.folder} was collected at temperature {header.temperature:g}{cut}, and one of temperature {temperature:g} "
+                         f"over the whole vocabulary is needed: collect one for it (`draftwell collect --temperature {temperature:g}`)",
+                         code="trace_of_another_temperature")

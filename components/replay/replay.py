@@ -84,7 +84,8 @@ def replay_strategy(
     settings = dict(parameters)
     if strategy_name == "draft_verify" and texts.temperature > 0 and settings.get("threshold") is None:
         settings["threshold"] = SAMPLED  # its default depends on the request's temperature, which is 0 in a replay
-    strategy = build_strategy(strategy_name, settings, with_recorded_head(resources, texts.head).private())
+    usable = with_recorded_head(resources, texts.head).at(texts.temperature)  # a replay's own requests are greedy
+    strategy = build_strategy(strategy_name, settings, usable.private())
     if not strategy.lossless:
         raise DraftwellError(f"strategy {strategy_name} is lossy, so it writes other texts than the trace: measure it instead",
                              code="cannot_replay_lossy")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from components.collect.decoding import encode_all
-from components.collect.trace_checks import greedy_header
+from components.collect.trace_checks import check_temperature
 from components.prompts.prompt import Prompt, prompts_digest
 from components.replay.head_scores import score_rollouts
 from components.replay.sampled import texts_of
@@ -39,7 +39,6 @@ from serving.artifacts.base import ArtifactError
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
-from serving.recording.trace_schema import TraceError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import PLAIN, StrategyChoice, StrategyResources, find_strategy
 
@@ -177,20 +176,6 @@ def check_inputs(inputs: TuneInputs, settings: TuneSettings) -> TuneInputs:
         raise ArtifactError(f"the hardware profile belongs to pair {owner.pair} with fingerprint {owner.fingerprint[:12]}, not "
                             f"{fingerprint[:12]}: calibrate this pair (draftwell calibrate)", code="foreign_profile")
     return replace(inputs, trace=bound)
-
-
-def check_temperature(trace: TraceSet, temperature: float) -> None:
-    """Refuse a trace of another temperature, or one whose texts were sampled from a part of the vocabulary, which is not measured.
-
-    Raises:
-        TraceError: `sampled_trace` where a greedy one is needed, else `trace_of_another_temperature`.
-    """
-    header = greedy_header(trace) if temperature == 0 else trace.header
-    cut = f" with top-k {header.top_k} and top-p {header.top_p:g}" if temperature > 0 and (header.top_k or header.top_p < 1) else ""
-    if header.temperature != temperature or cut:
-        raise TraceError(f"{trace.folder} was collected at temperature {header.temperature:g}{cut}, and this tunes for {temperature:g} "
-                         f"over the whole vocabulary: collect one for it (`draftwell collect --temperature {temperature:g}`)",
-                         code="trace_of_another_temperature")
 
 
 def check_contexts(inputs: TuneInputs, names: Sequence[str], max_tokens: int) -> None:

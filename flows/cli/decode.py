@@ -157,7 +157,8 @@ def serve(
 
     folder = bundle or Path("dist") / find_pair(pair).name / "current"
     if not folder.is_dir():
-        raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair}`", code="no_bundle")
+        raise DraftwellError(f"no bundle at {folder}: build one with `make deploy` or `draftwell deploy --pair {pair} --device DEVICE`",
+                             code="no_bundle")
     from serving.server.main import app as server
 
     code = server(["--bundle", str(folder), *context.args], prog_name="draftwell serve", standalone_mode=False)

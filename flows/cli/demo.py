@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flows.cli.options import DeviceOption, DtypeOption, Pair, Threads, pick_device, say, wide_console
+from flows.cli.release import EXIT_FAILED, EXIT_UNDECIDED
 from serving.errors import DraftwellError
+from serving.temperature import SERVED_TEMPERATURE
 
 KNOWN_BAD = (
     ("fastapi", "0.151", "prefect", "prefect 3.8 cannot start its ephemeral server with fastapi 0.151 or newer"),
@@ -30,8 +33,15 @@ def add_to(app: typer.Typer) -> None:
 def demo(pair: Pair = "default",
          prompts: Annotated[Path | None, typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts.")] = None,
          dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None,
-         bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the final table.")] = 16) -> None:
+         bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the final table.")] = 16,
+         sampled_temperature: Annotated[float, typer.Option(
+             "--sampled-temperature", min=0.0, max=2.0,
+             help="Temperature of the sampled requests to tune for besides greedy ones; 0: greedy ones only.")] = SERVED_TEMPERATURE
+         ) -> None:
     """Run the complete loop: collect, train, calibrate, tune, gate, publish, deploy; then print one table.
+
+    Exit code: 0 where a release passed the gate, 1 where the gate failed, 3 where it had not enough evidence; the last line says what
+    serves. Where there is no champion, plain decoding takes the place of a choice that does not pass, and is judged in its turn.
 
     Example: draftwell demo
     """
@@ -39,13 +49,14 @@ def demo(pair: Pair = "default",
 
     settle_prefect()
     from components.bench.schema import BenchReport
+    from components.gate.verdict import FAILED, PASSED, UNDECIDED
     from components.gate.verdict_report import bench_table
     from flows.loading import prompts_of
     from flows.settings import PipelineSettings
     from registry.pairs import find_pair
 
     settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, device=pick_device(device), threads=threads,
-                                bench_prompts=bench_prompts)
+                                bench_prompts=bench_prompts, sampled_temperature=sampled_temperature)
     find_pair(pair)  # a user's mistake is reported here, in one line; inside the flow it would be retried, with a traceback
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
@@ -54,19 +65,29 @@ def demo(pair: Pair = "default",
 
     with reaching_prefect():
         result = pipeline(settings)
-    console = wide_console()
-    console.print(bench_table(BenchReport.from_json(result["report"])))
-    console.print(f"chosen: {result['strategy']} {result['parameters']}. {result['reason']}")
-    if result["bundle"] is None and result["passed"]:
-        console.print(f"release {result['release']} passed and waits to be promoted: `draftwell promote --pair {pair} --device "
-                      f"{settings.device} --release {result['release']}`")
-        return
-    if result["bundle"] is None:
-        failed = "; ".join(check["detail"] for check in result["checks"] if not check["passed"])
-        console.print(f"release {result['release']} is not deployed, the champion stays: {failed}")
-        return
-    console.print(f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and `make ui` to look at everything in "
-                  "MLflow.")
+    wide_console().print(bench_table(BenchReport.from_json(result["report"])))
+    for line in outcome_lines(result, pair, settings.device):
+        wide_console().print(line)
+    raise typer.Exit({PASSED: 0, FAILED: EXIT_FAILED, UNDECIDED: EXIT_UNDECIDED}[result["verdict"]])
+
+
+def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[str]:
+    """What was chosen, what the gate said, and what serves now."""
+    from flows.steps.verdict import sentence, unmet
+
+    yield f"greedy requests: {result['strategy']} {result['parameters']}. {result['reason']}"
+    if (sampled := result["sampled"]) is not None:
+        yield (f"sampled requests, at temperature {sampled['temperature']:g}: {sampled['strategy']} {sampled['parameters']}. "
+               f"{sampled['reason']}")
+    if result["bundle"] is not None:
+        yield f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and `make ui` to look at everything in MLflow."
+    elif result["passed"]:
+        yield (f"release {result['release']} passed and waits to be promoted: `draftwell promote --pair {pair} --device {device} "
+               f"--release {result['release']}`")
+    else:
+        against = "; ".join(check["detail"] for check in unmet(result))
+        stays = "nothing is served" if result["champion"] is None else f"release {result['champion']}, the champion, stays"
+        yield f"release {result['release']} is not deployed, {stays}: {sentence(result)}: {against}"
 
 
 def doctor() -> None:

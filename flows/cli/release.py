@@ -215,9 +215,8 @@ def promote(pair: Pair = "default", device: DeviceOption = None,
     from registry.promotion import promote as run
     from registry.store import Store
 
-    name = find_pair(pair).name
-    done = run(Store(), name, release_device(device), release, reason=reason)
-    typer.echo(f"{done.name} is the champion; `draftwell deploy --pair {pair}` builds its bundle")
+    done = run(Store(), find_pair(pair).name, release_device(device), release, reason=reason)
+    typer.echo(f"{done.name} is the champion; `draftwell deploy --pair {pair} --device {done.device}` builds its bundle")
 
 
 def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champion is rolled back; recorded with the release.")],
@@ -239,7 +238,7 @@ def rollback(reason: Annotated[str, typer.Option("--reason", help="Why the champ
     typer.echo(f"{good.name} is the champion again, version {bad.version} was rolled back: {reason}")
     bundle = relink(store, good, out)
     typer.echo(f"{bundle}  (and {bundle.parent / 'current'})" if bundle else
-               f"its bundle is not in {out}: `draftwell deploy --pair {pair}` builds it")
+               f"its bundle is not in {out}: `draftwell deploy --pair {pair} --device {good.device}` builds it")
 
 
 def deploy(pair: Pair = "default", device: DeviceOption = None,

@@ -1,7 +1,8 @@
 """Steps that run once for what they are made of: the result is kept in a file under a key, and believed while what it made is there.
 
-The file is in the pair's workspace, next to what the step made, so that all workers of a pool see both. Prefect's own cache would skip
-a step although somebody has emptied or changed the workspace since.
+The file is in the pair's workspace, next to what the step made, so that all workers of a pool see both; there is one for each device, or
+two devices on one machine would make each other compute again. Prefect's own cache would skip a step although somebody has emptied or
+changed the workspace since.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from serving.files import json_digest, write_json
 if TYPE_CHECKING:
     from prefect import Task
 
-TRACES = "traces"
-"""Name of the trace set among kinds of artifacts."""
+TRACES, SAMPLED_TRACES = "traces", "traces_sampled"
+"""Names of the trace sets among kinds of artifacts: their folders in the workspace."""
 KEPT_SECONDS = 30 * 24 * 3600.0
 """How long the result of a scheduled step is believed: machines change."""
 
@@ -58,8 +59,9 @@ def once(step: Task[[PipelineSettings], dict[str, Any]], settings: PipelineSetti
     Args:
         before: what the step is made of besides settings, prompts, weights, machine and code; digests and small figures.
     """
+    file, key = space.device_root / "steps" / f"{step.name}.json", key_of(step.name, settings, space, before)
     found: dict[str, Any] = run_once(
-        space.root / "steps" / f"{step.name}.json", key_of(step.name, settings, space, before), lambda: within(settings, step)(settings),
+        file, key, lambda: within(settings, step)(settings),
         still_stands=lambda result: standing(space, result["made"]) == result["made"], seconds=KEPT_SECONDS)
     return found
 
@@ -76,6 +78,11 @@ def key_of(step: str, settings: PipelineSettings, space: Workspace, before: Mapp
     return f"{step}-{json_digest(parts, default=str)}"
 
 
+def traces_of(settings: PipelineSettings) -> tuple[str, ...]:
+    """The trace sets that the flows of these settings collect and learn from."""
+    return (TRACES, SAMPLED_TRACES)[: len(settings.temperatures)]
+
+
 def standing(space: Workspace, kinds: Iterable[str]) -> dict[str, str]:
     """kind → digest of what is in the workspace now; what is missing or broken is left out."""
     from serving.recording.trace import TraceSet
@@ -84,7 +91,8 @@ def standing(space: Workspace, kinds: Iterable[str]) -> dict[str, str]:
     found = {}
     for kind in kinds:
         try:
-            found[kind] = TraceSet(space.traces).digest() if kind == TRACES else digest_of(space.folder(kind))
+            traces = kind in (TRACES, SAMPLED_TRACES)
+            found[kind] = TraceSet(space.traces.with_name(kind)).digest() if traces else digest_of(space.folder(kind))
         except (ArtifactError, TraceError):
             continue
     return found

@@ -13,11 +13,9 @@ from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
-from components.calibrate.settings import MemorySettings
-from components.collect.settings import CollectionSettings
 from flows import context
 from flows.failures import worth_retrying
-from flows.loading import open_from_settings, prompts_of, worker_pool_of
+from flows.loading import open_from_settings, prompts_of
 from flows.settings import PipelineSettings
 from flows.steps import collect as collect_step
 from flows.steps import train as train_step
@@ -47,14 +45,12 @@ def within(settings: PipelineSettings, step: Callable[..., Result]) -> Callable[
 
 
 @task(name="collect traces", **RETRY)
-def collect_task(settings: PipelineSettings) -> dict[str, Any]:
-    """Collect traces; returns folder and digest."""
+def collect_task(settings: PipelineSettings) -> dict[str, str]:
+    """Collect traces of each class of temperatures; returns the name of their folder → digest."""
     prompts = prompts_of(settings)["collect"]
-    wanted = CollectionSettings(max_tokens=settings.collect_tokens)
-    load_with = collect_step.loading(Workspace(settings.pair, settings.dtype), prompts, wanted)
-    traces = collect_step.run_collect(open_from_settings(settings, **load_with), prompts, wanted, fresh=True,
-                                      pool=worker_pool_of(settings))
-    return {"folder": str(traces.folder), "digest": traces.digest()}
+    load_with = collect_step.loading(Workspace(settings.pair, settings.dtype), prompts, collect_step.collection_at(settings, 0.0))
+    found = collect_step.collect_classes(open_from_settings(settings, **load_with), prompts, settings)
+    return {name: traces.digest() for name, traces in found.items()}
 
 
 @task(name="train verifier", **RETRY)
@@ -66,13 +62,11 @@ def train_task(settings: PipelineSettings) -> dict[str, Any]:
 
 @task(name="calibrate", **RETRY)
 def calibrate_task(settings: PipelineSettings) -> dict[str, Any]:
-    """Make acceptance table, correction memory and hardware profile; returns what is in them."""
-    step = open_from_settings(settings)
-    return train_step.run_calibrate(step, context.open_trace(step), prompts_of(settings)["calibrate"],
-                                    MemorySettings(max_tokens=settings.collect_tokens))
+    """Make acceptance table (its counts of sampled texts too), correction memory and hardware profile; returns what is in them."""
+    return train_step.calibrate_as(settings, open_from_settings(settings), prompts_of(settings)["calibrate"])
 
 
 @task(name="tune", **RETRY)
 def tune_task(settings: PipelineSettings) -> dict[str, Any]:
-    """Choose strategy and parameters; returns the choice and why."""
+    """Choose strategy and parameters for each class of temperatures; returns the choices and why."""
     return tune_step.tune_as(settings, open_from_settings(settings), prompts_of(settings)["tune"])

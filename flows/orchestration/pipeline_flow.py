@@ -6,10 +6,12 @@ from typing import Any
 
 from prefect import flow
 
+from components.gate.verdict import FAILED
 from flows.orchestration.learn_tasks import FLOW, calibrate_task, collect_task, train_task, tune_task, within
 from flows.orchestration.release_tasks import champion_task, deploy_task, gate_task, plain_choice_task, publish_task
 from flows.progress import announce
 from flows.settings import PipelineSettings
+from flows.steps.verdict import only_sampled, result_of, sentence, unmet
 
 
 @flow(name="draftwell", **FLOW)
@@ -17,7 +19,8 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     """Bring a pair from prompts to a deployed champion.
 
     Returns:
-        the final report, the choice and why, the release, and where its bundle lies.
+        the final report, the choices and why, the release, whether it `passed`, the gate's checks and its `verdict`, the champion of
+        before (None where there was none), and where the bundle is.
     """
     announce("1/7 collect traces")
     within(settings, collect_task)(settings)
@@ -30,18 +33,25 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     announce("5/7 publish")
     release = within(settings, publish_task)(settings)
     announce("6/7 gate, and the final comparison of all strategies")
-    gated = within(settings, gate_task)(settings, release)
-    if not gated["passed"] and champion_task(settings) is None:
-        announce("the gate refused the choice; with no champion to keep, plain decoding is released instead")
-        choice = plain_choice_task(settings, refusal(choice, gated))
+    gated, champion = within(settings, gate_task)(settings, release), champion_task(settings)
+    for sampled_only in (True, False):  # with no champion to keep, something must serve: the choice that passes, and plain decoding
+        if gated["passed"] or champion is not None or (sampled_only and not only_sampled(gated)):
+            continue
+        whom = "sampled" if sampled_only else "all"
+        announce(f"{sentence(gated)}; with no champion to keep, plain decoding is released for {whom} requests instead")
+        choice = plain_choice_task(settings, choice, refusal(choice, gated, sampled_only), sampled_only)
         release = within(settings, publish_task)(settings)
-        gated |= {"passed": within(settings, gate_task)(settings, release, full=False)["passed"]}
-    announce("7/7 promote and deploy" if gated["passed"] else "7/7 not deployed: the gate failed, the champion stays")
+        again = within(settings, gate_task)(settings, release, full=False, limit=None if sampled_only else 2)
+        gated |= {"passed": again["passed"], "checks": again["checks"]}
+    stays = "nothing is served" if champion is None else f"release {champion}, the champion, stays"
+    announce("7/7 promote and deploy" if gated["passed"] else f"7/7 not deployed: {sentence(gated)}, {stays}")
     bundle = deploy_task(settings, release) if gated["passed"] else None
-    return {**choice, **gated, "release": release, "bundle": bundle}
+    return {**choice, **gated, "verdict": result_of(gated), "release": release, "bundle": bundle, "champion": champion}
 
 
-def refusal(choice: dict[str, Any], gated: dict[str, Any]) -> str:
-    """Why a choice was not released, in a sentence."""
-    failed = "; ".join(check["detail"] for check in gated["checks"] if not check["passed"])
-    return f"{choice['strategy']} {choice['parameters']} was tuned but refused by the gate: {failed}"
+def refusal(choice: dict[str, Any], gated: dict[str, Any], sampled: bool) -> str:
+    """Why a choice, `sampled`: that for sampled requests, was not released, in a sentence."""
+    found = choice["sampled"] if sampled else choice
+    against = "; ".join(check["detail"] for check in unmet(gated))
+    verdict = "refused by the gate" if result_of(gated) == FAILED else "the gate had not enough evidence for it"
+    return f"{found['strategy']} {found['parameters']} was tuned, {verdict}: {against}"

@@ -11,6 +11,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 
+from components.gate.verdict import FAILED, PASSED, UNDECIDED
 from flows.orchestration import recalibration as recalibrating
 from flows.orchestration.concurrency import pair_slots
 from flows.orchestration.learn_tasks import FLOW, RETRY, TASK, within
@@ -18,6 +19,7 @@ from flows.orchestration.prefect_artifacts import key_for
 from flows.orchestration.release_tasks import link_task
 from flows.progress import announce
 from flows.steps.monitor import DriftSettings
+from flows.steps.verdict import result_of, sentence
 from flows.workspace import Workspace
 
 begin_task = task(name="take prompts from the spool", **RETRY)(recalibrating.begin)
@@ -35,9 +37,9 @@ def recalibrate(settings: DriftSettings) -> dict[str, Any]:
     """Recalibrate a pair on the traffic that it serves now, and deploy the result if it passes the gate.
 
     Returns:
-        `state`: deployed, waiting (it passed, and a person promotes), refused (the champion stays), or busy (another recalibration of the
-        pair is running); the choice and why, the release, the gate's checks, the speed over the old champion on the new traffic, the
-        bundle, and the seconds that it took.
+        `state`: deployed, waiting (it passed, and a person promotes), refused or undecided (the gate failed, or had not enough evidence:
+        the champion stays), or busy (another recalibration of the pair is running); the choices and why, the
+        release, the gate's checks, the speed over the old champion on the new traffic, the bundle, and the seconds that it took.
     """
     name = Workspace(settings.pair, settings.dtype, announce).spec.name
     with pair_slots(name), recalibrating.single_recalibration(settings) as free:
@@ -73,9 +75,10 @@ def answer(settings: DriftSettings) -> tuple[dict[str, Any], bool]:
     announce("6/7 gate")
     gated = within(settings, gate_task)(settings, folder, release)
     announce("7/7 promote and deploy" if gated["passed"] else
-             f"7/7 not deployed: the gate refused release {release}, the champion stays")
+             f"7/7 release {release} is not deployed: {sentence(gated)}, the champion stays")
     bundle = deploy_task(settings, release) if gated["passed"] else None
-    state = "refused" if not gated["passed"] else "waiting" if bundle is None else "deployed"
+    passed_as = "waiting" if bundle is None else "deployed"
+    state = {PASSED: passed_as, FAILED: "refused", UNDECIDED: "undecided"}[result_of(gated)]
     outcome = finish_task(settings, folder, {
         "state": state, "drift": drift, **choice, "release": release, **gated,
         "bundle": bundle, "seconds": time.monotonic() - started})
@@ -91,6 +94,7 @@ def outcome_markdown(outcome: dict[str, Any]) -> str:
                                       f"[{over['low']:.2f}, {over['high']:.2f}].\n")
     rows = [(check["name"], f"{check['value']:.3f}", f"{check['threshold']:g}", "yes" if check["passed"] else "no", check["detail"])
             for check in outcome["checks"]]
-    return "\n".join([f"# Release {outcome['release']}: {outcome['state']}\n", f"{outcome['reason']}\n{faster}",
+    sampled = f"\nSampled requests: {outcome['sampled']['reason']}\n" if outcome.get("sampled") else ""
+    return "\n".join([f"# Release {outcome['release']}: {outcome['state']}\n", f"{outcome['reason']}\n{sampled}{faster}",
                       markdown(("check", "value", "threshold", "passed", "detail"), rows),
                       f"{outcome['seconds']:.0f} s. Bundle: {outcome['bundle'] or 'none, the champion stays'}.\n"])

@@ -3,8 +3,8 @@
 Everything is stored in `recalibrations/<drift>/` of the pair's workspace until it is published: prompts (fixed when it begins, because a
 spool grows), traces, artifacts, reports, and what each finished step returned. A run that was killed resumes there; started again with
 other settings, it makes everything but the prompts again. The workspace, its traces and the champion stay as they are if the gate
-refuses. `outcome.json` ends a recalibration: one that is deployed, or waits for a person to promote it, is not done again, one that was
-refused begins again when it is started again.
+refuses. `outcome.json` ends a recalibration: one that is deployed, or waits for a person to promote it, is not done again, one that did
+not pass begins again when it is started again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.calibrate.settings import MemorySettings
-from components.collect.settings import CollectionSettings
 from components.gate.settings import GateSettings
 from flows import context
 from flows.context import StepContext, now
-from flows.loading import open_from_settings, prompts_of, worker_pool_of
-from flows.orchestration.cached_steps import run_once
+from flows.loading import open_from_settings, prompts_of
+from flows.orchestration.cached_steps import run_once, traces_of
 from flows.orchestration.monitor_flow import announced, announcement
 from flows.progress import announce
 from flows.settings import BESIDES, PLACES
@@ -48,7 +46,8 @@ if TYPE_CHECKING:
 
 PROMPTS, BEGUN, OUTCOME, STEPS = "prompts.jsonl", "begun.json", "outcome.json", "steps"
 ANSWERED = ("deployed", "waiting")
-"""Outcomes that answer a drift; a release that waits does so as challenger, because promotion is manual."""
+"""Outcomes that answer a drift; a release that waits does so as challenger, because promotion is manual. The others, refused and undecided,
+are tried again."""
 MADE_OF = "made_of.json"
 """Among the kept steps: the traces and settings that all of them are of."""
 
@@ -113,7 +112,7 @@ def unfinished(home: Path, begun: dict[str, Any]) -> Path | None:
 
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:
-    """What came of a recalibration that is deployed or waits to be promoted; None of one that was refused, which may be tried again."""
+    """What came of a recalibration that is deployed or waits to be promoted; None of one that did not pass, which may be tried again."""
     try:
         found = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -127,20 +126,18 @@ def open_job(settings: DriftSettings, folder: str) -> tuple[StepContext, dict[st
     return StepContext(loaded.workspace.aside(place), loaded.pair, loaded.bar), prompts_of(on_prompts(settings, place / PROMPTS))
 
 
-def collect_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
-    """Traces of the pair on the new prompts; returns folder and digest.
+def collect_traffic(settings: DriftSettings, folder: str) -> dict[str, str]:
+    """Traces of the pair on the new prompts, of each class of temperatures; returns the name of their folder → digest.
 
     Steps of other traces or other settings are forgotten, and what they made too: it names traces that no longer exist. What
     is champion already keeps its traces, whatever the settings say now: it is only to be deployed.
     """
-    traces = TraceSet(Path(folder) / "traces")
-    if not promoted(settings, folder):
-        step, prompts = open_job(settings, folder)
-        traces = collect_step.run_collect(step, prompts["collect"], CollectionSettings(max_tokens=settings.collect_tokens), fresh=True,
-                                          pool=worker_pool_of(settings))
-        keep_matching_steps(folder, {"traces": traces.digest(),
-                               "settings": settings.model_dump(mode="json", exclude=BESIDES | PLACES | {"drift"})})
-    return {"folder": str(traces.folder), "digest": traces.digest()}
+    if promoted(settings, folder):
+        return {name: TraceSet(Path(folder) / name).digest() for name in traces_of(settings) if (Path(folder) / name).is_dir()}
+    step, prompts = open_job(settings, folder)
+    digests = {name: traces.digest() for name, traces in collect_step.collect_classes(step, prompts["collect"], settings).items()}
+    keep_matching_steps(folder, {**digests, "settings": settings.model_dump(mode="json", exclude=BESIDES | PLACES | {"drift"})})
+    return digests
 
 
 def promoted(settings: DriftSettings, folder: str) -> bool:
@@ -176,13 +173,13 @@ def calibrate_on_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]
         champion = champion_of(step.workspace, settings.device)
         if champion is not None and "acceptance_head" in champion.pins:
             train_step.run_train_head(step, traces)
-        return train_step.run_calibrate(step, traces, prompts["calibrate"], MemorySettings(max_tokens=settings.collect_tokens))
+        return train_step.calibrate_as(settings, step, prompts["calibrate"])
 
     return dict(once("calibrate", settings, folder, run))
 
 
 def tune_on_traffic(settings: DriftSettings, folder: str) -> dict[str, Any]:
-    """Choose strategy and parameters on the new prompts, compared with the champion; returns the choice and why."""
+    """Choose strategy and parameters on the new prompts, compared with the champion; returns the choices and why."""
     return dict(once("tune", settings, folder, lambda step, prompts: tune_step.tune_as(settings, step, prompts["tune"])))
 
 
@@ -247,10 +244,10 @@ def deploy_release(settings: DriftSettings, release: int) -> str | None:
 
 
 def finish(settings: DriftSettings, folder: str, outcome: dict[str, Any]) -> dict[str, Any]:
-    """Write down what came of it. A drift whose recalibration is deployed, or waits to be promoted, is handled; steps to a refusal are not
-    kept."""
+    """Write down what came of it. A drift whose recalibration is deployed, or waits to be promoted, is handled; of any other the steps are
+    not kept."""
     complete = {**outcome, "ended": now()}
-    if outcome["state"] == "refused":
+    if outcome["state"] not in ANSWERED:
         shutil.rmtree(Path(folder) / STEPS, ignore_errors=True)
     write_json(Path(folder) / OUTCOME, complete)
     space = Workspace(settings.pair, settings.dtype, announce)

@@ -28,11 +28,15 @@ def publish_task(settings: PipelineSettings) -> int:
 
 
 @task(name="gate", **RETRY)
-def gate_task(settings: PipelineSettings, release: int, full: bool = True) -> dict[str, Any]:
-    """Gate a release, compared with all strategies if `full`; returns report, checks and whether it passed."""
-    prompts = prompts_of(settings)["bench"]
+def gate_task(settings: PipelineSettings, release: int, full: bool = True, limit: int | None = None) -> dict[str, Any]:
+    """Gate a release, compared with all strategies if `full`; returns report, checks and whether it passed.
+
+    Args:
+        limit: prompts, at most: two suffice for plain decoding, of which no speed is judged; None takes all.
+    """
+    prompts = prompts_of(settings)["bench"][:limit]
     gate = GateSettings(device=settings.device, limit=None, max_tokens=settings.bench_tokens, all_strategies=full)
-    result = gate_release(open_from_settings(settings), prompts if full else prompts[:2], gate, alias=release)
+    result = gate_release(open_from_settings(settings), prompts, gate, alias=release)
     return {key: result[key] for key in ("report", "checks", "passed")}
 
 
@@ -75,6 +79,7 @@ def link_task(settings: PipelineSettings, release: int) -> None:
 
 
 @task(name="fall back to plain decoding", **TASK)
-def plain_choice_task(settings: PipelineSettings, reason: str) -> dict[str, Any]:
-    """Put plain decoding into the workspace as the choice; returns it."""
-    return tune_step.choose_plain(open_from_settings(settings), reason)
+def plain_choice_task(settings: PipelineSettings, choice: dict[str, Any], reason: str, sampled_only: bool) -> dict[str, Any]:
+    """Put plain decoding into the workspace as the choice for all requests, or for sampled ones; returns `choice` with it in its place."""
+    plain = tune_step.choose_plain(open_from_settings(settings), reason, sampled_only=sampled_only)
+    return {**choice, "sampled": {**choice["sampled"], **plain}} if sampled_only else {**choice, **plain, "sampled": None}

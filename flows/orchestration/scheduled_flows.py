@@ -12,9 +12,10 @@ from typing import Any
 
 from prefect import flow, task
 
+from components.gate.verdict import PASSED
 from flows.context import pictures_of
 from flows.orchestration import prefect_artifacts
-from flows.orchestration.cached_steps import TRACES, once, standing
+from flows.orchestration.cached_steps import once, standing, traces_of
 from flows.orchestration.concurrency import pair_slots
 from flows.orchestration.learn_tasks import FLOW, RETRY, calibrate_task, collect_task, train_task, tune_task, within
 from flows.orchestration.release_tasks import (
@@ -30,6 +31,7 @@ from flows.progress import announce
 from flows.settings import PipelineSettings, TrafficSettings
 from flows.steps.champion import champion_number
 from flows.steps.traffic_prompts import on_taken, take_prompts
+from flows.steps.verdict import result_of, sentence
 from flows.workspace import Workspace
 from serving.artifacts.kinds import CALIBRATED, READ_BY_STRATEGIES
 
@@ -39,9 +41,9 @@ def collection_step(settings: PipelineSettings) -> dict[str, Any]:
     """Collect traces; returns what was made and how many positions it has."""
     from serving.recording.trace import TraceSet
 
-    made = collect_task.fn(settings)
-    positions = TraceSet(workspace_of(settings).traces).read(["position"]).num_rows
-    return {"made": {TRACES: made["digest"]}, "report": {"positions": positions, "folder": made["folder"]}}
+    made, root = collect_task.fn(settings), workspace_of(settings).root
+    positions = {name: TraceSet(root / name).read(["position"]).num_rows for name in made}
+    return {"made": made, "report": {"positions": positions}}
 
 
 @task(name="calibration", **RETRY)
@@ -92,9 +94,9 @@ def collection(settings: TrafficSettings) -> dict[str, Any]:
         take_prompts_task(settings)
         settings = on_taken(settings, space)
         done = once(collection_step, settings, space, {})
-    prefect_artifacts.table(
-        "collection", space.spec.name, [{"digest": done["made"][TRACES][:12], **done["report"]}], "The traces in the workspace."
-    )
+    rows = [{"traces": name, "digest": digest[:12], "positions": done["report"]["positions"][name], "folder": str(space.root / name)}
+            for name, digest in done["made"].items()]
+    prefect_artifacts.table("collection", space.spec.name, rows, "The traces in the workspace.")
     return done
 
 
@@ -104,7 +106,7 @@ def calibration(settings: TrafficSettings) -> dict[str, Any]:
     space = workspace_of(settings)
     with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
-        done = once(calibration_step, settings, space, standing(space, [TRACES]))
+        done = once(calibration_step, settings, space, standing(space, traces_of(settings)))
         versions = register_task(settings, CALIBRATED)
     rows = [{"figure": name, "value": value} for name, value in done["report"].items()]
     prefect_artifacts.table("calibration", space.spec.name, rows, f"Registered as {kinds_with_versions(versions)}.")
@@ -117,7 +119,7 @@ def tuning(settings: TrafficSettings) -> dict[str, Any]:
     space = workspace_of(settings)
     with pair_slots(space.spec.name):
         settings = on_taken(settings, space)
-        before = {**standing(space, (TRACES, *READ_BY_STRATEGIES)), "champion": champion_task(settings)}
+        before = {**standing(space, (*traces_of(settings), *READ_BY_STRATEGIES)), "champion": champion_task(settings)}
         done = once(tuning_step, settings, space, before)
         versions = register_task(settings, ["decoding_config"])
     prefect_artifacts.table("tuning", space.spec.name, measured_rows(space), str(done["report"]["reason"]))
@@ -133,13 +135,13 @@ def release(settings: TrafficSettings) -> dict[str, Any]:
         number = within(settings, publish_task)(settings)
         if number == champion_task(settings):
             print(f"release {number} is the champion already: its bundle is all that it may lack")
-            return {"release": number, "passed": True, "checks": [], "bundle": deploy_champion_task(settings)}
+            return {"release": number, "passed": True, "verdict": PASSED, "checks": [], "bundle": deploy_champion_task(settings)}
         gated = earlier_verdict_task(settings, number) or within(settings, gate_task)(settings, number)
         bundle = deploy_task(settings, number) if gated["passed"] else None
-    verdict = "passed" if gated["passed"] else "failed: the champion stays"
-    prefect_artifacts.table("gate", space.spec.name, gated["checks"], f"Release {number}: the gate {verdict}.")
+    announce(said := release_line(number, gated))
+    prefect_artifacts.table("gate", space.spec.name, gated["checks"], f"{said.capitalize()}.")
     link_task(settings, number)
-    return {"release": number, "passed": gated["passed"], "checks": gated["checks"], "bundle": bundle}
+    return {"release": number, "passed": gated["passed"], "verdict": result_of(gated), "checks": gated["checks"], "bundle": bundle}
 
 
 @flow(name="weekly", **FLOW)
@@ -169,7 +171,8 @@ def workspace_of(settings: PipelineSettings) -> Workspace:
 
 
 def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -> dict[str, Any] | None:
-    """The gate's verdict about a release compared with the champion of today; None where the gate has to run.
+    """The gate's verdict about a release compared with the champion of today; None where the gate has to run. `withdrawn`: why there will
+    be none.
 
     A refused candidate that nothing has changed is not measured again each week, until it passes by luck; one that could not be measured
     at that moment is. One that is no longer champion stays as it is: a person rolled it back, or moved the alias, or another release
@@ -183,10 +186,12 @@ def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -
     record = gate_record(release)
     why = withdrawal(release)
     if why is None and release.published.tags.get(CHAMPION_SINCE):
-        why = f"it was champion before; `draftwell promote --pair {space.spec.name} --release {number}` to promote it again"
+        why = (f"it was champion before; `draftwell promote --pair {space.spec.name} --device {settings.device} --release {number}` to "
+               "promote it again")
     if why is not None:
         print(f"release {number} is neither judged nor promoted: {why}")
-        return {"passed": False, "checks": [check.model_dump() for check in record.checks] if record else []}
+        return {"passed": False, "checks": [check.model_dump() for check in record.checks] if record else [],
+                "withdrawn": f"neither judged nor promoted, {why}"}
     same = record is not None and record.baseline_version == champion_number(space, settings.device)
     if record is None or not same or (record.passed and objection(release, record)):
         return None
@@ -196,6 +201,15 @@ def earlier_verdict(settings: PipelineSettings, space: Workspace, number: int) -
         return None
     print(f"release {number} was compared with this champion already: the verdict of {record.created} is used")
     return {"passed": record.passed, "checks": [check.model_dump() for check in record.checks]}
+
+
+def release_line(number: int, gated: dict[str, Any]) -> str:
+    """What became of a release, for a person.
+
+    >>> release_line(3, {"passed": False, "checks": [{"passed": False, "enough": False}]})
+    'release 3: the gate had not enough evidence, the champion stays'
+    """
+    return f"release {number}: {gated.get('withdrawn') or sentence(gated)}{'' if gated['passed'] else ', the champion stays'}"
 
 
 def measured_rows(space: Workspace) -> list[dict[str, Any]]:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from flows.context import StepContext
 from flows.workspace import Workspace
+from serving.temperature import class_of
 
 if TYPE_CHECKING:
     from components.collect.settings import CollectionSettings
     from components.prompts.prompt import Prompt
+    from flows.settings import PipelineSettings
     from flows.workers.task_runners import WorkerPool
     from serving.recording.trace import TraceSet
 
@@ -21,6 +23,9 @@ MOST_CONTEXT = 4096
 """Positions that a pair is loaded with where nothing says how many it needs."""
 UNWRITTEN = "…"
 """Stands for an answer that the target has yet to write, where a chat template is measured."""
+SAMPLED_ROLLOUT = 8
+"""Draft tokens that the flows record at each position of a sampled text. All must be computed, while most of a greedy text's are known from
+its next position: twice as many take twice the time."""
 
 
 def run_collect(step: StepContext, prompts: Sequence[Prompt], settings: CollectionSettings, *, folder: Path | None = None,
@@ -42,6 +47,32 @@ def run_collect(step: StepContext, prompts: Sequence[Prompt], settings: Collecti
 
         spread = spread_shards(pool, step, prompts, traces, settings)
     return collect_traces(step.pair, prompts, traces, settings, fresh=fresh, spread=spread, progress=step.bar, log=log)
+
+
+def collection_at(settings: PipelineSettings, temperature: float) -> CollectionSettings:
+    """What the flows collect at a temperature: greedy texts of all kinds, which verifier and memory are made from; of sampled ones those of
+    the target alone, without hidden states, which are all that replay and the acceptance table read."""
+    from components.collect.settings import CollectionSettings
+
+    if class_of(temperature) == "greedy":
+        return CollectionSettings(max_tokens=settings.collect_tokens)
+    return CollectionSettings(max_tokens=settings.collect_tokens, temperature=temperature, rollout=SAMPLED_ROLLOUT,
+                              prefix_kinds=("target",), hidden=False)
+
+
+def collect_classes(step: StepContext, prompts: Sequence[Prompt], settings: PipelineSettings) -> dict[str, TraceSet]:
+    """Traces of each class of temperatures that is tuned for, by the name of their folder in the workspace.
+
+    Sampled texts are written for the first `settings.sampled_prompts` of the same prompts, so that no further ones are learnt from.
+    """
+    from flows.loading import worker_pool_of
+
+    found = {}
+    for temperature in settings.temperatures:
+        rows = prompts if class_of(temperature) == "greedy" else prompts[: settings.sampled_prompts]
+        traces = run_collect(step, rows, collection_at(settings, temperature), fresh=True, pool=worker_pool_of(settings))
+        found[traces.folder.name] = traces
+    return found
 
 
 def loading(workspace: Workspace, prompts: Sequence[Prompt], settings: CollectionSettings) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def served(space: Workspace, device: str, out: Path) -> Served:
     found = {kind: KINDS[kind].load_class().load(folder) for kind, folder in folders.items()}
     if not found:
         raise DraftwellError(f"pair {space.spec.name} has neither a champion on {device} nor calibrated artifacts in {space.dtype}: run "
-                             "`draftwell demo`, or collect, train and calibrate first", code="nothing_calibrated")
+                             f"`draftwell demo --device {device}`, or collect, train and calibrate first", code="nothing_calibrated")
     return Served(f"the workspace of {space.spec.name} (no champion yet)", next(iter(found.values())).provenance.fingerprint, found)
 
 

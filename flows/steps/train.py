@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from components.calibrate.settings import MemorySettings
 from components.train.settings import VerifierSettings
-from flows.context import StepContext, prompts_behind, take_untouched, training_prompts
+from flows.context import StepContext, open_trace, prompts_behind, take_untouched, training_prompts
+from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from components.train.reports import HeadReport, ScoreCost, VerifierReport
+    from flows.settings import PipelineSettings
+    from serving.artifacts.acceptance_table import AcceptanceTable
     from serving.artifacts.base import Artifact, Provenance
     from serving.recording.trace import TraceSet
     from serving.runtime.types import Rows
@@ -82,7 +85,7 @@ def measure_cost(step: StepContext, trained: Artifact, score: Callable[[Rows, in
 
 
 def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], memory_settings: MemorySettings | None = None, *,
-                  limit: int | None = None) -> dict[str, Any]:
+                  limit: int | None = None, keep_sampled: bool = True) -> dict[str, Any]:
     """Make acceptance table, correction memory and hardware profile, put them into the workspace and return a summary.
 
     A run that was killed while it counted rejections resumes: what it had is in the workspace's folder `calibration`.
@@ -92,8 +95,9 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
         prompts: decoded for the correction memory; those of the traces are left out.
         memory_settings: how; default: `MemorySettings()`.
         limit: how many of them; None takes all.
+        keep_sampled: the counts of sampled texts that are in the table of before (`run_calibrate_sampled`) stay in it.
     """
-    from components.calibrate.acceptance_table import build_acceptance_table
+    from components.calibrate.acceptance_table import build_acceptance_table, with_sampled
     from components.calibrate.correction_memory import build_correction_memory, partial_file
     from components.calibrate.hardware_profile import measure_profile
     from components.calibrate.plots import acceptance_plot, rejection_tail
@@ -101,7 +105,8 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
     from components.report.provenance import provenance
 
     prompts = take_untouched(step, training_prompts(step.workspace, traces.folder), prompts, limit)
-    table = build_acceptance_table(traces, made_from(step, traces))
+    table, before = build_acceptance_table(traces, made_from(step, traces)), known_table(step) if keep_sampled else None
+    table = with_sampled(table, before.sampled if before else None)
     # The memory never reads the traces: its provenance names the prompts that it was decoded from.
     memory_settings, unfinished = memory_settings or MemorySettings(), step.workspace.root / "calibration"
     memory = build_correction_memory(step.pair, prompts, provenance(step.pair, training_prompts=hashes_of(prompts)), memory_settings,
@@ -118,3 +123,48 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
               "t_draft_ms": times.t_draft * 1e3, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
     step.report("calibration", report)
     return report
+
+
+def run_calibrate_sampled(step: StepContext, traces: TraceSet, temperature: float) -> dict[str, Any]:
+    """Count sampled texts into the acceptance table, for sampled requests, and put it into the workspace; returns a summary.
+
+    Args:
+        traces: of this temperature.
+
+    Raises:
+        DraftwellError: there is no table of greedy texts to add them to (`no_greedy_table`), or as in `build_sampled_table`.
+    """
+    from components.calibrate.acceptance_table import build_sampled_table, rates, with_sampled
+
+    table = known_table(step)
+    if table is None:
+        raise DraftwellError("there is no acceptance table that counts of sampled texts could be added to: run `draftwell calibrate "
+                             f"--pair {step.workspace.name}` first, on greedy texts", code="no_greedy_table")
+    sampled = build_sampled_table(traces, made_from(step, traces), temperature)
+    step.workspace.save(with_sampled(table, sampled))
+    report = {"temperature": temperature, **rates(sampled.total, sampled.accepted)}
+    step.report("calibration_sampled", report)
+    return report
+
+
+def calibrate_as(settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Calibrate on the workspace's traces with the flows' settings, for each class of temperatures that is tuned; returns a summary."""
+    sampled = settings.temperatures[1:]
+    report = run_calibrate(step, open_trace(step), prompts, MemorySettings(max_tokens=settings.collect_tokens), keep_sampled=not sampled)
+    for temperature in sampled:
+        found = run_calibrate_sampled(step, open_trace(step, temperature=temperature), temperature)
+        report |= {f"sampled_{name}": value for name, value in found.items()}
+    return report
+
+
+def known_table(step: StepContext) -> AcceptanceTable | None:
+    """The acceptance table that strategies get: the workspace's, else what the pair ships with; None where there is neither."""
+    from serving.artifacts.acceptance_table import AcceptanceTable
+    from serving.artifacts.base import ArtifactError
+
+    for folder in (step.workspace.folder(AcceptanceTable.kind), step.workspace.shipped / AcceptanceTable.kind):
+        try:
+            return AcceptanceTable.load(folder, fingerprint=step.pair.fingerprint)
+        except ArtifactError:
+            continue  # there is none, or it is of other weights: calibration replaces it
+    return None

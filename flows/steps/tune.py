@@ -142,7 +142,8 @@ def previous_config(step: StepContext, device_class: str | None) -> DecodingConf
 
 def inputs_of(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], settings: TuneSettings) -> TuneInputs:
     """What is tuned: the pair with the workspace's artifacts, and the champion."""
-    from components.tune.tune import TuneInputs, check_temperature
+    from components.collect.trace_checks import check_temperature
+    from components.tune.tune import TuneInputs
     from serving.runtime.strategies import STRATEGIES, served_choice
 
     space, pair = step.workspace, step.pair
@@ -161,19 +162,28 @@ def inputs_of(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt], se
 
 
 def tune_as(settings: PipelineSettings, step: StepContext, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Tune on the workspace's traces with the flows' settings; returns the choice and why."""
+    """Tune on the workspace's traces with the flows' settings, for each class of temperatures in turn and on the same prompts.
+
+    Returns:
+        the choice for greedy requests and why; `sampled`: that for sampled ones with its temperature, None where it was not tuned.
+    """
     from flows.loading import worker_pool_of
 
-    evidence = run_tune(step, open_trace(step), prompts, tune_settings_of(settings), workers=worker_pool_of(settings))
-    return {**evidence.choice.to_json(), "reason": evidence.reason}
+    def tuned(temperature: float) -> dict[str, Any]:
+        traces = open_trace(step, temperature=temperature)
+        evidence = run_tune(step, traces, prompts, tune_settings_of(settings, temperature), workers=worker_pool_of(settings))
+        return {**evidence.choice.to_json(), "reason": evidence.reason}
+
+    greedy, *sampled = [tuned(temperature) for temperature in settings.temperatures]
+    return {**greedy, "sampled": {**sampled[0], "temperature": settings.sampled_temperature} if sampled else None}
 
 
-def tune_settings_of(settings: PipelineSettings) -> TuneSettings:
-    """The part of the flows' settings that tuning goes by."""
+def tune_settings_of(settings: PipelineSettings, temperature: float = 0.0) -> TuneSettings:
+    """The part of the flows' settings that tuning goes by, for requests of a temperature."""
     from components.tune.settings import TuneSettings
 
     constraints = constraints_of(settings.lossless_only, settings.max_quality_loss, settings.max_cost_ratio)
-    return TuneSettings(constraints=constraints, trials=settings.trials, max_tokens=settings.tune_tokens)
+    return TuneSettings(constraints=constraints, trials=settings.trials, max_tokens=settings.tune_tokens, temperature=temperature)
 
 
 def constraints_of(lossless_only: bool, max_quality_loss: float | None, max_cost_ratio: float | None) -> Constraints:
@@ -221,19 +231,28 @@ def champion_decoding(step: StepContext) -> DecodingConfig | None:
         return None
 
 
-def choose_plain(step: StepContext, reason: str) -> dict[str, Any]:
-    """Make plain decoding the workspace's choice for all requests, keeping the evidence of the greedy tuning; returns the choice."""
+def choose_plain(step: StepContext, reason: str, *, sampled_only: bool = False) -> dict[str, Any]:
+    """Make plain decoding the workspace's choice, keeping the evidence of the tuning that it replaces; returns the choice.
+
+    Args:
+        sampled_only: for sampled requests, which were tuned for; the choice for greedy ones stays. Otherwise for all requests.
+    """
     from components.report.provenance import provenance
     from components.tune.evidence import TuningEvidence
-    from serving.artifacts.decoding_config import DecodingConfig
+    from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
     from serving.runtime.strategies import PLAIN
 
     folder = step.workspace.folder("decoding_config")
     tuned = DecodingConfig.load(folder, fingerprint=step.pair.fingerprint)
-    made = {"strategy": tuned.strategy, "parameters": tuned.parameters, **tuned.evidence}
+    old: Any = tuned.sampled if sampled_only else tuned
+    made = {"strategy": old.strategy, "parameters": old.parameters, **old.evidence}
     evidence = TuningEvidence.read(made, f"the evidence in {folder}").with_choice(PLAIN, reason)
-    old = tuned.provenance
-    made_of = provenance(step.pair, trace_digest=old.trace_digest, device_class=old.device_class, parents=old.parents,
-                         training_prompts=old.training_prompts, unknown_prompts=old.unknown_prompts)
-    save_choice(step, DecodingConfig(PLAIN.name, {}, evidence.to_json(), made_of), evidence)
+    before = tuned.provenance
+    made_of = provenance(step.pair, trace_digest=before.trace_digest, device_class=before.device_class, parents=before.parents,
+                         training_prompts=before.training_prompts, unknown_prompts=before.unknown_prompts)
+    plain = DecodingConfig(PLAIN.name, {}, evidence.to_json(), made_of)
+    if sampled_only:
+        sampled = SampledChoice(old.temperature, PLAIN.name, {}, evidence.to_json())
+        plain = DecodingConfig(tuned.strategy, tuned.parameters, tuned.evidence, made_of, sampled)
+    save_choice(step, plain, evidence)
     return {**PLAIN.to_json(), "reason": reason}

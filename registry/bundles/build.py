@@ -169,7 +169,8 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
             why = "it is not the champion any more" if crowned and not is_champion(store, release) else None
         if why:
             raise DraftwellError(f"{release.name}: {why}; the bundle was built at {bundle}, but `current` still points to the old one: "
-                                 f"run `draftwell deploy --pair {release.pair}` if the present champion has no bundle",
+                                 f"run `draftwell deploy --pair {release.pair} --device {release.device}` if the present champion has no "
+                                 "bundle",
                                  code="current_not_moved")
         link_current(bundle.parent, bundle)
 

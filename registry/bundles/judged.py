@@ -81,7 +81,8 @@ def find_judged(release: ReleaseVersion) -> Path | None:
         found = open_bundle(folder).manifest.digest
     except BundleError as error:
         raise DraftwellError(f"the bundle that the gate judged for {release.name} was changed since ({error}): run `draftwell gate --pair "
-                             f"{release.pair} --release {release.version}` again, or remove {folder} to build it anyway",
+                             f"{release.pair} --device {release.device} --release {release.version}` again, or remove {folder} to build it "
+                             "anyway",
                              code="judged_bundle_changed") from error
     return folder if found == record.bundle_digest else None
 
@@ -101,5 +102,5 @@ def deviation(bundle: Path, release: ReleaseVersion) -> str | None:
     if record is None or not record.passed or record.bundle_digest in (None, deployed):
         return None
     return (f"{bundle} is not the bundle that the gate judged (digest {deployed[:12]}, judged {str(record.bundle_digest)[:12]}): the "
-            f"judged one is not on this machine and the runtime or the options differ; `draftwell gate --pair {release.pair} --release "
-            f"{release.version}` judges a bundle built here")
+            f"judged one is not on this machine and the runtime or the options differ; `draftwell gate --pair {release.pair} --device "
+            f"{release.device} --release {release.version}` judges a bundle built here")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from serving.temperature import TemperatureClass
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -24,18 +26,26 @@ class TrialRun:
     Args:
         source: confirmed, measured, replayed or estimated.
         figures: metrics; `seconds_per_token` of a replay is what it predicts.
+        requests: class of temperatures that it was tried for.
     """
 
     strategy: str
     parameters: Mapping[str, Any]
     source: str
     figures: Mapping[str, float] = field(default_factory=dict)
+    requests: TemperatureClass = "greedy"
 
     @property
     def name(self) -> str:
-        """Strategy, parameters and source, for a list of runs."""
+        """Strategy, parameters, source and class of requests, for a list of runs."""
         values = ", ".join(f"{key}={value}" for key, value in sorted(self.parameters.items()))
-        return f"{self.strategy}({values}) {self.source}"
+        return f"{self.strategy}({values}) {self.source}, {self.requests}"
+
+
+def trials_of(config: Mapping[str, Any]) -> list[TrialRun]:
+    """The configurations that a decoding config's choices were found among, for greedy requests and for sampled ones."""
+    sampled = trial_runs(_part(_part(config, "sampled"), "evidence"))
+    return [*trial_runs(_part(config, "evidence")), *(replace(run, requests="sampled") for run in sampled)]
 
 
 def trial_runs(evidence: Mapping[str, Any]) -> list[TrialRun]:
@@ -57,9 +67,10 @@ def log_trials(client: MlflowClient, experiment: str, parent: str, runs: Iterabl
 
     count, now = 0, int(time.time() * 1000)
     for trial in runs:
-        tags = {MLFLOW_PARENT_RUN_ID: parent, "kind": "trial", "strategy": trial.strategy}
+        tags = {MLFLOW_PARENT_RUN_ID: parent, "kind": "trial", "strategy": trial.strategy, "requests": trial.requests}
         run = client.create_run(experiment, run_name=trial.name[:250], tags=tags, start_time=now)
-        settings = {"strategy": trial.strategy, "source": trial.source, **{key: str(value) for key, value in trial.parameters.items()}}
+        settings = {"strategy": trial.strategy, "source": trial.source, "requests": trial.requests,
+                    **{key: str(value) for key, value in trial.parameters.items()}}
         client.log_batch(run.info.run_id, [Metric(key, value, now, 0) for key, value in trial.figures.items()],
                          [Param(key, value) for key, value in settings.items()])
         client.set_terminated(run.info.run_id, end_time=now)

@@ -3,6 +3,10 @@
 20 bins of C by a fixed array of edges: ten of width .1 below .9 … .99 in steps of .01, and {1.0} (SPIDE, section 4.1).
 {1.0} means C ≥ 1 − 2⁻⁹: the authors' bfloat16 rounds there, in float32 the bin would stay empty (ours).
 
+A greedy request keeps a draft token that is the target's first choice, a sampled one keeps it with probability min(1, p/q): other
+counts. So a table may hold a second one, for sampled requests (ours); without it, it is written as older versions wrote and read it, in
+schema 1.
+
 Online state (ours, the paper is silent): a bin that has counted `MOST_JUDGED` tokens halves both counts, so that α stays what it is,
 numbers stay small, and what a bin learns next weighs more than what it learnt long ago. `update` and `copy` may be called from any thread.
 """
@@ -13,9 +17,10 @@ import bisect
 import json
 import threading
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from serving.artifacts.base import Artifact, ArtifactError, Provenance
+from serving.temperature import class_of
 
 EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1 - 2**-9)
 """Lower edge of every bin but the first."""
@@ -31,22 +36,34 @@ MOST_JUDGED = 2**15
 class AcceptanceTable(Artifact):
     """N_total and N_accepted for each of 20 confidence bins; α_b = (N_acc + 10·m_b) / (N_total + 10).
 
+    Args:
+        sampled: the counts for sampled requests, with a provenance of their own: temperature, traces and prompts; None without.
+
     >>> table = AcceptanceTable.empty()
     >>> round(table.alpha(0.95), 3)
     0.955
     """
 
     kind = "acceptance_table"
+    schema_version = 2
 
-    def __init__(self, total: list[int], accepted: list[int], provenance: Provenance):
+    def __init__(self, total: list[int], accepted: list[int], provenance: Provenance, sampled: AcceptanceTable | None = None):
         if len(total) != 20 or len(accepted) != 20 or any(a > t or a < 0 for a, t in zip(accepted, total, strict=True)):
             raise ArtifactError("an acceptance table needs 20 bins with 0 <= accepted <= total")
-        self.total, self.accepted, self.provenance = list(total), list(accepted), provenance
+        self.total, self.accepted, self.provenance, self.sampled = list(total), list(accepted), provenance, sampled
         self._lock = threading.Lock()  # a bin is two numbers: no copy may hold one of before and one of after an update
 
     @classmethod
     def empty(cls, provenance: Provenance | None = None) -> Self:
         return cls([0] * 20, [0] * 20, provenance or Provenance(pair="", fingerprint=""))
+
+    @property
+    def written_schema(self) -> int:
+        return 1 if self.sampled is None else 2
+
+    def at(self, temperature: float) -> AcceptanceTable:
+        """The counts for requests of a temperature; where none are for sampled ones, the others serve them."""
+        return self if self.sampled is None or class_of(temperature) == "greedy" else self.sampled
 
     @staticmethod
     def bin_of(confidence: float) -> int:
@@ -69,12 +86,17 @@ class AcceptanceTable(Artifact):
 
     def copy(self) -> AcceptanceTable:
         """An independent table with the same counts, those of one moment (deterministic mode works on a copy per request)."""
+        sampled = None if self.sampled is None else self.sampled.copy()
         with self._lock:
-            return AcceptanceTable(self.total, self.accepted, self.provenance)
+            return AcceptanceTable(self.total, self.accepted, self.provenance, sampled)
 
     def write_files(self, folder: Path) -> None:
         now = self.copy()
-        rows = {"edges": EDGES, "total": now.total, "accepted": now.accepted}
+        rows: dict[str, Any] = {"edges": EDGES, "total": now.total, "accepted": now.accepted}
+        if (sampled := now.sampled) is not None:
+            made = sampled.provenance
+            rows["sampled"] = {"total": sampled.total, "accepted": sampled.accepted, "temperature": made.parameters["temperature"],
+                               "trace_digest": made.trace_digest, "training_prompts": made.training_prompts}
         (folder / "table.json").write_text(json.dumps(rows, indent=2) + "\n")
 
     @classmethod
@@ -83,4 +105,9 @@ class AcceptanceTable(Artifact):
         if tuple(rows["edges"]) != EDGES:
             raise ArtifactError(f"{folder}: the acceptance table was made with other bin edges: calibrate again",
                                 code="bin_edges_differ")
-        return cls(rows["total"], rows["accepted"], provenance)
+        sampled = None
+        if (found := rows.get("sampled")) is not None:
+            made = Provenance(pair=provenance.pair, fingerprint=provenance.fingerprint, trace_digest=found["trace_digest"],
+                              training_prompts=found["training_prompts"], parameters={"temperature": found["temperature"]})
+            sampled = AcceptanceTable(found["total"], found["accepted"], made)
+        return cls(rows["total"], rows["accepted"], provenance, sampled)

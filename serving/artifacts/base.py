@@ -74,6 +74,10 @@ class Artifact(ABC):
         """Schema that this artifact is written in: the newest, unless an older one holds all that it has."""
         return self.schema_version
 
+    def at(self, temperature: float) -> Artifact:
+        """The part of it that is for requests of a temperature: itself, unless a kind holds one for each class."""
+        return self
+
     @abstractmethod
     def write_files(self, folder: Path) -> None:
         """Write the data files into an empty folder."""

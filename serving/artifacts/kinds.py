@@ -44,8 +44,9 @@ class ArtifactKind:
         drift_role: field of `components.drift.drift.WatchedArtifacts` that takes it; None where monitoring does not look at it.
         per_device: it holds times, or was chosen by them, and is valid on one device only: a workspace keeps one for each.
         pictures: patterns of the files among a workspace's reports that are published with it.
-        tied_to_temperature: it predicts acceptance for texts of one class of temperatures (`serving.temperature`), which its provenance
-            names; False where one is for both, as a correction memory (sampled at .6 in its paper, used at 0).
+        tied_to_temperature: it, or its part for a class (`Artifact.at`), predicts acceptance for texts of one class of temperatures
+            (`serving.temperature`), which its provenance names; False where one is for both, as a correction memory (sampled at .6 in its
+            paper, used at 0).
         unrecorded_temperature: of those that are older than that record, where all were made at one; None: not known.
     """
 
@@ -74,10 +75,12 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
     ArtifactKind(
         "acceptance_table", "AcceptanceTable", "draftwell calibrate", ("table.json",), Card(
             "SPIDE's acceptance table: how often the target keeps a token, by the draft's confidence.",
-            "`draftwell calibrate`: every position of the target's own texts starts a draft; what is kept of it is counted.",
-            "`acceptance_rate` is the pair's on this traffic; `judged` says on how many tokens the table rests.",
+            "`draftwell calibrate`: at every position of the target's own texts, whether it keeps the draft's token, is counted once; "
+            "`--temperature` adds the same of sampled texts.",
+            "`acceptance_rate` is the pair's on this traffic; `judged` says on how many tokens the table rests; `sampled_…` are those of "
+            "sampled texts, where there are any.",
             "`draftwell generate --strategy spide`, which continues counting while it serves."),
-        calibrated=True, read_by_strategies=True, drift_role="table", pictures=("acceptance_by_confidence.png",),
+        schema_version=2, calibrated=True, read_by_strategies=True, drift_role="table", pictures=("acceptance_by_confidence.png",),
         tied_to_temperature=True, unrecorded_temperature=0.0),
     ArtifactKind(
         "verifier", "Verifier", "draftwell train", ("verifier.json", "verifier.onnx", "verifier.safetensors"), Card(
@@ -185,7 +188,7 @@ def other_temperature(artifacts: Iterable[Artifact], temperature: float) -> str 
     One whose temperature is not known is not objected to.
     """
     for artifact in artifacts:
-        made = temperature_of(artifact) if find_kind(artifact.kind).tied_to_temperature else None
+        made = temperature_of(artifact.at(temperature)) if find_kind(artifact.kind).tied_to_temperature else None
         if made is not None and class_of(made) != class_of(temperature):
             return f"the {artifact.kind} is for temperature {made:g} ({class_of(made)}), not {temperature:g} ({class_of(temperature)})"
     return None

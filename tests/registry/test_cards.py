@@ -15,6 +15,7 @@ from registry.pyfunc_models import MODELS, _load_pyfunc
 from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
+from serving.artifacts.decoding_config import SampledChoice
 from serving.artifacts.verifier import Verifier
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import config, head, memory, publish, table, verifier
@@ -107,13 +108,27 @@ def test_what_a_tuning_tried_stands_in_nested_runs(store: Store, tmp_path: Path)
     by_source = {source: [run for run in found if run.data.params["source"] == source] for source in ("confirmed", "measured", "replayed")}
     assert [len(runs) for runs in by_source.values()] == [1, 1, MOST - 2]
     (best,) = by_source["confirmed"]
-    assert best.data.params == {"strategy": "spide", "source": "confirmed", "tau": "0.5", "gamma": "4"}
+    assert best.data.params == {"strategy": "spide", "source": "confirmed", "requests": "greedy", "tau": "0.5", "gamma": "4"}
     assert best.data.metrics == {"seconds_per_token": 0.02, "speedup": 1.5, "quality_loss": 0.01}
     times = [run.data.metrics["seconds_per_token"] for run in by_source["replayed"]]
     assert max(times) == pytest.approx(0.060, abs=0.002), "the fastest of the replayed are kept"
     assert {run.info.status for run in found} == {"FINISHED"}
     assert publish(store, chosen, tmp_path / "config") == made
     assert len(store.client.search_runs([parent.info.experiment_id], max_results=200)) == MOST + 1, "logged once"
+
+
+def test_what_was_tried_for_sampled_requests_stands_in_runs_of_its_own_class(store: Store, tmp_path: Path) -> None:
+    """The same configuration tried for both classes is two runs."""
+    chosen = config(MARK)
+    chosen.evidence |= {"trials": [tried(0.5, predicted_seconds_per_token=0.01)]}
+    evidence = {"trials": [tried(0.5, predicted_seconds_per_token=0.03), tried(0.6, predicted_seconds_per_token=0.02)]}
+    chosen.sampled = SampledChoice(0.7, "spide", {"gamma": 4}, evidence)
+    made = publish(store, chosen, tmp_path / "config")
+    runs = store.client.search_runs([store.client.get_run(made.run_id).info.experiment_id],
+                                    f"tags.`mlflow.parentRunId` = '{made.run_id}'")
+    found = {(run.data.tags["requests"], run.data.params["tau"], run.data.metrics["seconds_per_token"]) for run in runs}
+    assert found == {("greedy", "0.5", 0.01), ("sampled", "0.5", 0.03), ("sampled", "0.6", 0.02)}
+    assert len({run.info.run_name for run in runs}) == 3, "a list of runs tells them apart"
 
 
 @pytest.mark.parametrize("evidence", [{}, {"confirmation": None, "trials": 3}, {"trials": [3, {"strategy": "spide"}]}])

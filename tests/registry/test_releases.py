@@ -70,7 +70,7 @@ def test_nothing_is_promoted_without_a_verdict_about_just_these_versions(
         (good.model_copy(update={"device": "cuda"}), "the gate record is for tiny on cuda"),
     ]
     for record, why in wrong:
-        with raises_code("not_gated", "release.tiny.cpu version 2", why, "`draftwell gate --pair tiny`"):
+        with raises_code("not_gated", "release.tiny.cpu version 2", why, "`draftwell gate --pair tiny --device cpu --release 2`"):
             promote(store, "tiny", "cpu", 2, record)
         assert store.get_aliases("release", "tiny.cpu") == {"candidate": 2}
         assert gate_record(find_release(store, "tiny", "cpu", 2)) is None
@@ -228,7 +228,8 @@ def test_a_verdict_beside_an_older_champion_promotes_nothing(
     for each in (two, three):
         record_gate(store, verdict(each, beside=1))
     promote(store, "tiny", "cpu", 2)
-    with raises_code("gated_against_another_champion", "version 3", "version 1", "version 2", "`draftwell gate --pair tiny --release 3`",
+    with raises_code("gated_against_another_champion", "version 3", "version 1", "version 2",
+                      "`draftwell gate --pair tiny --device cpu --release 3`",
                      "--reason"):
         promote(store, "tiny", "cpu", 3)
     with raises_code("gated_against_another_champion", "no champion", "version 2"):

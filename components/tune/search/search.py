@@ -179,7 +179,7 @@ def artifact_digest(artifact: Artifact) -> str:
     with tempfile.TemporaryDirectory() as place:
         artifact.write_files(Path(place))
         files = {path.name: sha256_file(path) for path in sorted(Path(place).iterdir())}
-    return json_digest([artifact.kind, artifact.schema_version, files])
+    return json_digest([artifact.kind, artifact.written_schema, files])
 
 
 def fastest_vanilla(search: Search, trials: Sequence[Trial]) -> Trial:

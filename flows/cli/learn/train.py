@@ -100,6 +100,10 @@ def format_metric(value: float) -> str:
 
 def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = None, limit: Limit = 24, split: Split = "train",
               column: Column = None,
+              temperature: Annotated[float, typer.Option(
+                  "--temperature", min=0.0, max=2.0,
+                  help="Above 0: add counts for sampled requests to the acceptance table, from traces of this temperature, and make "
+                       "nothing else. 0: all, from greedy texts.")] = 0.0,
               max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Correction memory: tokens of each prompt.")] = (
                   MEMORY.max_tokens),
               batch: Annotated[int, typer.Option("--batch", min=1, help="Correction memory: prompts decoded at once. More are faster and "
@@ -119,6 +123,9 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
     from flows.steps import train as train_step
     from flows.workspace import Workspace
 
+    if temperature > 0:
+        calibrate_sampled(pair, traces, temperature, publish, dtype, device, threads)
+        return
     rows = load_more(prompts, limit, context.training_prompts(Workspace(pair, dtype), traces), split=split, column=column)
     memory = MemorySettings(max_tokens=max_tokens, batch=batch, smallest_count=smallest_count)
     with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True, slots=batch) as opened:
@@ -127,3 +134,17 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
         publish_kinds(opened, *made_by("draftwell calibrate"))
     typer.echo(f"table: {report['accepted']} of {report['judged']} judged tokens accepted  memory: {report['memory_pairs']} pairs  "
                f"draft forward pass {report['t_draft_ms']:.1f} ms  target forward pass {report['t_verify_ms']['1']:.1f} ms")
+
+
+def calibrate_sampled(pair: str, traces: Path | None, temperature: float, publish: bool, dtype: str | None, device: str | None,
+                      threads: int | None) -> None:
+    """`calibrate --temperature`: count sampled texts into the acceptance table."""
+    from flows import context
+    from flows.steps import train as train_step
+
+    with open_with_progress("calibrate", pair, dtype, device, threads) as opened:
+        report = train_step.run_calibrate_sampled(opened, context.open_trace(opened, traces, temperature), temperature)
+    if publish:
+        publish_kinds(opened, "acceptance_table")
+    typer.echo(f"table, at temperature {report['temperature']:g}: {100 * report['acceptance_rate']:.1f} % of {report['judged']:.0f} judged "
+               "tokens accepted in expectation")

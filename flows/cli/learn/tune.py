@@ -81,7 +81,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
         evidence = tune_step.run_tune(opened, found, rows, settings, study=study, keep=pad_target is None, workers=pool, limit=limit)
     if publish and pad_target is None:
         made = publish_step.run_publish(opened, {}, device=opened.pair.device.partition(":")[0])
-        say(f"registered {made.name}, the candidate: `draftwell gate --pair {pair}` judges it")
+        say(f"registered {made.name}, the candidate: `draftwell gate --pair {pair} --device {made.device}` judges it")
     typer.echo(f"chosen: {evidence.choice.name} {dict(evidence.choice.parameters)}")
     typer.echo(evidence.reason)
     for name, why in evidence.left_out.items():

@@ -41,6 +41,10 @@ class StrategyResources:
     special_tokens: frozenset[int] = frozenset()
     deterministic: bool = False
 
+    def at(self, temperature: float) -> StrategyResources:
+        """The same with what each artifact holds for requests of a temperature."""
+        return replace(self, artifacts={kind: artifact.at(temperature) for kind, artifact in self.artifacts.items()})
+
     def private(self) -> StrategyResources:
         """The same with copies of the artifacts that requests write to: what is learnt here changes nothing elsewhere."""
         copies = {kind: artifact.copy() if hasattr(artifact, "copy") else artifact for kind, artifact in self.artifacts.items()}

@@ -84,7 +84,7 @@ def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingC
         raise DraftwellError(f"the bundle {bundle.path} holds no decoding config: tune the pair and deploy again",
                              code="no_decoding_config")
     check_device_class(config, artifacts, bundle.manifest.device)
-    log_temperatures(config, artifacts)
+    log_temperatures(config, artifacts, bundle.manifest.device)
     return config
 
 
@@ -93,12 +93,12 @@ def tuned_choices(config: DecodingConfig) -> list[StrategyChoice]:
     return list(dict.fromkeys(served_choice(config, temperature) for temperature in (0.0, SERVED_TEMPERATURE)))
 
 
-def log_temperatures(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -> None:
+def log_temperatures(config: DecodingConfig, artifacts: Mapping[str, Artifact], device: str) -> None:
     """Log what was not tuned or made for the temperatures that it serves."""
     sampled = served_choice(config, SERVED_TEMPERATURE)
     if config.sampled is None:
-        log.warning("nothing was tuned for sampled requests: they are decoded with %s (draftwell tune --temperature %g)", sampled,
-                    SERVED_TEMPERATURE)
+        log.warning("nothing was tuned for sampled requests: they are decoded with %s (draftwell tune --device %s --temperature %g)",
+                    sampled, device, SERVED_TEMPERATURE)
     for choice, temperature in ((served_choice(config, 0), 0.0), (sampled, config.sampled.temperature if config.sampled else None)):
         used = [artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts]
         if temperature is not None and (why := other_temperature(used, temperature)):
@@ -141,7 +141,8 @@ def check_device_class(config: DecodingConfig, artifacts: Mapping[str, Artifact]
     used = {kind for choice in tuned_choices(config) for kind in find_strategy(choice.name).artifacts}
     if HardwareProfile.kind in used and measured not in (None, here):
         raise DraftwellError(f"the bundle's hardware profile was measured on {measured}, this machine is {here}: run "
-                             "`draftwell calibrate` and `draftwell tune` here and deploy again", code="profile_of_another_machine")
+                             f"`draftwell calibrate` and `draftwell tune` here, with --device {device}, and deploy again",
+                             code="profile_of_another_machine")
     tuned = config.provenance.device_class
     if tuned not in (None, here):
         log.warning("the decoding config was tuned on %s, this machine is %s: another choice may be faster here", tuned, here)

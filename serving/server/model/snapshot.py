@@ -9,7 +9,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -73,6 +73,7 @@ class Snapshot(BaseModel):
     table: Bins | None
     memory: list[Count] | None = Field(max_length=3 * MAX_PAIRS, description="draft token, correction, count; one after the other")
     strategies: dict[str, dict[str, float]]
+    sampled_table: Bins | None = None
 
     @model_validator(mode="after")
     def in_threes(self) -> Snapshot:
@@ -86,16 +87,20 @@ class Snapshot(BaseModel):
     @classmethod
     def of(cls, origin: SnapshotOrigin, tenant: str, learnt: Learnt) -> Snapshot:
         """A snapshot of a state."""
-        table = None if learnt.table is None else Bins.model_construct(total=learnt.table[0], accepted=learnt.table[1])
+        table, sampled = (None if counts is None else Bins.model_construct(total=counts[0], accepted=counts[1])
+                          for counts in (learnt.table, learnt.sampled_table))
         memory = None if learnt.memory is None else [x for pair, count in learnt.memory.items() for x in (*pair, count)]
-        return cls.model_construct(schema_version=SCHEMA, origin=origin, tenant=tenant, table=table, memory=memory,
-                                   strategies=learnt.strategies)
+        fields: dict[str, Any] = {"origin": origin, "tenant": tenant, "table": table, "memory": memory, "strategies": learnt.strategies}
+        if sampled is not None:  # a file without it is read by older servers, too
+            fields["sampled_table"] = sampled
+        return cls.model_construct(schema_version=SCHEMA, **fields)
 
     def learnt(self) -> Learnt:
         """The state of this snapshot."""
         numbers = self.memory
         memory = None if numbers is None else dict(zip(zip(numbers[::3], numbers[1::3], strict=True), numbers[2::3], strict=True))
-        return Learnt((self.table.total, self.table.accepted) if self.table else None, memory, self.strategies)
+        table, sampled = ((bins.total, bins.accepted) if bins else None for bins in (self.table, self.sampled_table))
+        return Learnt(table, memory, self.strategies, sampled)
 
 
 def read_snapshot(path: Path) -> Snapshot:

@@ -109,7 +109,7 @@ class Snapshots:
             return 0
         states, written = pool.learnt(), 0
         for tenant, learnt in states.items():
-            body = Snapshot.of(origin, tenant, learnt).model_dump_json().encode()
+            body = Snapshot.of(origin, tenant, learnt).model_dump_json(exclude_unset=True).encode()
             digest, name = hashlib.sha256(body).hexdigest(), name_of(tenant)
             if self._written.get(name) != digest:
                 write_atomically(self.folder / name, json.dumps({"sha256": digest}).encode() + b"\n" + body + b"\n")

@@ -51,6 +51,7 @@ class Learnt:
 
     Args:
         table: the acceptance table's (total, accepted) by bin; None if no strategy used one.
+        sampled_table: the same of its counts for sampled requests; None where it has none.
         memory: counts of the correction memory, in its order.
         strategies: name, or `SAMPLED` key → what `Strategy.learnt` returned, if not empty.
     """
@@ -58,6 +59,7 @@ class Learnt:
     table: tuple[list[int], list[int]] | None = None
     memory: dict[tuple[int, int], int] | None = None
     strategies: dict[str, dict[str, float]] = field(default_factory=dict)
+    sampled_table: tuple[list[int], list[int]] | None = None
 
 
 class UnknownStrategy(DraftwellError):
@@ -102,9 +104,11 @@ class State:
         table, memory = (self._artifacts.get(kind) for kind in (AcceptanceTable.kind, CorrectionMemory.kind))
         counts = table.copy() if isinstance(table, AcceptanceTable) else None
         known = {name: found for name, strategy in self._strategies.copy().items() if (found := strategy.learnt())}
+        sampled = counts.sampled if counts else None
         return Learnt((counts.total, counts.accepted) if counts else self._resumed.table,
                       memory.copy().counts if isinstance(memory, CorrectionMemory) else self._resumed.memory,
-                      {**self._resumed.strategies, **known})
+                      {**self._resumed.strategies, **known},
+                      (sampled.total, sampled.accepted) if sampled else self._resumed.sampled_table)
 
     def _artifact(self, kind: str) -> Artifact:
         if kind not in self._artifacts:
@@ -114,8 +118,10 @@ class State:
     def _own(self, artifact: Artifact) -> Artifact:
         """A copy if requests write to the artifact, else the bundle's own."""
         if isinstance(artifact, AcceptanceTable):
-            table = self._resumed.table
-            return AcceptanceTable(*table, artifact.provenance) if table else artifact.copy()
+            table, resumed = artifact.copy(), self._resumed
+            if table.sampled is not None and resumed.sampled_table is not None:
+                table.sampled = AcceptanceTable(*resumed.sampled_table, table.sampled.provenance)
+            return AcceptanceTable(*resumed.table, table.provenance, table.sampled) if resumed.table else table
         if isinstance(artifact, CorrectionMemory):
             memory = self._resumed.memory
             return artifact.copy() if memory is None else CorrectionMemory(memory, artifact.provenance, artifact.max_pairs)

@@ -1,16 +1,20 @@
 """The acceptance table equals a slow recount."""
 
+import numpy as np
 import pyarrow as pa
+import pytest
 
-from components.calibrate.acceptance_table import build_acceptance_table
+from components.calibrate.acceptance_table import build_acceptance_table, build_sampled_table, with_sampled
 from components.prompts.prompt import Prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.collecting import collect_traces
 from tests.support.errors import raises_code
+from tests.support.loop import trace_sets
 from tests.support.models.tiny import llama_pair, table_pair
 
 ORIGIN = Provenance(pair="tiny", fingerprint="f" * 64)
@@ -100,3 +104,68 @@ def test_a_transformer_pairs_trace_makes_a_table(tmp_path):
     traces = collect_traces(llama_pair(), PROMPTS, tmp_path / "t", max_tokens=16, rollout=4)
     origin = ORIGIN.model_copy(update={"trace_digest": traces.digest()})
     assert build_acceptance_table(traces, origin).provenance.trace_digest == traces.digest()
+
+
+WARM = ORIGIN.model_copy(update={"parameters": {"temperature": 0.7}, "training_prompts": ["b"]})
+
+
+def sampled_trace(folder, values):
+    """A trace at temperature .7 with planted (draft_q, draft_p, confidence) from position 0 on; the draft's token is never the text's."""
+    header = trace_sets.HEADER.model_copy(update={"temperature": 0.7})
+    rows = [trace_sets.row(i, prompt_id="p", position=i, temperature=0.7, draft_token=99, draft_q=q, draft_p=p, confidence=c)
+            for i, (q, p, c) in enumerate(values)]
+    TraceSet(folder).write_shard(0, trace_sets.table(rows, header))
+    return TraceSet(folder)
+
+
+def test_sampled_texts_count_how_likely_a_draft_token_is_kept(tmp_path):
+    """min(1, p/q) of the draft's own token, not whether it happens to be the text's; the bin is that of C; the first is not judged."""
+    trace = sampled_trace(tmp_path / "t", [(0.5, 0.5, 0.55), (0.8, 0.2, 0.55), (0.4, 0.1, 0.55), (0.2, 0.7, 0.55), (0.5, 0.25, 0.945)])
+    table = build_sampled_table(trace, WARM, 0.7)
+    middle, high = (AcceptanceTable.bin_of(c) for c in (0.55, 0.945))
+    assert (table.total[middle], table.accepted[middle]) == (3, 2)  # .25 + .25 + 1, rounded
+    assert (table.total[high], table.accepted[high], sum(table.total)) == (1, 0, 4)
+    assert table.provenance.metrics == {"judged": 4.0, "acceptance_rate": pytest.approx(0.5)}
+    assert table.provenance.parameters == {"temperature": 0.7, "counting": "judged once"}
+
+
+def test_the_counts_of_sampled_texts_are_what_spide_sees_at_that_temperature(tmp_path):
+    """SPIDE decodes with seeds of its own; that a draft token is the text's by chance is far rarer than that it is kept."""
+    pair = likened_pair(0.6)
+    traces = collect_traces(pair, PROMPTS, tmp_path / "t", max_tokens=200, temperature=0.7, rollout=1)
+    table = build_sampled_table(traces, WARM, 0.7)
+    learnt = AcceptanceTable.empty(ORIGIN)
+    both = AcceptanceTable(learnt.total, learnt.accepted, ORIGIN, AcceptanceTable.empty(WARM))
+    profile = HardwareProfile(1.0, {1: 4.0, 32: 4.0}, 0.1, ORIGIN)
+    spide = build_strategy("spide", {"tau": 0.3}, StrategyResources({"acceptance_table": both, "hardware_profile": profile}))
+    for seed in range(4):
+        for prompt in PROMPTS:
+            sampling = pair.sampling(max_tokens=200, temperature=0.7, seed=100 + seed)
+            pair.engine().generate(pair.encode_prompt(prompt.prompt), sampling, spide)
+    seen = both.sampled
+    assert seen is not None
+    assert sum(both.total) == 0, "greedy requests have counts of their own"
+    rates = [sum(one.accepted) / sum(one.total) for one in (table, seen)]
+    assert rates[0] == pytest.approx(rates[1], abs=0.06)
+    rows = traces.read(["token", "draft_token"])
+    by_chance = float(np.mean(rows.column("token").to_numpy() == rows.column("draft_token").to_numpy()))
+    assert by_chance < rates[0] - 0.1
+
+
+def test_greedy_texts_make_no_counts_for_sampled_requests(tmp_path):
+    greedy = collect_traces(table_pair(), PROMPTS, tmp_path / "t", max_tokens=8, rollout=3)
+    with raises_code("trace_of_another_temperature", "temperature 0,", "draftwell collect --temperature 0.7"):
+        build_sampled_table(greedy, WARM, 0.7)
+    without = sampled_trace(tmp_path / "w", [(None, None, 0.5), (None, None, 0.5)])
+    with raises_code("no_draft_tokens"):
+        build_sampled_table(without, WARM, 0.7)
+
+
+def test_a_table_with_counts_of_both_names_temperature_and_prompts_of_both():
+    greedy = AcceptanceTable([4] * 20, [2] * 20, ORIGIN.model_copy(update={"training_prompts": ["c", "a"]}))
+    both = with_sampled(greedy, AcceptanceTable([10] * 20, [9] * 20, WARM))
+    assert (both.total, both.accepted) == (greedy.total, greedy.accepted)
+    assert both.provenance.training_prompts == ["a", "b", "c"]
+    assert both.provenance.parameters["sampled_temperature"] == 0.7
+    assert both.provenance.metrics == {"sampled_judged": 200.0, "sampled_acceptance_rate": 0.9}
+    assert with_sampled(greedy, None) is greedy

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.collect.trace_checks import check_temperature
 from components.prompts.prompt import Prompt
 from components.replay.replay import replay_strategy
 from components.replay.sampled import DRAWS, read_sampled, replay_expected, texts_of
-from components.tune.tune import check_temperature
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.recording.trace import TraceSet
 from serving.runtime.pair import LoadedPair
@@ -77,3 +77,19 @@ def test_texts_of_a_part_of_the_vocabulary_are_refused(pair: LoadedPair, tmp_pat
     cut = collect_traces(pair, PROMPTS[:1], tmp_path, max_tokens=4, temperature=0.7, top_p=0.9, hidden=False)
     with raises_code("trace_of_another_temperature", "top-p 0.9"):
         check_temperature(cut, 0.7)
+
+
+def test_spide_is_replayed_with_the_counts_of_sampled_texts(pair: LoadedPair, sampled: TraceSet) -> None:
+    """A replay's own requests are greedy: read for them, the table would be the one of greedy texts."""
+    made = ORIGIN.model_copy(update={"parameters": {"temperature": 0.7}})
+    never, always = AcceptanceTable([10**6] * 20, [0] * 20, ORIGIN), AcceptanceTable([10**6] * 20, [10**6] * 20, made)
+    both = AcceptanceTable(never.total, never.accepted, ORIGIN, always)
+    calls = []
+    for table in (never, always, both):
+        resources = StrategyResources({**RESOURCES.artifacts, "acceptance_table": table})
+        replayed = replay_strategy(texts_of(sampled), "spide", {"parallel": False, "max_draft": 4}, resources, PROFILE, extend=True)
+        calls.append(replayed.stats.target_calls)
+    assert calls[2] == calls[1] < calls[0]
+    found = run_tuner(pair, sampled, PROMPTS[:2], Clock({}), temperature=0.7, trials=4, max_tokens=12,
+                      resources=StrategyResources({**RESOURCES.artifacts, "acceptance_table": both}))
+    assert "spide" not in found.left_out

@@ -97,3 +97,30 @@ def test_bad_traces_change_nothing(run: Any, pair_file: Path, prompts_file: Path
     done = run("calibrate", "--pair", pair_file, "--prompts", long, "--no-publish", "--traces", traces)
     refused(done, "the long one")
     assert contents(space) == old
+
+
+def test_sampled_texts_are_counted_into_the_same_table(run: Any, pair_file: Path, prompts_file: Path, traces: Path,
+                                                       own_stores: Path) -> None:
+    """Greedy counts stay when sampled ones are added, and the other way round; each is refused traces of the other."""
+    folder = own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "artifacts" / "acceptance_table"
+    few = ("--pair", pair_file, "--prompts", prompts_file)
+    done = run("collect", *few, "--limit", 2, "--max-tokens", 12, "--temperature", 0.7, "--rollout", 2, "--kinds", "target")
+    assert done.exit_code == 0, (done.output, done.exception)
+    refused(run("calibrate", "--pair", pair_file, "--temperature", 0.7, "--no-publish"), "draftwell calibrate --pair")
+    assert not folder.exists()
+    greedy = ("calibrate", *few, "--limit", 2, "--max-tokens", 4, "--no-publish", "--traces", traces)
+    assert run(*greedy).exit_code == 0
+    alone = AcceptanceTable.load(folder)
+    refused(run("calibrate", "--pair", pair_file, "--temperature", 0.7, "--no-publish", "--traces", traces), "temperature 0,")
+    refused(run("calibrate", "--pair", pair_file, "--temperature", 1, "--no-publish"), "temperature 0.7,", "--temperature 1")
+    done = run("calibrate", "--pair", pair_file, "--temperature", 0.7, "--no-publish")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "at temperature 0.7" in done.stdout
+    both = AcceptanceTable.load(folder)
+    assert (both.total, both.accepted) == (alone.total, alone.accepted)
+    assert sum(both.at(1.0).total) > 0
+    assert both.provenance.parameters["sampled_temperature"] == 0.7
+    assert both.at(1.0).provenance.training_prompts == sorted(hashes_of(read_prompts(prompts_file)[:2]))
+    assert run(*greedy).exit_code == 0
+    kept = AcceptanceTable.load(folder)
+    assert (kept.at(1.0).total, kept.at(1.0).accepted) == (both.at(1.0).total, both.at(1.0).accepted)

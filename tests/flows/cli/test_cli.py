@@ -13,6 +13,7 @@ import pytest
 
 from registry.pairs import fetch, find_pair
 from registry.store import Store
+from tests.support.bench_reports import REPORT
 from tests.support.loop.publishing import release, table
 from tests.support.loop.refusals import refused
 from tests.support.loop.tiny_files import snapshot
@@ -258,3 +259,37 @@ def test_doctor_names_what_is_known_to_break(run: Any, monkeypatch: pytest.Monke
     assert "Error: 1 check(s) failed" in done.stderr
 
 
+GATED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "deployed": ({"passed": True, "checks": [], "bundle": "dist/tiny/1-cpu"}, 0, "bundle dist/tiny/1-cpu"),
+    "waits": ({"passed": True, "checks": [], "bundle": None}, 0, "waits to be promoted"),
+    "failed": ({"passed": False, "checks": [{"passed": False, "detail": "0.9 x"}], "bundle": None, "champion": 4}, 1,
+               "release 7 is not deployed, release 4, the champion, stays: the gate failed: 0.9 x"),
+    "open": ({"passed": False, "checks": [{"passed": False, "enough": False, "detail": "1.1 x"}], "bundle": None}, 3,
+             "release 7 is not deployed, nothing is served: the gate had not enough evidence: 1.1 x")}
+
+
+@pytest.mark.parametrize("case", GATED)
+def test_the_demo_ends_with_the_gates_exit_code(run: Any, pair_file: Path, prompts_file: Path, case: str,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """What serves is its last line: 0 although the gate refused would let a script go on with the champion of before."""
+    import flows.orchestration.pipeline_flow as flow
+    from flows.steps.verdict import result_of
+
+    gated, code, line = GATED[case]
+    plain = {"strategy": "autoregressive", "parameters": {}, "reason": "few prompts"}
+    settings = []
+
+    def pipeline(given):
+        settings.append(given)
+        return {**plain, "sampled": {**plain, "temperature": 1.0}, "report": REPORT, "release": 7, "champion": None,
+                "verdict": result_of(gated), **gated}
+
+    monkeypatch.setattr(flow, "pipeline", pipeline)
+    done = run("demo", "--pair", pair_file, "--prompts", prompts_file)
+    assert done.exit_code == code, (done.output, done.exception)
+    text = " ".join(done.stdout.split())
+    assert line in text
+    assert "sampled requests, at temperature 1: autoregressive" in text
+    assert settings[0].temperatures == (0.0, 1.0)
+    assert run("demo", "--pair", pair_file, "--prompts", prompts_file, "--sampled-temperature", 0).exit_code == code
+    assert settings[1].temperatures == (0.0,)

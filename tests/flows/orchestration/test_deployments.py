@@ -90,7 +90,7 @@ def place(own_stores: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def settings(place: Path, pair_file: Path, prompts_file: Path) -> TrafficSettings:
     return TrafficSettings(pair=str(pair_file), prompts=prompts_file, collect_prompts=6, collect_tokens=8, bench_prompts=2,
-                           threads=1)
+                           sampled_prompts=3, threads=1)
 
 
 @pytest.fixture
@@ -607,7 +607,7 @@ def test_a_step_runs_once_for_what_it_is_made_of(prefect_server: None, settings:
 
     def again(before: str = "7", given: PipelineSettings = settings) -> int:
         found = int(once(step, given, space, {"traces": before})["run"])
-        keys.add(json.loads((space.root / "steps" / f"{step.name}.json").read_text())["key"])
+        keys.add(json.loads((space.device_root / "steps" / f"{step.name}.json").read_text())["key"])
         return found
 
     @flow
@@ -628,11 +628,28 @@ def test_a_step_runs_once_for_what_it_is_made_of(prefect_server: None, settings:
     assert all("/" not in key and str(space.root) not in key for key in keys)
 
 
+def test_two_devices_of_one_pair_do_not_replace_each_others_results(settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one file for both, the flows of two devices on one machine computed again in turn."""
+    from flows.orchestration.learn_tasks import within
+
+    runs = list[str]()
+
+    def step(given: PipelineSettings) -> dict[str, Any]:
+        runs.append(given.device)
+        return {"made": {}}
+
+    step.name = "a step"  # type: ignore[attr-defined]
+    assert within(settings, step) is step  # type: ignore[arg-type]  # a plain function in the place of a task
+    for device in ("cpu", "cuda", "cpu", "cuda"):
+        once(step, settings.model_copy(update={"device": device}), Workspace(settings.pair, device=device), {})  # type: ignore[arg-type]
+    assert runs == ["cpu", "cuda"]
+
+
 def test_what_is_broken_does_not_stand(space: Workspace) -> None:
     table("f" * 64).save(space.artifacts / "acceptance_table")
     space.traces.mkdir(parents=True)
     space.traces.joinpath("shard-00000.parquet").write_bytes(b"PAR1 half")
-    assert set(standing(space, ["acceptance_table", "verifier", cached_steps.TRACES])) == {"acceptance_table"}
+    assert set(standing(space, ["acceptance_table", "verifier", *cached_steps.traces_of(PipelineSettings())])) == {"acceptance_table"}
 
 
 @pytest.mark.parametrize("step", [scheduled.collection_step, scheduled.calibration_step, scheduled.tuning_step], ids=lambda step: step.name)
@@ -681,18 +698,20 @@ def test_collection(prefect_server: None, settings: PipelineSettings, space: Wor
             scheduled.collection(settings)
     assert (len(tried), list(space.traces.glob("*shard*"))) == (1, [])
     done = scheduled.collection(settings)
-    assert done["made"] == {"traces": TraceSet(space.traces).digest()}
-    assert done["report"]["positions"] > 6
-    assert len(tried) == 2
+    sampled = TraceSet(space.traces_at(1.0))
+    assert done["made"] == {"traces": TraceSet(space.traces).digest(), "traces_sampled": sampled.digest()}
+    assert (sampled.header.temperature, len(set(sampled.read(["prompt_id"]).column(0).to_pylist()))) == (1.0, 3)
+    assert min(done["report"]["positions"].values()) > 6
+    assert len(tried) == 3
     assert scheduled.collection(settings) == done
-    assert len(tried) == 2
+    assert len(tried) == 3
     shown = shown_in_prefect("collection-tiny")
-    assert json.loads(shown[0].data)[0]["digest"] == done["made"]["traces"][:12]
+    assert [row["digest"] for row in json.loads(shown[0].data)] == [digest[:12] for digest in done["made"].values()]
     (shard,) = TraceSet(space.traces).shards
     shard.write_bytes(shard.read_bytes()[:100])
     with raises_code("unreadable_trace", shard.name):
         scheduled.collection(settings)
-    assert len(tried) == 3
+    assert len(tried) == 4
     shard.unlink()
     assert scheduled.collection(settings)["made"] == done["made"]
 
@@ -811,11 +830,15 @@ def test_what_was_rolled_back_is_neither_judged_nor_promoted(place: Path, settin
     for name in ("gate_task", "deploy_task"):
         monkeypatch.setattr(scheduled, name, lambda *arguments: seen.append(arguments))
     monkeypatch.setattr(scheduled, "publish_task", lambda settings: bad.version)
-    for name in ("table", "links"):
-        monkeypatch.setattr(scheduled.prefect_artifacts, name, lambda *arguments: None)
+    shown = list[str]()
+    monkeypatch.setattr(scheduled.prefect_artifacts, "links", lambda *arguments: None)
+    monkeypatch.setattr(scheduled.prefect_artifacts, "table", lambda *arguments: shown.append(arguments[-1]))
     done = scheduled.release.fn(settings)
     assert (done["passed"], done["bundle"], seen) == (False, None, [])
     assert champion_number(space, "cpu") == good.version
+    (line,) = shown
+    assert "neither judged nor promoted, it was rolled back" in line
+    assert "failed" not in line, "it passed its gate when it was judged"
 
 
 def test_a_hands_change_of_the_champion_is_not_undone(place: Path, settings: PipelineSettings, space: Workspace,
@@ -881,3 +904,19 @@ def test_what_a_killed_run_left_is_not_published(settings: PipelineSettings, spa
     (space.artifacts / ".verifier.k1ll3d" / "weights.safetensors").write_bytes(b"half")
     made = run_publish(StepContext(space, None), {})  # type: ignore[arg-type]  # no model is needed
     assert made.pins == {"decoding_config": 1}
+
+
+def test_not_enough_evidence_is_called_that_in_the_release_flow(place: Path, settings: PipelineSettings, space: Workspace,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_without_prefect(monkeypatch)
+    made = make_release(scheduled_store(), space.spec, space.files(), place / "made")
+    monkeypatch.setattr(scheduled, "publish_task", lambda settings: made.version)
+    shown = list[str]()
+    monkeypatch.setattr(scheduled.prefect_artifacts, "links", lambda *arguments: None)
+    monkeypatch.setattr(scheduled.prefect_artifacts, "table", lambda *arguments: shown.append(arguments[-1]))
+    for enough, verdict_of, word in ((False, "not enough evidence", "had not enough evidence"), (True, "failed", "failed")):
+        gated = {"passed": False, "checks": [{"name": "speedup", "passed": False, "enough": enough, "detail": "1.1"}]}
+        monkeypatch.setattr(scheduled, "gate_task", lambda settings, number, found=gated: found)
+        done = scheduled.release.fn(settings)
+        assert (done["verdict"], done["passed"], done["bundle"]) == (verdict_of, False, None)
+        assert shown.pop() == f"Release {made.version}: the gate {word}, the champion stays."

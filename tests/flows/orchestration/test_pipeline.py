@@ -18,6 +18,8 @@ from registry.store import Store
 from serving.artifacts.pair_files import draftwell_home
 from serving.recording.trace import TraceSet
 
+JUDGED: list[tuple[dict[str, Any], int]] = []
+"""Config and number of prompts of each gate of the first run."""
 KINDS = ("verifier", "acceptance_table", "correction_memory", "hardware_profile", "decoding_config")
 
 
@@ -36,7 +38,7 @@ def run_pipeline(prefect_server: None, results: Path, pair_file: Path, prompts_f
     from flows.settings import PipelineSettings
 
     settings = PipelineSettings(pair=str(pair_file), prompts=prompts_file, collect_prompts=8, collect_tokens=16, calibrate_prompts=2,
-                                tune_prompts=2, tune_tokens=8, trials=3, bench_prompts=2, bench_tokens=8, threads=1)
+                                tune_prompts=2, tune_tokens=8, trials=3, bench_prompts=2, bench_tokens=8, sampled_prompts=2, threads=1)
 
     def run() -> dict[str, Any]:
         with temporary_settings({PREFECT_RESULTS_PERSIST_BY_DEFAULT: True, PREFECT_LOCAL_STORAGE_PATH: results}):
@@ -47,16 +49,19 @@ def run_pipeline(prefect_server: None, results: Path, pair_file: Path, prompts_f
 
 @pytest.fixture(scope="module")
 def refused_once(run_pipeline: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A first run whose gate refuses what was tuned, whatever this machine's speed says of it."""
+    """A first run whose gate refuses what was tuned, whatever this machine's speed says of it: first for sampled requests, then for all."""
     import flows.orchestration.release_tasks
 
     gate = flows.orchestration.release_tasks.gate_release
+    verdicts = [{"passed": False, "checks": [{"name": "sampled speedup", "passed": False, "enough": False, "detail": "1.1"},
+                                             {"name": "speedup", "passed": True, "detail": "fine"}]},
+                {"passed": False, "checks": [{"name": "speedup", "passed": False, "detail": "too slow"}]}]
 
     def refuse(step: Any, prompts: Any, settings: Any, **options: Any) -> dict[str, Any]:
         result = gate(step, prompts, settings, **options)
-        if settings.all_strategies:
-            result |= {"passed": False, "checks": [{"passed": False, "detail": "too slow"}, {"passed": True, "detail": "fine"}]}
-        return result
+        kept = step.workspace.folder("decoding_config") / "config.json"
+        JUDGED.append((json.loads(kept.read_text()), len(prompts)))
+        return result | (verdicts.pop(0) if verdicts else {})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flows.orchestration.release_tasks, "gate_release", refuse)
@@ -73,8 +78,20 @@ def test_a_refused_choice_gives_way_to_plain_decoding(refused_once: dict[str, An
     assert refused_once["passed"] is True
     assert (refused_once["strategy"], refused_once["parameters"]) == ("autoregressive", {})
     assert refused_once["reason"].endswith("refused by the gate: too slow")
-    assert refused_once["release"] == 2
+    assert (refused_once["release"], refused_once["verdict"], refused_once["sampled"]) == (3, "passed", None)
     assert set(refused_once["report"]["strategies"]) >= {"autoregressive", "vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide"}
+
+
+def test_both_classes_are_tuned_and_a_sampled_choice_alone_gives_way_first(refused_once: dict[str, Any]) -> None:
+    (first, _), (second, prompts), (third, few) = JUDGED
+    assert first["sampled"]["temperature"] == second["sampled"]["temperature"] == 1.0
+    assert first["sampled"]["evidence"]["trace_digest"] != first["evidence"]["trace_digest"]
+    assert "spide" not in first["sampled"]["evidence"]["left_out"], "its table has counts of sampled texts"
+    assert second["sampled"]["strategy"] == "autoregressive"
+    assert "the gate had not enough evidence for it: 1.1" in second["sampled"]["evidence"]["reason"]
+    assert (second["strategy"], second["evidence"]) == (first["strategy"], first["evidence"]), "the greedy choice stays"
+    assert "sampled" not in third
+    assert (prompts, few) == (2, 2)
 
 
 def test_the_plain_release_is_what_its_bundle_holds(refused_once: dict[str, Any], place: Path) -> None:
@@ -92,8 +109,8 @@ def test_gate_and_promote_again(refused_once: dict[str, Any], run: Any, pair_fil
     done = run("gate", *few)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "no recorded baseline" in done.stderr
-    assert "release 2" in done.stdout
-    done = run("promote", "--pair", pair_file, "--release", 2)
+    assert "release 3" in done.stdout
+    done = run("promote", "--pair", pair_file, "--release", 3)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "is the champion" in done.stdout
 
@@ -104,7 +121,7 @@ def test_ends_with_a_champion(refused_once: dict[str, Any], made: dict[str, Any]
     from serving.bundle.bundle import open_bundle
 
     champion = find_release(Store(), "tiny", "cpu", "champion")
-    assert made["release"] == 3
+    assert made["release"] == 4
     assert champion.version == (made if made["passed"] else refused_once)["release"]
     record = gate_record(champion)
     assert record is not None

@@ -82,6 +82,9 @@ def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_fil
     from flows import loading as context
     from flows.orchestration import learn_tasks as learn
     from flows.settings import PipelineSettings
+    from flows.steps.collect import SAMPLED_ROLLOUT
+    from flows.workspace import Workspace
+    from serving.recording.trace import TraceSet
 
     settings = PipelineSettings(pair=str(pair_file), prompts=prompts_file, bench_prompts=2, collect_prompts=3, collect_tokens=8)
     made = learn.collect_task.fn(settings)
@@ -91,8 +94,13 @@ def test_the_pipeline_collects_what_the_command_line_collects(run: Any, pair_fil
     rows.write_text("".join(json.dumps({"id": name, **line}) + "\n" for name, line in zip(prompts, lines, strict=True)))
     done = run("collect", "--pair", pair_file, "--prompts", rows, "--max-tokens", 8, "--out", tmp_path / "traces")
     assert done.exit_code == 0, (done.output, done.exception)
-    plans = [json.loads((Path(folder) / "plan.json").read_text()) for folder in (made["folder"], tmp_path / "traces")]
+    space = Workspace(str(pair_file))
+    plans = [json.loads((folder / "plan.json").read_text()) for folder in (space.traces, tmp_path / "traces")]
     assert plans[0] == plans[1]
+    sampled = TraceSet(space.traces_at(1.0))
+    assert made == {"traces": TraceSet(space.traces).digest(), "traces_sampled": sampled.digest()}
+    assert (sampled.header.temperature, sampled.header.rollout) == (1.0, SAMPLED_ROLLOUT)
+    assert set(sampled.read(["kind"]).column(0).to_pylist()) == {"target"}
     assert (plans[0]["batch"], len(context._kept)) == (16, 1)
 
 

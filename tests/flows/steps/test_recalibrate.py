@@ -53,7 +53,8 @@ def pools(step: StepContext, place: Path) -> dict[str, pa.Table]:
 def settings(pair_file: Path, place: Path) -> Callable[..., DriftSettings]:
     """Small enough for seconds."""
     small = {"pair": str(pair_file), "collect_prompts": 16, "collect_tokens": traffic.TOKENS, "calibrate_prompts": 2, "tune_prompts": 2,
-             "tune_tokens": 8, "trials": 2, "bench_prompts": 8, "bench_tokens": 16, "threads": 1, "out": place / "dist"}
+             "tune_tokens": 8, "trials": 2, "bench_prompts": 8, "bench_tokens": 16, "sampled_prompts": 4,
+             "threads": 1, "out": place / "dist"}
     return lambda **more: DriftSettings.model_validate({**small, **more})
 
 
@@ -301,6 +302,7 @@ def test_with_other_settings_what_depends_on_them_is_made_anew(settings: Callabl
     monkeypatch.setattr(recalibrating, "champion_number", lambda space, device: champion[0])
     monkeypatch.setattr(recalibrating.train_step, "run_train", lambda step, traces: learnt.append(traces.digest()))
     monkeypatch.setattr(recalibrating.train_step, "run_calibrate", lambda *arguments, **options: {"ece": 0.5})
+    monkeypatch.setattr(recalibrating.train_step, "run_calibrate_sampled", lambda step, traces, temperature: {"from": traces.digest()})
     spool = traffic.spool(place / "resumed", pools["first"], traffic.prompts(44, seed=9))
     folder = Path(recalibrating.begin(settings(spool=spool, drift="9" * 64))["folder"])
 
@@ -308,9 +310,10 @@ def test_with_other_settings_what_depends_on_them_is_made_anew(settings: Callabl
         """Up to tuning; what was learnt from, in all runs."""
         given = settings(spool=spool, **more)
         collected = recalibrating.collect_traffic(given, str(folder))
-        assert recalibrating.calibrate_on_traffic(given, str(folder)) == {"ece": 0.5}
-        assert collected == {"folder": str(folder / "traces"), "digest": TraceSet(folder / "traces").digest()}
-        assert champion[0] or learnt[-1] == collected["digest"], "it was calibrated on traces that are gone"
+        found = recalibrating.calibrate_on_traffic(given, str(folder))
+        assert collected == {name: TraceSet(folder / name).digest() for name in ("traces", "traces_sampled")}
+        assert champion[0] or found == {"ece": 0.5, "sampled_from": collected["traces_sampled"]}
+        assert champion[0] or learnt[-1] == collected["traces"], "it was calibrated on traces that are gone"
         return learnt
 
     assert len(started(drift="9" * 64)) == 1

@@ -60,7 +60,7 @@ def test_a_changed_byte_is_refused(store: Store, spec: PairSpec, files: PairFile
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with raises_code("judged_bundle_changed", str(file), "draftwell gate --pair tiny --release 1"):
+    with raises_code("judged_bundle_changed", str(file), "draftwell gate --pair tiny --device cpu --release 1"):
         build_bundle(store, spec, files, out=tmp_path / "dist")
     assert not (tmp_path / "dist" / "tiny" / "current").exists()
 
@@ -74,7 +74,7 @@ def test_a_bundle_of_another_verdict_is_built_again_and_named(store: Store, spec
     built = build_bundle(store, spec, files, out=tmp_path / "dist")
     line = deviation(built, champion_of(store))
     assert line is not None
-    for name in (str(built), "0" * 12, "draftwell gate --pair tiny --release 1"):
+    for name in (str(built), "0" * 12, "draftwell gate --pair tiny --device cpu --release 1"):
         assert name in line
 
 

@@ -202,3 +202,26 @@ def test_an_artifact_of_the_other_temperature_class_is_named(kind, made, used, f
     found = other_temperature([made_at("memory", 0.6), artifact], used)
     assert (found is None) == fits
     assert found is None or artifact.kind in found
+
+
+def test_a_table_with_counts_of_sampled_texts_comes_back_and_one_without_is_written_as_before(tmp_path):
+    made = ORIGIN.model_copy(update={"parameters": {"temperature": 0.7}, "trace_digest": "7" * 64, "training_prompts": ["a"]})
+    sampled = AcceptanceTable([9] * 20, [4] * 20, made)
+    AcceptanceTable([5] * 20, [3] * 20, ORIGIN).save(tmp_path / "greedy")
+    AcceptanceTable([5] * 20, [3] * 20, ORIGIN, sampled).save(tmp_path / "both")
+    assert json.loads((tmp_path / "greedy" / "artifact.json").read_text())["schema_version"] == 1
+    assert set(json.loads((tmp_path / "greedy" / "table.json").read_text())) == {"edges", "total", "accepted"}
+    assert json.loads((tmp_path / "both" / "artifact.json").read_text())["schema_version"] == 2
+    assert AcceptanceTable.load(tmp_path / "greedy").sampled is None
+    back = AcceptanceTable.load(tmp_path / "both").copy()
+    assert (back.total, back.at(0.0), back.at(1.0).total, back.at(1.0).accepted) == ([5] * 20, back, [9] * 20, [4] * 20)
+    assert (back.at(0.7).provenance.parameters, back.at(0.7).provenance.trace_digest) == ({"temperature": 0.7}, "7" * 64)
+    assert back.at(0.7).provenance.training_prompts == ["a"]
+    back.at(1.0).update(0.5, kept=True)
+    assert sum(back.total) == 100, "each counts its own requests"
+
+
+@pytest.mark.parametrize(("used", "fits"), [(0.0, True), (0.7, True), (1.0, True)])
+def test_a_table_with_counts_of_both_fits_both(used, fits):
+    table = AcceptanceTable([5] * 20, [3] * 20, made_at("table", 0.0).provenance, made_at("table", 0.7))
+    assert (other_temperature([table], used) is None) == fits

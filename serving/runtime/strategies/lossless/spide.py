@@ -75,7 +75,7 @@ class Spide(Strategy):
         return min(int(self.config.max_draft), max(1, math.floor(times.verify_seconds(unverified + 1) / times.t_draft)))
 
     def run(self, session: Session) -> Step[None]:
-        table = self.artifact(AcceptanceTable)
+        table = self.artifact(AcceptanceTable).at(session.sampling.temperature)
         table = table.copy() if self.resources.deterministic else table
 
         def learn(draft: Draft, verdict: Verdict) -> None:

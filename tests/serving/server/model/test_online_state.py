@@ -323,6 +323,34 @@ def test_a_state_goes_on_where_a_copy_of_it_was_taken() -> None:
     assert again.get("spide", "b").artifact(AcceptanceTable).total == [0] * 20, "others begin with the bundle"
 
 
+def test_greedy_and_sampled_requests_count_apart_where_the_table_does() -> None:
+    """A shared table would hold greedy counts, of drafts that are the target's first choice, against sampled requests."""
+    warm = ORIGIN.model_copy(update={"parameters": {"temperature": 0.7}})
+    table = AcceptanceTable([0] * 20, [0] * 20, ORIGIN, AcceptanceTable([0] * 20, [0] * 20, warm))
+    both: dict[str, Any] = {**table_resources(VOCAB).artifacts, "acceptance_table": table}
+
+    def fresh() -> StrategyPool:
+        return StrategyPool(Pair(), both, DecodingConfig("spide", {}, {}, ORIGIN))  # type: ignore[arg-type]
+
+    it = fresh()
+    sampled = it.get(None, temperature=1.0)
+    Engine(table_pair(VOCAB, noise=0.6)).generate([1], Sampling(max_tokens=60, temperature=1.0, seed=3), sampled)
+    before = it.learnt()[EVERYBODY]
+    assert before.table == ([0] * 20, [0] * 20)
+    assert before.sampled_table is not None
+    assert sum(before.sampled_table[0]) > 0
+    decode(it.get(None))
+    learnt = it.learnt()[EVERYBODY]
+    assert learnt.table is not None
+    assert sum(learnt.table[0]) > 0
+    assert learnt.sampled_table == before.sampled_table
+    again = fresh()
+    again.resume(EVERYBODY, learnt)
+    assert again.learnt()[EVERYBODY] == learnt
+    assert table.sampled is not None
+    assert sum(table.total) == sum(table.sampled.total) == 0, "the bundle's own stays"
+
+
 def test_a_state_is_resumed_only_where_it_belongs() -> None:
     learnt = Learnt(table=([9] * 20, [9] * 20))
     for mode, tenant, kept in (("shared", EVERYBODY, 180), ("shared", "a", 0), ("tenant", "a", 180), ("off", EVERYBODY, 0)):

@@ -18,9 +18,9 @@ import pytest
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.correction_memory import CorrectionMemory
-from serving.server.model.snapshot import SnapshotOrigin, name_of, read_snapshot
+from serving.server.model.snapshot import Snapshot, SnapshotOrigin, name_of, read_snapshot
 from serving.server.model.snapshots import Snapshots
-from serving.server.model.strategy_pool import EVERYBODY, StrategyPool
+from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool
 from tests.support.errors import raises_code
 from tests.support.server.pools import SNAPSHOT_ORIGIN, decode, learn, pool
 
@@ -246,3 +246,12 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_last_whole_one(tmp_path: Pat
     it, _, resumed = served(tmp_path)
     assert (resumed, total(it)) == (1, kept)
     assert [path.name for path in tmp_path.iterdir()] == [name_of(EVERYBODY)], "what was half written is gone"
+
+
+def test_counts_for_sampled_requests_come_back_and_a_file_without_them_is_as_before() -> None:
+    greedy, sampled = ([4] * 20, [2] * 20), ([9] * 20, [8] * 20)
+    without = Snapshot.of(SNAPSHOT_ORIGIN, "", Learnt(greedy)).model_dump_json(exclude_unset=True)
+    assert set(json.loads(without)) == {"schema_version", "origin", "tenant", "table", "memory", "strategies"}
+    both = Learnt(greedy, sampled_table=sampled)
+    back = Snapshot.model_validate_json(Snapshot.of(SNAPSHOT_ORIGIN, "", both).model_dump_json(exclude_unset=True))
+    assert back.learnt() == both
