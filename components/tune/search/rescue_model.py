@@ -1,7 +1,7 @@
 """An estimate of CSD and of lossy SD on a trace, which orders their configurations before any is measured.
 
-A rescued token stands where the target would have written another, so the text goes on differently from there, and no trace says how.
-The estimate supposes that it goes on as the recorded text does: wherever the rule would keep the draft's token (CSD, Eq. 3, with the
+A rescued token stands where the target would have written another, so the text continues differently from there, and no trace says how.
+The estimate supposes that it continues as the recorded text does: wherever the rule would keep the draft's token (CSD, Eq. 3, with the
 memory as it is) the draft counts as right, and vanilla SD is replayed over that.
 """
 
