@@ -53,14 +53,26 @@ class ReadOnce(nn.ModuleList):
                     part.weight.data = part.weight.data.new_empty(0)
 
 
+def own_memory(module: nn.Module, layers: nn.ModuleList) -> None:
+    """Copy what survives a release: embeddings, head and norms, but no projection of a layer.
+
+    On a CPU they are parts of the weight file, which stays mapped, with all pages that were read, until no part is left.
+    """
+    projections = {part.weight for part in layers.modules() if isinstance(part, nn.Linear)}
+    for parameter in set(module.parameters()) - projections:
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
+
+
 @contextmanager
 def released_as_read(module: Any) -> Iterator[None]:
     """While this lasts, whoever brings a model's layers into a layout of its own, one after another, holds only one of them twice.
 
-    Afterwards the module's layers cannot run any more; its embeddings, norms and head are as they were.
+    Afterwards the module's layers cannot run any more; its embeddings, norms and head are as they were, but no views of the mapped file.
     """
     body = module.base_model
     layers = body.layers
+    own_memory(module, layers)
     body.layers = ReadOnce(layers)
     try:
         yield

@@ -10,7 +10,7 @@ import torch
 
 from serving.artifacts.pair_files import PairFiles
 from serving.runtime.commands import Forward, Role
-from serving.runtime.model_files import context_within
+from serving.runtime.model_files import context_within, load_module, released_as_read
 from serving.runtime.models import lean_llama
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.pair import LoadSettings, load_pair, over_slots
@@ -55,6 +55,21 @@ def test_a_pair_releases_what_its_modules_need_not_run(tiny_models: dict[Role, P
     pair = load_pair(PairFiles("tiny", tiny_models["target"], tiny_models["draft"]), LoadSettings(dtype="float32", keep_modules=keep))
     for role in ("target", "draft"):
         assert held(pair.modules[role]) == [keep] * len(held(pair.modules[role]))  # type: ignore[index]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux alone lists a process's mapped files")
+def test_nothing_of_a_released_module_keeps_its_file_in_memory(tmp_path: Path) -> None:
+    """One embedding or norm that is still a part of the mapped file would keep all of its pages."""
+    llama().save_pretrained(tmp_path / "mapped")
+
+    def mapped() -> bool:
+        return str(tmp_path / "mapped") in Path("/proc/self/maps").read_text()
+
+    module = load_module(tmp_path / "mapped", torch.float32, "cpu")
+    assert mapped()
+    with released_as_read(module):
+        assert len([layer for layer in module.model.layers if layer is not None]) == 2
+    assert not mapped()
 
 
 def test_a_small_models_context_is_what_it_was_trained_for() -> None:
