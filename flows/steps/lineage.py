@@ -171,7 +171,7 @@ class Finder:
 
         found = {}
         home = draftwell_home()
-        for folder in sorted([*home.glob("pairs/*/*/traces*"), *home.glob("pairs/*/*/recalibrations/*/traces")]):
+        for folder in sorted([*home.glob("pairs/*/*/traces*"), *home.glob("pairs/*/*/recalibrations/*/traces*")]):
             try:
                 found[TraceSet(folder).digest()] = folder
             except TraceError:
