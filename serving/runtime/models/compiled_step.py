@@ -77,7 +77,7 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
     """The compiled layers of a bfloat16 model, or None where they are not wanted or, under `auto`, not there yet.
 
     Args:
-        home: the project's home; libraries lie in its folder `compiled`.
+        home: the project's home; libraries are kept in its folder `compiled`.
     Raises:
         DraftwellError: they are to be compiled, and there is no C++ compiler or it fails.
     """
