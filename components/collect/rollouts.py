@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from serving.runtime.commands import Forward
+from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import ATTENTION, TransformersModel
 from serving.runtime.output import Model, Output
@@ -99,7 +100,7 @@ class TransformersBranches:
         model, now = self.model, self.now
         ids, positions = torch.tensor(tokens, device=model.device), now.starts + now.at
         if isinstance(model, LeanLlama):
-            states = model.run_layers(ids, positions, partial(lean_attention, now))
+            states = model.run_layers(ids, positions, partial(lean_attention, now, model.shape))
         else:
             with _attention_of_branches(model.module):
                 states = model.module.base_model(input_ids=ids[None], use_cache=False, position_ids=positions[None],
@@ -137,9 +138,10 @@ def branch_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, att
     return out[None], None
 
 
-def lean_attention(now: BranchStep, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def lean_attention(now: BranchStep, shape: Architecture, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The same for the lean path: query `[n, heads, head_dim]`, key and value `[n, kv_heads, head_dim]` → `[n, heads * head_dim]`."""
-    return attend(now, layer, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)).flatten(1)
+    return attend(now, layer, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), shape.scale, shape.attention_softcap,
+                  shape.windows[layer]).flatten(1)
 
 
 def attend(now: BranchStep, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None,

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.runtime.models.lean_llama import Layer
+from serving.runtime.models.architecture import architecture_of
+from serving.runtime.models.lean_layer import Layer
 
 LIKELIEST = 64
 """Sampled tokens come from this many of the likeliest."""
@@ -46,12 +47,14 @@ class BatchedLlama:
     """
 
     def __init__(self, module: Any, dtype: torch.dtype = torch.bfloat16):
-        config = module.config
+        config, shape = module.config, architecture_of(module.config)
+        assert shape is not None, config.model_type
         self.dtype, self.eps = dtype, config.rms_norm_eps
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         with torch.no_grad():
             self.embed, self.final_norm = (weight.to(dtype) for weight in (module.model.embed_tokens.weight, module.model.norm.weight))
-            self.layers = [Layer(layer, lambda weight: partial(F.linear, weight=weight.to(dtype))) for layer in module.model.layers]
+            self.layers = [Layer(layer, lambda weight, bias: partial(F.linear, weight=weight.to(dtype), bias=bias), shape)
+                           for layer in module.model.layers]
         self.cos, self.sin = (t.to(dtype) for t in rope_tables(config.rope_parameters["rope_theta"], self.head_dim, LONGEST))
         self.cache: list[tuple[Tensor, Tensor]] = []
 

@@ -99,7 +99,7 @@ def doctor() -> None:
 
     table = Table("check", "found", "verdict", title="draftwell doctor")
     bad = 0
-    for name, found, verdict, fine in [*versions(), *devices()]:
+    for name, found, verdict, fine in [*versions(), *devices(), *compiling()]:
         table.add_row(name, found, verdict if fine else f"[red]{verdict}[/red]")
         bad += not fine
     wide_console().print(table)
@@ -142,3 +142,15 @@ def devices() -> list[tuple[str, str, str, bool]]:
     found = cuda.get_device_name(0) if cuda_available() else "none"
     rows.append(("cuda", found, "used by default" if default_device() == "cuda" else "not used by default", True))
     return rows
+
+
+def compiling() -> list[tuple[str, str, str, bool]]:
+    """(check, found, verdict, fine) of what compiled layers need: neither is needed to run."""
+    from serving.artifacts.pair_files import draftwell_home
+    from serving.runtime.models.compiled_step import LIBRARY, compiler
+
+    kept = len(list((draftwell_home() / "compiled").glob(f"*/{LIBRARY}")))
+    command = "python -m components.bench.forward --model FOLDER"
+    able = "compiles layers for plain decoding on CPUs" if compiler() else "layers stay eager"
+    return [("C++ compiler", compiler() or "none", able, True),
+            ("compiled layers", str(kept), "used by models of their shape" if kept else f"none yet: {command}", True)]

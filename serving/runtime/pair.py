@@ -28,8 +28,9 @@ from serving.runtime.model_files import (
     load_tokenizer,
     released_as_read,
 )
+from serving.runtime.models.compiled_step import Compile
 from serving.runtime.models.cuda.static_llama import StaticLlama
-from serving.runtime.models.lean_llama import LeanLlama, fits
+from serving.runtime.models.lean_llama import LeanLlama, fits, runs
 from serving.runtime.models.module_model import ModuleModel
 from serving.runtime.models.onnx.onnx_export import cached, export_llama, exportable
 from serving.runtime.models.onnx.onnx_model import OnnxModel
@@ -142,6 +143,10 @@ class LoadSettings(Settings):
     keep_modules: bool = Field(
         False, description="keep the transformers modules able to run, as peers need them; the weights are then held twice"
     )
+    compile: Compile = Field(
+        "auto", description="bfloat16 on CPUs: single tokens by compiled layers (models/compiled_step.py), if they were compiled before "
+        "(auto); compiled now where missing (on, once about a minute); or never (off)"
+    )
     qualifier: bool = Field(True, description="load the model between the two, if there is one; the fingerprint is of all models")
 
 
@@ -160,7 +165,8 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     modules: dict[Role, Any] = {"target": load_module(files.target, getattr(torch, settings.dtype), settings.device)}
     with room_for("the padded weights", "name fewer parameters"):
         padded_to = None if settings.pad_target is None else pad_to(modules["target"], settings.pad_target)
-    target = over_slots(modules["target"], release=not settings.keep_modules, slots=settings.slots, max_context=settings.max_context)
+    target = over_slots(modules["target"], release=not settings.keep_modules, slots=settings.slots, max_context=settings.max_context,
+                        compiled=settings.compile)
     models: dict[Role, Model] = {"target": target}
     vocab = min(target.vocab_size, len(tokenizer))
     smaller: tuple[tuple[Role, Path | None], ...] = (("draft", files.draft), ("qualifier", files.qualifier))
@@ -173,7 +179,8 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         modules[role] = module
         models[role] = over_slots(module, slots=settings.slots, max_context=context_within(module, settings.max_context), head_tokens=head,
                                   vocab_size=vocab, int8=role == "draft" and head is not None,  # distilled: stored in 8 bits anyway
-                                  release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)))  # it is exported first
+                                  release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),  # it is exported first
+                                  compiled=settings.compile)
     if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
         models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
@@ -198,32 +205,33 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
     return load_module(folder, getattr(torch, settings.dtype), device), None
 
 
-def over_slots(module: Any, *, release: bool = False, **settings: Any) -> ModuleModel:
+def over_slots(module: Any, *, release: bool = False, compiled: Compile = "off", **settings: Any) -> ModuleModel:
     """A module wrapped in the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
 
     Args:
         release: the module need not run any more; where the model brings weights into a layout of its own, each layer is then held twice
-            only while it is brought there.
+            only while it is brought there. Compiled layers keep both anyway.
+        compiled: as in `LeanLlama`.
         settings: as `chosen` takes them.
     """
-    lean = fits(module) and module.config.get_text_config().model_type not in UNBATCHED
+    lean = runs(module) and module.config.get_text_config().model_type not in UNBATCHED and compiled == "off"
     with released_as_read(module) if release and lean else nullcontext():
-        return chosen(module, **settings)
+        return chosen(module, compiled=compiled, **settings)
 
 
-def chosen(module: Any, *, int8: bool = False, static: bool | None = None, **settings: Any) -> ModuleModel:
+def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compiled: Compile = "off", **settings: Any) -> ModuleModel:
     """A module in the slot interface that suits it.
 
     Args:
-        int8: as in `LeanLlama`.
+        int8, compiled: as in `LeanLlama`.
         static: fixed shapes, which CUDA graphs need; None takes them on CUDA only.
     """
     if module.config.get_text_config().model_type in UNBATCHED:
         return UnbatchedModel(module, **settings)
-    if not fits(module):
-        return TransformersModel(module, **settings)
     on_cuda = module.device.type == "cuda"
-    return (StaticLlama if (on_cuda if static is None else static) else LeanLlama)(module, int8=int8, **settings)
+    if fits(module) and (on_cuda if static is None else static):
+        return StaticLlama(module, int8=int8, **settings)
+    return LeanLlama(module, int8=int8, compiled=compiled, **settings) if runs(module) else TransformersModel(module, **settings)
 
 
 def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:

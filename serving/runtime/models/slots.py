@@ -29,6 +29,7 @@ class Slots:
     def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device):
         self.count, self.max_context = count, max_context
         self.lengths = [0] * count
+        self._written = [0] * count
         self._shapes, self._dtype, self._device = shapes, dtype, device
         self._branches: list[tuple[list[Tensor], list[Tensor]]] = []
         self._free_branches: list[int] = []
@@ -44,7 +45,15 @@ class Slots:
                                  code="no_free_slot")
         slot = self._free.pop()
         self.lengths[slot] = 0
+        self._wipe(slot)
         return slot
+
+    def _wipe(self, slot: int) -> None:
+        """Set what an earlier request wrote to 0: masked positions count with weight 0, and 0 · NaN is NaN."""
+        for layer in range(len(self._shapes)):
+            for memory in self._memory(layer, slot):
+                memory[:, : self._written[slot]].zero_()
+        self._written[slot] = 0
 
     def open_branch(self) -> int:
         """Take a slot for a further sequence of a request that has a slot already."""
@@ -89,6 +98,8 @@ class Slots:
         if start + tokens > self.max_context:
             raise ContextTooLong(f"{start + tokens} tokens do not fit the context of {self.max_context}: shorten the prompt or max_tokens")
         self.lengths[slot] = start + tokens
+        if slot < self.count:
+            self._written[slot] = max(self._written[slot], start + tokens)
         return start
 
     def write(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -249,6 +249,18 @@ def test_doctor(run: Any) -> None:
     assert "torch" in done.stdout
 
 
+def test_doctor_says_whether_layers_can_be_compiled(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path
+    monkeypatch.setenv("DRAFTWELL_HOME", str(home))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    said = " ".join(run("doctor").output.split())
+    assert "layers stay eager" in said
+    assert "none yet" in said
+    (home / "compiled" / "0").mkdir(parents=True)
+    (home / "compiled" / "0" / "layer.so").touch()
+    assert "used by models of their shape" in " ".join(run("doctor").output.split())
+
+
 def test_doctor_names_what_is_known_to_break(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import metadata
 

@@ -8,7 +8,8 @@ import transformers as tf
 
 from serving.artifacts.distilled_draft import quantise
 from serving.runtime.commands import Forward
-from serving.runtime.models.lean_llama import LeanLlama, fits, linear, linear_int8
+from serving.runtime.models.lean_llama import LeanLlama, fits
+from serving.runtime.models.linear import linear, linear_int8
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from tests.support.models.llama_shapes import SHAPES, SIZES, TEXTS, check_ragged, llama, ragged
@@ -67,10 +68,11 @@ def test_a_draft_in_float32_keeps_its_weights():
     assert all(torch.equal(a, b) for a, b in zip(*same, strict=True))
 
 
-def test_only_models_of_llamas_shape_take_the_fast_path():
+def test_only_models_of_known_architectures_take_the_fast_path():
     assert isinstance(over_slots(llama()), LeanLlama)
     assert not fits(llama(attention_bias=True))
     assert not fits(llama(hidden_act="gelu"))
-    qwen = tf.Qwen2ForCausalLM(tf.Qwen2Config(**SIZES))
+    qwen, neox = tf.Qwen2ForCausalLM(tf.Qwen2Config(**SIZES)), tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**SIZES))
     assert not fits(qwen)
-    assert type(over_slots(qwen)) is TransformersModel
+    assert type(over_slots(qwen)) is LeanLlama
+    assert type(over_slots(neox)) is TransformersModel

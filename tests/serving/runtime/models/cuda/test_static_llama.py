@@ -224,7 +224,7 @@ def test_over_slots_takes_the_static_path_on_cuda_or_when_asked():
     assert type(over_slots(module)) is LeanLlama
     assert type(over_slots(module, static=True)) is StaticLlama
     assert type(over_slots(module, static=False)) is LeanLlama
-    assert type(over_slots(llama(attention_bias=True), static=True)) is TransformersModel
+    assert type(over_slots(llama(attention_bias=True), static=True)) is LeanLlama
 
 
 def test_attention_that_comes_back_in_another_layout_is_read_right(monkeypatch):

@@ -1,0 +1,45 @@
+"""Products with a fixed weight, each kept in the layout that its kernel reads fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serving.artifacts.distilled_draft import quantise
+from serving.device import lacks_bfloat16
+
+Linear = Callable[[Tensor], Tensor]
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]
+"""A weight `[out, in]` and its bias `[out]` → their product."""
+INT8_ROWS = 2
+"""Rows up to which 8-bit weights win: 203 against 312 µs for one row of 3072 × 576, 274 against 310 for four (one core)."""
+PACKED_FOR_ROWS = 8
+"""Rows that oneDNN's weight layout is chosen for; layouts chosen for 1 to 64 rows were measured within 3 %."""
+
+
+def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """x `[rows, in]` → `x @ weight.T + bias` for a weight `[out, in]`; on CPUs bfloat16 weights are packed for oneDNN once.
+
+    float32 keeps torch's own product, whose results are what `transformers.generate` is compared with.
+    """
+    weight = weight.detach().contiguous()
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not lacks_bfloat16():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        product = torch.ops.mkldnn._linear_pointwise
+        return lambda x: product(x, packed, bias, "none", [], "")
+    return lambda x: F.linear(x, weight, bias)
+
+
+def linear_int8(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """As `linear`, with the weight rounded to int8 per output channel: at one or two rows only half the bytes are read.
+
+    More rows multiply by the same rounded weight in bfloat16, where the matrix unit is faster than the narrower read.
+    """
+    whole, scale = quantise(weight)
+    wide = linear((whole * scale[:, None]).to(weight.dtype), bias)
+    scale = scale.to(weight.dtype)
+    plus = 0 if bias is None else bias
+    return lambda x: torch._weight_int8pack_mm(x, whole, scale) + plus if x.shape[0] <= INT8_ROWS else wide(x)

@@ -1,0 +1,157 @@
+"""Attention of the packed rows of a forward pass, each over its own slot.
+
+Rows of a few tokens (a step of decoding, a draft to verify) attend in one call a layer, whatever their number: their slots are read where
+they lie, as one strided tensor. A long row (a part of a prompt) attends by itself. What does not differ between layers, indices and masks,
+is made once a forward pass. Query groups are folded into the query axis of short rows, so that keys are never repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serving.runtime.models.architecture import Architecture
+from serving.runtime.models.slots import Slots
+
+LONGEST_STEP = 32
+"""Tokens of a row that counts as short."""
+Placed = tuple[int, int, int]
+"""Slot, position of the first token, and number of tokens of a row."""
+
+
+class Part(Protocol):
+    """Rows that attend together."""
+
+    @property
+    def tokens(self) -> slice | Tensor:
+        """Their places among the packed tokens."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """As `RowAttention`, for the tokens of this part alone."""
+
+
+class RowAttention:
+    """Attention of one forward pass.
+
+    Args:
+        placed: the rows in the order in which their tokens are packed, each in a slot of its own.
+    """
+
+    def __init__(self, slots: Slots, placed: Sequence[Placed], shape: Architecture):
+        ends = [sum(count for _, _, count in placed[: i + 1]) for i in range(len(placed))]
+        rows = [(end - row[2], row) for end, row in zip(ends, placed, strict=True)]
+        together = [(at, row) for at, row in rows if row[2] <= LONGEST_STEP and row[0] < slots.count]
+        if len(together) < 2:
+            together = []
+        self.parts: list[Part] = [ManyRows(slots, together, shape)] if together else []
+        self.parts += [OneRow(slots, at, row, shape) for at, row in rows if (at, row) not in together]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Queries `[total, heads, head_dim]`, keys and values `[total, kv_heads, head_dim]` → `[total, heads * head_dim]`."""
+        if len(self.parts) == 1:
+            return self.parts[0].attend(layer, query, key, value)
+        out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+        for part in self.parts:
+            out[part.tokens] = part.attend(layer, query[part.tokens], key[part.tokens], value[part.tokens])
+        return out
+
+
+class OneRow:
+    """A row by itself: one that is long, alone, or in a branch slot."""
+
+    def __init__(self, slots: Slots, at: int, row: Placed, shape: Architecture):
+        self.slots, self.shape = slots, shape
+        self.slot, self.start, self.count = row
+        self.tokens = slice(at, at + self.count)
+        self.folds = self.count <= LONGEST_STEP
+        self.masks = {window: self._mask(window, slots.keys[0]) for window in set(shape.windows)}
+
+    def _mask(self, window: int | None, like: Tensor) -> Tensor | None:
+        """Additive mask over `[count, end]`, of folded queries `[groups * count, end]`; None where all is visible or plainly causal."""
+        end = self.start + self.count
+        if (window is None or end <= window) and (self.count == 1 or self.is_causal(window)):
+            return None
+        positions = torch.arange(self.start, end, device=like.device)
+        mask = additive(positions, end, window, like)
+        return mask.repeat(self.shape.groups, 1) if self.folds else mask
+
+    def is_causal(self, window: int | None) -> bool:
+        """Whether the kernel's own causal order will do: the start of a text, short of the window."""
+        return not self.folds and self.start == 0 and (window is None or self.count <= window) and not self.shape.attention_softcap
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        shape, window = self.shape, self.shape.windows[layer]
+        keys, values = self.slots.write(layer, self.slot, self.start, key.transpose(0, 1), value.transpose(0, 1))
+        mask = self.masks[window]
+        if self.folds:
+            folded = query.transpose(0, 1).reshape(1, shape.kv_heads, -1, shape.head_dim)
+            out = weigh(folded, keys[None], values[None], mask, shape)
+        else:  # key heads as the batch, their query heads as heads: keys are shared by a stride of 0
+            heads = query.transpose(0, 1).reshape(shape.kv_heads, shape.groups, -1, shape.head_dim)
+            keys, values = (memory[:, None].expand(-1, shape.groups, -1, -1) for memory in (keys, values))
+            out = weigh(heads, keys, values, mask, shape, causal=self.is_causal(window))
+        return out.reshape(shape.heads, self.count, shape.head_dim).transpose(0, 1).reshape(self.count, -1)
+
+
+class ManyRows:
+    """Short rows in slots of requests, as one batch; a shorter row is padded with queries that nobody reads.
+
+    Slots that lie close together are attended over in place, with those between them; others are copied together.
+    """
+
+    def __init__(self, slots: Slots, rows: Sequence[tuple[int, Placed]], shape: Architecture):
+        device = slots.keys[0].device
+        self.slots, self.shape = slots, shape
+        rows = sorted(rows, key=lambda row: row[1][0])
+        taken = [slot for _, (slot, _, _) in rows]
+        self.first, self.last = taken[0], taken[-1]
+        self.in_place = self.last - self.first < 2 * len(rows)
+        self.batch = self.last - self.first + 1 if self.in_place else len(rows)
+        self.count = max(count for _, (_, _, count) in rows)
+        self.end = max(start + count for _, (_, start, count) in rows)
+        line = [slot - self.first for slot in taken] if self.in_place else list(range(len(rows)))
+        where = sorted((at + j, number * self.count + j, slot, start + j)
+                       for number, (at, (slot, start, count)) in zip(line, rows, strict=True) for j in range(count))
+        self.tokens, self.padded, self.slot_ids, self.positions = torch.tensor(where, device=device).unbind(1)
+        self.full = [one[1] for one in where] == list(range(self.batch * self.count))
+        self.taken = torch.tensor(taken, device=device)
+        seen = torch.zeros(self.batch * self.count, dtype=torch.long, device=device)  # padding sees position 0: no empty softmax
+        seen[self.padded] = self.positions
+        self.masks = {window: additive(seen, self.end, window, slots.keys[0]).view(self.batch, 1, self.count, self.end)
+                      .repeat(1, 1, shape.groups, 1) for window in set(shape.windows)}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        shape = self.shape
+        memories = self.slots.keys[layer], self.slots.values[layer]
+        for memory, new in zip(memories, (key, value), strict=True):
+            memory.transpose(1, 2)[self.slot_ids, self.positions] = new
+        keys, values = (memory[self.first : self.last + 1, :, : self.end] if self.in_place
+                        else memory[:, :, : self.end].index_select(0, self.taken) for memory in memories)
+        if not self.full:
+            query = query.new_zeros(self.batch * self.count, shape.heads, shape.head_dim).index_copy_(0, self.padded, query)
+        lined = query.view(self.batch, self.count, shape.heads, shape.head_dim).transpose(1, 2)
+        folded = lined.reshape(self.batch, shape.kv_heads, -1, shape.head_dim)
+        out = weigh(folded, keys, values, self.masks[shape.windows[layer]], shape)
+        out = out.reshape(self.batch, shape.heads, self.count, shape.head_dim).transpose(1, 2).reshape(self.batch * self.count, -1)
+        return out if self.full else out[self.padded]
+
+
+def additive(positions: Tensor, end: int, window: int | None, like: Tensor) -> Tensor:
+    """`[queries, end]` of `like`'s dtype: 0 where a query at `positions` `[queries]` sees, -inf where it must not."""
+    ahead = positions[:, None] - torch.arange(end, device=positions.device)
+    hidden = ahead < 0 if window is None else (ahead < 0) | (ahead >= window)
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+
+
+def weigh(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Architecture, *, causal: bool = False) -> Tensor:
+    """Attention of `query` `[batch, heads, queries, head_dim]` over `keys` and `values` `[batch, heads, positions, head_dim]`."""
+    if shape.attention_softcap is None:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal, scale=shape.scale)
+    scores = shape.attention_softcap * torch.tanh(query @ keys.transpose(2, 3) * shape.scale / shape.attention_softcap)
+    if mask is not None:
+        scores = scores + mask
+    return scores.float().softmax(-1).to(query.dtype) @ values

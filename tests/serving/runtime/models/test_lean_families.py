@@ -1,0 +1,116 @@
+"""One lean module runs every family of its list as transformers does; its rows attend together, its prompts pass by pass."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as tf
+
+from serving.runtime.commands import Forward
+from serving.runtime.models import lean_llama, row_attention
+from serving.runtime.models.architecture import architecture_of
+from serving.runtime.models.lean_llama import LeanLlama, runs
+from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.pair import over_slots
+from tests.support.models.lean_families import CONFIGS, SHARP, lean_family
+from tests.support.models.llama_shapes import SIZES, TEXTS, ragged, random_tokens
+
+
+def plain_logits(module, text):
+    with torch.no_grad():
+        return module(torch.tensor([text])).logits[0]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ragged_rows_and_a_rejected_draft_equal_the_plain_module(name):
+    module = lean_family(name)
+    expected = [plain_logits(module, text)[3:] for text in TEXTS]
+    model = over_slots(module, slots=3)
+    assert type(model) is LeanLlama
+    for logits, want in zip(ragged(model, TEXTS), expected, strict=True):
+        torch.testing.assert_close(logits, want, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_long_prompts_read_pass_by_pass_equal_the_plain_module(name, monkeypatch):
+    """A row that decodes goes along, and every prompt is cut in another place."""
+    monkeypatch.setattr(lean_llama, "CHUNK", 16)
+    monkeypatch.setattr(row_attention, "LONGEST_STEP", 4)
+    module = lean_family(name)
+    texts = [list(random_tokens(count, count)) for count in (10, 41, 23)]
+    expected = [plain_logits(module, text) for text in texts]
+    model = LeanLlama(module, slots=3)
+    slots = [model.open() for _ in texts]
+    model.forward([Forward("target", slots[0], tuple(texts[0][:9]))])
+    outputs = model.forward([Forward("target", slots[0], (texts[0][9],)), Forward("target", slots[1], tuple(texts[1]), 41),
+                             Forward("target", slots[2], tuple(texts[2]), 2)])
+    for output, want in zip(outputs, (expected[0][9:], expected[1], expected[2][-2:]), strict=True):
+        torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bfloat16_logits_are_as_near_to_float32_as_the_librarys(name):
+    module = lean_family(name)
+    exact = ragged(LeanLlama(copy.deepcopy(module), slots=3), TEXTS)
+    module = module.bfloat16()
+    mine, theirs = ragged(LeanLlama(copy.deepcopy(module), slots=3), TEXTS), ragged(TransformersModel(module, slots=3), TEXTS)
+    error = [torch.cat([(a - e).abs().flatten() for a, e in zip(logits, exact, strict=True)]).mean() for logits in (mine, theirs)]
+    assert error[0] <= 1.3 * error[1]
+
+
+def test_eight_rows_attend_in_one_call_a_layer(monkeypatch):
+    module, calls, attend = lean_family("llama"), [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **kwargs: calls.append(1) or attend(*args, **kwargs))
+    model = LeanLlama(module, slots=8)
+    slots = [model.open() for _ in range(8)]
+    model.forward([Forward("target", slot, (3, 4, 5, 6, 7)[: 1 + slot % 5]) for slot in slots])
+    assert len(calls) == module.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (7, 0), (6, 3, 1, 0), (2, 4, 5)], ids=str)
+def test_rows_of_any_slots_in_any_order_equal_rows_alone(wanted):
+    module = lean_family("qwen3")
+    model, alone = LeanLlama(module, slots=8), LeanLlama(module, slots=1)
+    for _ in range(8):
+        model.open()
+    texts = {slot: random_tokens(3 + slot, slot) for slot in wanted}
+    model.forward([Forward("target", slot, text[:2]) for slot, text in texts.items()])
+    outputs = model.forward([Forward("target", slot, text[2:]) for slot, text in texts.items()])
+    for output, text in zip(outputs, texts.values(), strict=True):
+        slot = alone.open()
+        torch.testing.assert_close(output.logits, alone.forward([Forward("target", slot, text)])[0].logits, atol=1e-5, rtol=0)
+        alone.close(slot)
+
+
+def test_a_slot_that_went_wrong_reaches_no_later_request():
+    """A row beside longer ones is attended over positions that it does not have: what stands there has weight 0, and 0 · NaN is NaN."""
+    module = lean_family("llama")
+    model = LeanLlama(module, slots=2)
+    slot = model.open()
+    model.forward([Forward("target", slot, random_tokens(9))])
+    for memory in [*model.slots.keys, *model.slots.values]:
+        memory[slot, :, :9] = float("nan")
+    model.close(slot)
+    slots = [model.open() for _ in range(2)]
+    model.forward([Forward("target", slots[0], (1,)), Forward("target", slots[1], random_tokens(9))])
+    outputs = model.forward([Forward("target", slot, (2,)) for slot in slots])
+    assert all(torch.isfinite(output.logits).all() for output in outputs)
+
+
+@pytest.mark.parametrize("config", [
+    tf.Phi3Config(**SHARP, rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
+    tf.LlamaConfig(**SHARP, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
+    tf.LlamaConfig(**SHARP, hidden_act="gelu"), tf.GraniteConfig(**SHARP), tf.Gemma2Config(**SHARP, use_bidirectional_attention=True)],
+    ids=["partial rotary", "dynamic rope", "gelu", "granite", "bidirectional"])
+def test_what_is_not_known_takes_the_librarys_module(config):
+    assert architecture_of(config) is None
+
+
+def test_a_model_whose_text_part_is_one_of_several_takes_the_librarys_module():
+    class Composite:
+        config = tf.LlavaConfig(text_config=tf.LlamaConfig(**SIZES))
+
+    assert not runs(Composite)
