@@ -205,18 +205,17 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
     return load_module(folder, getattr(torch, settings.dtype), device), None
 
 
-def over_slots(module: Any, *, release: bool = False, compiled: Compile = "off", **settings: Any) -> ModuleModel:
+def over_slots(module: Any, *, release: bool = False, **settings: Any) -> ModuleModel:
     """A module wrapped in the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
 
     Args:
         release: the module need not run any more; where the model brings weights into a layout of its own, each layer is then held twice
-            only while it is brought there. Compiled layers keep both anyway.
-        compiled: as in `LeanLlama`.
+            only while it is brought there.
         settings: as `chosen` takes them.
     """
-    lean = runs(module) and module.config.get_text_config().model_type not in UNBATCHED and compiled == "off"
+    lean = runs(module) and module.config.get_text_config().model_type not in UNBATCHED
     with released_as_read(module) if release and lean else nullcontext():
-        return chosen(module, compiled=compiled, **settings)
+        return chosen(module, **settings)
 
 
 def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compiled: Compile = "off", **settings: Any) -> ModuleModel:

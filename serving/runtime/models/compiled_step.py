@@ -88,13 +88,23 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
     for window in dict.fromkeys(windows):
         number = windows.index(window)
         module = OneToken(layers[number], list(weights[number]), window)
-        file = home / "compiled" / key(module, weights[number]) / LIBRARY
+        file = library(module, weights[number], home)
         if wanted == "on" and not file.is_file():
             build(module, weights[number], file)
         if not file.is_file():
             return None
         runners[window] = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
     return CompiledStep(weights, windows, runners, slots)
+
+
+def is_compiled(layer: Layer, weights: Mapping[str, Tensor], home: Path) -> bool:
+    """Whether a model with this first layer was compiled before (if not for all of its windows, `compiled_step` finds out)."""
+    return library(OneToken(layer, list(weights), layer.shape.windows[0]), weights, home).is_file()
+
+
+def library(module: OneToken, weights: Mapping[str, Tensor], home: Path) -> Path:
+    """Where a layer's library is, or will be."""
+    return home / "compiled" / key(module, weights) / LIBRARY
 
 
 def key(module: OneToken, weights: Mapping[str, Tensor]) -> str:

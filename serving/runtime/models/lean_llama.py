@@ -18,7 +18,7 @@ from torch import Tensor
 
 from serving.artifacts.pair_files import draftwell_home
 from serving.runtime.models.architecture import architecture_of
-from serving.runtime.models.compiled_step import Compile, CompiledStep, compiled_step
+from serving.runtime.models.compiled_step import Compile, CompiledStep, compiled_step, is_compiled
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
 from serving.runtime.models.linear import linear, linear_int8
 from serving.runtime.models.module_model import Placed
@@ -65,13 +65,19 @@ class LeanLlama(TransformersModel):
         self._embedding_scale = None if shape.embedding_scale is None else self.embedding.new_tensor(shape.embedding_scale)
         with torch.inference_mode():
             self.final_norm = norm_weight(body.norm, shape)
-            self.layers = [Layer(layer, make, shape) for layer in body.layers]
+            compiles = compiled != "off" and not int8 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
+            if compiles and compiled == "auto":
+                first = Layer(body.layers[0], make, shape)
+                compiles = is_compiled(first, layer_weights(first, body.layers[0]), draftwell_home())
+            self.layers: list[Layer] = []
+            stored: list[dict[str, Tensor]] = []  # compiled layers read the weights as they are stored
+            for layer in body.layers:  # once: a layer that was read may give up its weights (`released_as_read`)
+                self.layers.append(Layer(layer, make, shape))
+                if compiles:
+                    stored.append(layer_weights(self.layers[-1], layer))
             self._head = linear(self.head_weight)
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
-        self.step: CompiledStep | None = None
-        if compiled != "off" and not int8 and self.dtype == torch.bfloat16 and self.device.type == "cpu":
-            weights = [layer_weights(*pair) for pair in zip(self.layers, body.layers, strict=True)]
-            self.step = compiled_step(self.layers, weights, self.slots, compiled, draftwell_home())
+        self.step = compiled_step(self.layers, stored, self.slots, compiled, draftwell_home()) if compiles else None
 
     def _rope_table(self, name: str | None) -> Rope:
         """Cosines and sines `[positions, 1, head_dim]` of all positions, the sign of `rotate_half` folded into the sines."""
