@@ -122,7 +122,7 @@ def errors_are_reported(markdown: Path | None, junit: Path | None) -> Iterator[N
 
 def baseline_verdicts(pair: str, name: str, *, needed: bool) -> list[tuple[str, GateVerdict]]:
     """The deterministic part, where a baseline is recorded; one that is `needed` and missing is an error."""
-    from flows.steps.gate_counts import judge_baseline
+    from flows.steps.gate_parts.counts import judge_baseline
     from registry.gates import load_baseline
 
     if not needed and load_baseline(name) is None:
@@ -165,7 +165,7 @@ def show(verdicts: Sequence[tuple[str, GateVerdict]], markdown: Path | None, jun
 
 def record_baseline(pair: str, name: str) -> None:
     """Write registry/baselines/<pair>.json."""
-    from flows.steps.gate_counts import baseline_report
+    from flows.steps.gate_parts.counts import baseline_report
     from registry import gates
     from serving.files import write_json
 

@@ -1,7 +1,7 @@
 """The gate as a pipeline step: measure a release against autoregressive decoding and the champion, and record the verdict.
 
-Its parts: `gate_champion` (whom it is compared with), `gate_bench` (what is measured), `gate_checks` (what needs no clock), `gate_counts`
-(deterministic counts of a checkout), `gate_record` (what is kept).
+Its parts: `gate_parts.champion` (whom it is compared with), `bench` (what is measured), `checks` (what needs no clock), `counts`
+(deterministic counts of a checkout), `record` (what is kept).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from components.gate.settings import DEFAULTS, GateSettings
 from components.gate.verdict import GateVerdict, Thresholds
 from flows.context import StepContext, artifact_prompts
 from flows.steps.champion import artifacts_of
-from flows.steps.gate_bench import BenchJudge, measured, sampled_verdict
-from flows.steps.gate_champion import ChampionComparison, find_rival
-from flows.steps.gate_checks import footprint_check, identity_verdict, missing, prediction_check
-from flows.steps.gate_record import keep_bundle, keep_verdict, record_of, serves
+from flows.steps.gate_parts.bench import BenchJudge, measured, sampled_verdict
+from flows.steps.gate_parts.champion import ChampionComparison, find_rival
+from flows.steps.gate_parts.checks import footprint_check, identity_verdict, missing, prediction_check
+from flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
 from serving.artifacts.kinds import refuse_other_device
 from serving.device import device_type
 from serving.errors import DraftwellError

@@ -78,7 +78,7 @@ def test_a_forgotten_place_is_an_error(example: Any, gates_file: Path) -> None:
 
 def test_the_named_places_exist() -> None:
     """What the page tells a reader to edit; `BenchJudge.of` is where its last block is called."""
-    from flows.steps.gate_bench import BenchJudge
+    from flows.steps.gate_parts.bench import BenchJudge
 
     page = BLOCKS[0].page.read_text()
     assert all(name in page for name in ("`Gates`", "`Thresholds`", "`BenchJudge.of`", "`gate_release`", "`CLOCKED`"))

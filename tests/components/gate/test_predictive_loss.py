@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-import components.gate.verifier_loss
+import components.gate.predictions.verifier_loss
 from components.calibrate.acceptance_table import build_acceptance_table
 from components.collect.plan import prompt_hashes
-from components.gate.losses import PredictiveLoss
-from components.gate.predictive_loss import judge_predictions, predictions
+from components.gate.predictions.losses import PredictiveLoss
+from components.gate.predictions.predictive_loss import judge_predictions, predictions
+from components.gate.predictions.verifier_loss import incomparable, scores_of
 from components.gate.verdict import FAILED, UNDECIDED, Check, Thresholds
-from components.gate.verifier_loss import incomparable, scores_of
 from components.prompts.prompt import Prompt
 from components.train.examples import Examples, read_examples, split_by_prompt
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -136,7 +136,7 @@ def test_a_champion_that_cannot_be_compared_gives_way_to_a_constant(good: dict[s
 def test_a_verifier_that_cannot_be_scored_is_refused(good: dict[str, Any], traces: TraceSet, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = read_examples(traces)
     poor = Examples({"scalars": examples.parts["scalars"]}, examples.ratio, examples.confidence, examples.prompt)
-    monkeypatch.setattr(components.gate.verifier_loss, "read_examples", lambda trace: poor)
+    monkeypatch.setattr(components.gate.predictions.verifier_loss, "read_examples", lambda trace: poor)
     with raises_code("feature_missing", "feature before"):
         predictions({"verifier": Verifier(torch.zeros(36), 0.0, ("before", "scalars"), 0.5, 1.2, ORIGIN)}, {}, traces)
 

@@ -19,14 +19,14 @@ from components.gate.baseline_checks import COUNTS, compare_with_baseline
 from components.gate.baseline_counts import CountsReport, StrategyCounts, deterministic_report
 from components.gate.bench_checks import judge_release
 from components.gate.losslessness import identity_entry
-from components.gate.predictive_loss import judge_predictions, predictions
+from components.gate.predictions.predictive_loss import judge_predictions, predictions
 from components.gate.settings import GateSettings
 from components.gate.verdict import FAILED, GateVerdict, Thresholds
 from components.prompts.prompt import Prompt, demo_prompts, ids_of
 from flows.context import StepContext
-from flows.steps.gate_bench import BenchJudge, measured
-from flows.steps.gate_champion import ChampionComparison
-from flows.steps.gate_checks import IDENTITY_PROMPTS, IDENTITY_TOKENS
+from flows.steps.gate_parts.bench import BenchJudge, measured
+from flows.steps.gate_parts.champion import ChampionComparison
+from flows.steps.gate_parts.checks import IDENTITY_PROMPTS, IDENTITY_TOKENS
 from registry.gates import load_gates
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.verifier import Verifier

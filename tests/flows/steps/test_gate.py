@@ -198,12 +198,12 @@ def test_a_release_whose_checkout_counts_otherwise_is_not_promoted(champion: Pat
                                                                    few: tuple[Any, ...], place: Path,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate is red for its deterministic part: the registry must not say that the release passed."""
-    import flows.steps.gate_counts
+    import flows.steps.gate_parts.counts
     from components.gate.verdict import Check, GateVerdict
 
     failed = GateVerdict((Check("vanilla_sd: target calls", 70, 35, False, "70 target calls, recorded 35 (± 2)"),))
     monkeypatch.setattr(gates, "load_baseline", lambda pair: object())  # the shipped prompts do not fit into the tiny pair
-    monkeypatch.setattr(flows.steps.gate_counts, "judge_baseline", lambda *arguments: failed)
+    monkeypatch.setattr(flows.steps.gate_parts.counts, "judge_baseline", lambda *arguments: failed)
     folder = champion / "artifacts" / "acceptance_table"
     table = AcceptanceTable.load(folder)
     AcceptanceTable([2 * total for total in table.total], [2 * accepted for accepted in table.accepted], table.provenance).save(folder)

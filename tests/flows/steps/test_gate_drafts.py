@@ -18,7 +18,7 @@ from components.prompts.prompt import Prompt
 from components.report.provenance import provenance
 from flows.context import StepContext
 from flows.steps.gate import gate_release
-from flows.steps.gate_checks import prediction_check
+from flows.steps.gate_parts.checks import prediction_check
 from flows.steps.publish import run_publish
 from flows.workspace import Workspace
 from registry import gates

@@ -16,9 +16,9 @@ from components.gate.settings import GateSettings
 from components.gate.verdict import UNDECIDED, Thresholds
 from components.prompts.prompt import Prompt
 from flows.context import StepContext
-from flows.steps.gate_bench import sampled_verdict
-from flows.steps.gate_champion import ChampionComparison
-from flows.steps.gate_checks import prediction_check
+from flows.steps.gate_parts.bench import sampled_verdict
+from flows.steps.gate_parts.champion import ChampionComparison
+from flows.steps.gate_parts.checks import prediction_check
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig, SampledChoice

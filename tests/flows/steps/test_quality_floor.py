@@ -12,8 +12,8 @@ from components.bench.settings import BenchSettings, QualityFloor
 from components.gate.settings import GateSettings
 from components.tune.regret import SETTINGS
 from flows.settings import PipelineSettings, quality_floor
-from flows.steps.gate_bench import measured
-from flows.steps.gate_champion import ChampionComparison
+from flows.steps.gate_parts.bench import measured
+from flows.steps.gate_parts.champion import ChampionComparison
 from flows.steps.tune import constraints_of, tune_settings_of
 from registry import gates
 

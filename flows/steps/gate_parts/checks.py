@@ -48,7 +48,7 @@ def prediction_check(step: StepContext, mine: dict[str, Artifact], theirs: dict[
 
     Each is judged on the workspace's traces of its own class of temperatures: what it learnt from says nothing about the other class.
     """
-    from components.gate.predictive_loss import judge_predictions, predictions
+    from components.gate.predictions.predictive_loss import judge_predictions, predictions
     from flows.context import open_trace
     from serving.artifacts.kinds import temperature_of
 

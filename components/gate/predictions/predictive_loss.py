@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from components.gate.losses import PredictiveLoss
-from components.gate.table_loss import table_prediction
+from components.gate.predictions.losses import PredictiveLoss
+from components.gate.predictions.table_loss import table_prediction
+from components.gate.predictions.verifier_loss import verifier_prediction
 from components.gate.verdict import Check, GateVerdict, Thresholds
-from components.gate.verifier_loss import verifier_prediction
 from components.report.intervals import paired_bootstrap_ratio
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.verifier import Verifier

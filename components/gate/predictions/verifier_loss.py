@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from components.collect.plan import prompt_hashes
-from components.gate.learnt_prompts import UnseenPrompts, for_other_requests, learnt_by_hash
-from components.gate.losses import PredictiveLoss, log_loss
+from components.gate.predictions.learnt_prompts import UnseenPrompts, for_other_requests, learnt_by_hash
+from components.gate.predictions.losses import PredictiveLoss, log_loss
 from components.train.examples import Examples, VerifierLabel, read_examples, split_by_prompt
 from components.train.logistic import Line, sigmoid
 from components.train.settings import LabelKind

@@ -12,7 +12,7 @@ from flows.steps.champion import champion_number
 if TYPE_CHECKING:
     from components.bench.schema import BenchEntry, BenchReport
     from components.gate.verdict import GateVerdict
-    from flows.steps.gate_champion import ChampionComparison
+    from flows.steps.gate_parts.champion import ChampionComparison
     from registry.gates import GateRecord
     from registry.releases import ReleaseVersion
     from registry.store import Store

@@ -13,7 +13,7 @@ from flows.context import StepContext
 if TYPE_CHECKING:
     from components.bench.schema import BenchEntry, BenchReport
     from components.prompts.prompt import Prompt
-    from flows.steps.gate_champion import ChampionComparison
+    from flows.steps.gate_parts.champion import ChampionComparison
     from serving.artifacts.decoding_config import DecodingConfig
     from serving.runtime.strategies import StrategyResources
 

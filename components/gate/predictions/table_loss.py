@@ -12,8 +12,8 @@ import numpy as np
 
 from components.calibrate.acceptance_table import greedy_rows, judged_tokens
 from components.collect.plan import prompt_hashes
-from components.gate.learnt_prompts import UnseenPrompts, for_other_requests, learnt_by_hash
-from components.gate.losses import PredictiveLoss, log_loss
+from components.gate.predictions.learnt_prompts import UnseenPrompts, for_other_requests, learnt_by_hash
+from components.gate.predictions.losses import PredictiveLoss, log_loss
 from components.train.examples import first_of_the_same
 from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
 from serving.recording.trace import TraceSet
