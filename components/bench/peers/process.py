@@ -70,9 +70,10 @@ class PeerProcess:
     def __init__(self, label: str, command: Sequence[str], log: Path, *, threads: int, answer_seconds: float = ANSWER_SECONDS):
         self.label, self.log, self.threads, self.answer_seconds = label, log, threads, answer_seconds
         log.parent.mkdir(parents=True, exist_ok=True)
+        # A group, which can be stopped, but no session: Linux shares a busy machine among sessions, so its own would favour the peer.
         with log.open("wb") as errors:
             self._process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                                             env=peer_environment(threads), start_new_session=True)
+                                             env=peer_environment(threads), process_group=0)
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -38,7 +38,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         with log.open("wb") as out:
             self._process = subprocess.Popen([*command, "--port", str(port)], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                             env=None if env is None else dict(env), start_new_session=True)
+                                             env=None if env is None else dict(env), process_group=0)
         try:
             self.model = self._wait(time.monotonic() + start_seconds)
         except BaseException:
