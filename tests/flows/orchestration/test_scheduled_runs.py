@@ -194,6 +194,14 @@ def ran(run: Any) -> Any:
     return over(run) and not run.state.is_cancelled()
 
 
+def begun(shards: TraceSet, old: os.stat_result) -> bool:
+    """Whether a collection has written its first shard in the place of an older one."""
+    try:
+        return shards.shard(0).stat().st_ino != old.st_ino
+    except FileNotFoundError:
+        return False
+
+
 def serving(place: Place) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """The server of a place, while the block runs."""
     port = place.url.rpartition(":")[2]
@@ -284,14 +292,7 @@ def test_a_killed_run_loses_nothing_and_the_next_goes_on(place: Place, deploymen
     old = shards.shard(0).stat()
     with place.client() as client:
         killed = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
-
-    def begun() -> bool:
-        try:
-            return shards.shard(0).stat().st_ino != old.st_ino
-        except FileNotFoundError:
-            return False
-
-    wait_for("the first shard", begun, place.worker_log)
+    wait_for("the first shard", lambda: begun(shards, old), place.worker_log)
     engine = place.engine()
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
@@ -360,14 +361,7 @@ def test_a_run_that_dies_with_its_worker_ends_as_crashed_without_a_person(place:
     with place.client() as client:
         lost = client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
     wait_for("its process", place.engine, place.worker_log)
-
-    def begun() -> bool:
-        try:
-            return shards.shard(0).stat().st_ino != old.st_ino
-        except FileNotFoundError:
-            return False
-
-    wait_for("the first shard", begun, place.worker_log)
+    wait_for("the first shard", lambda: begun(shards, old), place.worker_log)
     assert place.worker is not None
     for pid in (family := descendants(place.worker.pid)):
         os.kill(pid, signal.SIGKILL)
