@@ -47,14 +47,15 @@ def nucleus(logits: Tensor, top_p: float, first: int = NUCLEUS) -> Tensor:
     """Logits with −∞ outside the smallest set of likeliest tokens whose mass reaches `top_p`; of equal ones the first tokens are in it.
 
     Sorting a vocabulary takes longer than anything else in sampling, and a few hundred tokens nearly always hold the mass. So only the
-    `first` largest are put in order, and all only where these do not hold it: the result is the same.
+    `first` largest are put in order on a CPU, and all only where these do not hold it: the result is the same.
 
     Args:
         logits: `[..., vocab]` float32.
         top_p: in (0, 1).
     """
     whole = logits.logsumexp(-1, keepdim=True)
-    for partial in (True, False) if first < logits.shape[-1] else (False,):
+    on_cpu = logits.device.type == "cpu"  # elsewhere a look at a result would wait for the device, which sorts fast
+    for partial in (True, False) if on_cpu and first < logits.shape[-1] else (False,):
         largest = logits.topk(first).values if partial else logits.sort(descending=True).values
         mass = (largest - whole).exp().cumsum(-1)
         count = 1 + (mass[..., :-1] < top_p).sum(-1, keepdim=True)  # a token is in the set while those before it do not have the mass
@@ -63,7 +64,7 @@ def nucleus(logits: Tensor, top_p: float, first: int = NUCLEUS) -> Tensor:
     least = largest.gather(-1, count - 1)
     dropped = logits < least
     surplus = logits.shape[-1] - dropped.sum(-1, keepdim=True) - count
-    if bool((surplus > 0).any()):  # several tokens equal the last one
+    if not on_cpu or bool((surplus > 0).any()):  # several tokens equal the last one
         equal = logits == least
         dropped |= equal & (equal.cumsum(-1) > equal.sum(-1, keepdim=True) - surplus)
     return logits.masked_fill(dropped, -math.inf)
