@@ -138,7 +138,6 @@ def build(module: OneToken, weights: Mapping[str, Tensor], file: Path) -> None:
     vary = torch.export.Dim.AUTO
     dynamic = ((None,) * 3, ({0: vary, 2: vary},) * 2, (None, None, {0: vary}), [None] * len(weights))
     file.parent.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(file.parents[1] / "inductor"))  # torch itself would name a folder of /tmp there
     with tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own, about itself
         arguments = examples(module.layer.shape, weights)
