@@ -79,7 +79,7 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
     Args:
         home: the project's home; libraries are kept in its folder `compiled`.
     Raises:
-        DraftwellError: they are to be compiled, and there is no C++ compiler or it fails.
+        DraftwellError: they are to be compiled, and there is no C++ compiler or it fails; or a kept library is broken.
     """
     if wanted == "off":
         return None
@@ -93,7 +93,7 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
             build(module, weights[number], file)
         if not file.is_file():
             return None
-        runners[window] = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
+        runners[window] = load(file)
     return CompiledStep(weights, windows, runners, slots)
 
 
@@ -105,6 +105,16 @@ def is_compiled(layer: Layer, weights: Mapping[str, Tensor], home: Path) -> bool
 def library(module: OneToken, weights: Mapping[str, Tensor], home: Path) -> Path:
     """Where a layer's library is, or will be."""
     return home / "compiled" / key(module, weights) / LIBRARY
+
+
+def load(file: Path) -> Runner:
+    """A kept library."""
+    try:
+        runner: Runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
+    except RuntimeError as error:
+        raise DraftwellError(f"the compiled layer {file} cannot be loaded: delete its folder; it is then compiled again",
+                             code="broken_compiled_layer") from error
+    return runner
 
 
 def key(module: OneToken, weights: Mapping[str, Tensor]) -> str:
@@ -131,14 +141,13 @@ def examples(shape: Architecture, weights: Mapping[str, Tensor]) -> tuple[Any, .
 
 
 def build(module: OneToken, weights: Mapping[str, Tensor], file: Path) -> None:
-    """Compile a layer into the shared library `file`; takes some ten seconds."""
+    """Compile a layer into the shared library `file`; takes up to a minute on idle cores."""
     if compiler() is None:
         raise DraftwellError("layers cannot be compiled, there is no C++ compiler here: install g++, or load the pair with compile=off",
                              code="no_compiler")
     vary = torch.export.Dim.AUTO
     dynamic = ((None,) * 3, ({0: vary, 2: vary},) * 2, (None, None, {0: vary}), [None] * len(weights))
     file.parent.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(file.parents[1] / "inductor"))  # torch itself would name a folder of /tmp there
     with tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own, about itself
         arguments = examples(module.layer.shape, weights)
@@ -147,6 +156,6 @@ def build(module: OneToken, weights: Mapping[str, Tensor], file: Path) -> None:
             options = {**OPTIONS, "aot_inductor.output_path": str(Path(folder) / LIBRARY)}
             made = torch._inductor.aot_compile(traced, arguments, options=options)
         except RuntimeError as error:
-            raise DraftwellError(f"the layers could not be compiled ({str(error).splitlines()[0][:200]}): load the pair with compile=off",
+            raise DraftwellError(f"the layers could not be compiled ({str(error)[:200]!r}): load the pair with compile=off",
                                  code="compile_failed") from error
         Path(str(made)).replace(file)

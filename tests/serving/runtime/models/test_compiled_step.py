@@ -11,7 +11,7 @@ import torch
 from serving.runtime.commands import Forward
 from serving.runtime.models import compiled_step
 from serving.runtime.models.compiled_layer import OneToken
-from serving.runtime.models.compiled_step import LIBRARY, CompiledStep, key
+from serving.runtime.models.compiled_step import LIBRARY, CompiledStep, key, load
 from serving.runtime.models.lean_layer import layer_weights
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
@@ -89,6 +89,13 @@ def test_no_compiler_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("CXX", "no-such-compiler")
     with raises_code("no_compiler", "g++", "compile=off"):
         LeanLlama(llama(torch.bfloat16), compiled="on")
+
+
+def test_a_broken_library_is_named(tmp_path: Path) -> None:
+    file = tmp_path / LIBRARY
+    file.write_text("no library")
+    with raises_code("broken_compiled_layer", str(file), "delete"):
+        load(file)
 
 
 def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.MonkeyPatch) -> None:
