@@ -236,6 +236,7 @@ class Machine(Frozen):
     draft_device: str | None = None
     device_name: str | None = None
     cuda: str | None = None
+    compiled: bool = False
     libraries: dict[str, str] = Field(default_factory=dict)
     commit: str | None = None
 

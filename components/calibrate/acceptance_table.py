@@ -37,6 +37,8 @@ Log = Callable[[str, float, int], None]
 
 COLUMNS = ("prompt_id", "kind", "temperature", "position", "token", "draft_token", "confidence")
 SAMPLED_COLUMNS = ("prompt_id", "kind", "position", "confidence", "draft_q", "draft_p")
+GREEDY, SAMPLED = "greedy counts", "sampled counts"
+"""Parts of a table, where one does not record its prompts."""
 COUNTING = "judged once"
 """How tables are counted, in their provenance; those of earlier releases lack the parameter and counted a position up to K times."""
 
@@ -78,11 +80,14 @@ def with_sampled(table: AcceptanceTable, sampled: AcceptanceTable | None) -> Acc
     if sampled is None:
         return table
     made, theirs = table.provenance, sampled.provenance
+    lacking = [name for name, origin in ((GREEDY, made), (SAMPLED, theirs)) if origin.training_prompts is None]
+    prompts = sorted({*(made.training_prompts or ()), *(theirs.training_prompts or ())})
     metrics = {f"sampled_{name}": value for name, value in rates(sampled.total, sampled.accepted).items()}
     both = made.model_copy(update={
         "parameters": {**made.parameters, "sampled_temperature": theirs.parameters["temperature"]},
         "metrics": {**made.metrics, **metrics},
-        "training_prompts": sorted({*(made.training_prompts or ()), *(theirs.training_prompts or ())})})
+        "training_prompts": None if lacking == [GREEDY, SAMPLED] else prompts,
+        "unknown_prompts": sorted({*made.unknown_prompts, *theirs.unknown_prompts, *lacking})})
     return AcceptanceTable(table.total, table.accepted, both, sampled)
 
 

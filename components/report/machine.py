@@ -16,12 +16,14 @@ from serving.runtime.pair import LoadedPair
 
 
 def describe_machine(pair: LoadedPair) -> dict[str, Any]:
-    """Class, CPU and device names, cores, threads, dtype, versions and the commit of this checkout."""
+    """Class, CPU and device names, cores, threads, dtype, whether single tokens of the target are compiled, versions, and the commit."""
+    compiled = getattr(pair.models["target"], "step", None) is not None
     cuda = pair.device.startswith("cuda")
     return {"device_class": device_class(pair.device), "cpu": cpu_model(), "cores": usable_cores(),
             "threads": torch.get_num_threads(), "dtype": pair.dtype, "device": pair.device, "draft_device": draft_device_of(pair),
             "device_name": torch.cuda.get_device_name(torch.device(pair.device)) if cuda else cpu_model(),
-            "cuda": torch.version.cuda if cuda else None, "libraries": library_versions(), "commit": git_commit()}
+            "cuda": torch.version.cuda if cuda else None, "compiled": compiled, "libraries": library_versions(),
+            "commit": git_commit()}
 
 
 def draft_device_of(pair: LoadedPair) -> str | None:

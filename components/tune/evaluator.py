@@ -16,7 +16,7 @@ from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 
-DISTURBED, STALL = 2.0, 0.25
+DISTURBED, STALL = 2.5, 0.25
 """Target calls that took so many times as long as the rivals' on the same prompt, and so many seconds longer in all, were held up by
 another process: longer drafts and half of the cores explain less."""
 
@@ -104,10 +104,11 @@ class Evaluator:
         contenders = [self._contender(choice, ids_of(self.pair, prompts[0]), fresh) for choice in choices]
         sampling = replace(base, seed=self.seed)
         runs = interleaved(self.pair, contenders, prompts, sampling, progress=self.report)
-        for i, prompt in enumerate(prompts):
-            for place in disturbed([generations[i] for generations in runs]):
-                [[again]] = interleaved(self.pair, [contenders[place]], [prompt], replace(sampling, seed=sampling.seed + i))
-                runs[place][i] = min(runs[place][i], again, key=lambda run: run.pace)
+        held_up = [] if fresh else [i for i in range(len(prompts)) if disturbed([generations[i] for generations in runs])]
+        for i in held_up:  # by all, so that none has two chances where its rivals have one; a confirmation takes its times as they are
+            repeated = interleaved(self.pair, contenders, [prompts[i]], replace(sampling, seed=sampling.seed + i))
+            for generations, [again] in zip(runs, repeated, strict=True):
+                generations[i] = min(generations[i], again, key=lambda run: run.pace)
         return [as_measured(generations) for generations in runs]
 
     def report(self, done: int, total: int, label: str) -> None:
@@ -128,9 +129,9 @@ class Evaluator:
 
 
 def disturbed(rivals: Sequence[Generation]) -> list[int]:
-    """Indices of the generations of one prompt that something else than their strategy held up: they are decoded again.
+    """Indices of the generations of one prompt that something else than their strategy held up: the prompt is decoded again.
 
-    A rung has two prompts, so one stall would drop the fastest. What a strategy learns from a prompt it then learns twice.
+    A rung has two prompts, so one stall would drop the fastest. What strategies learn from a prompt they then learn twice.
     """
     calls = [max(1, run.stats.target_calls) for run in rivals]
     paces = [run.stats.target_seconds / count for run, count in zip(rivals, calls, strict=True)]

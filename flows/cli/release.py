@@ -215,7 +215,8 @@ def promote(pair: Pair = "default", device: DeviceOption = None,
     from registry.promotion import promote as run
     from registry.store import Store
 
-    done = run(Store(), find_pair(pair).name, release_device(device), release, reason=reason)
+    name = find_pair(pair).name  # before a registry is made for a mistyped one
+    done = run(Store(), name, release_device(device), release, reason=reason)
     typer.echo(f"{done.name} is the champion; `draftwell deploy --pair {pair} --device {done.device}` builds its bundle")
 
 

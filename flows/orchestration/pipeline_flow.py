@@ -51,7 +51,7 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
 
 def refusal(choice: dict[str, Any], gated: dict[str, Any], sampled: bool) -> str:
     """Why a choice, `sampled`: that for sampled requests, was not released, in a sentence."""
-    found = choice["sampled"] if sampled else choice
+    found = (choice["sampled"] if sampled else choice) or {"strategy": "an earlier choice", "parameters": ""}  # of sampled requests, kept
     against = "; ".join(check["detail"] for check in unmet(gated))
     verdict = "refused by the gate" if result_of(gated) == FAILED else "the gate had not enough evidence for it"
-    return f"{found['strategy']} {found['parameters']} was tuned, {verdict}: {against}"
+    return f"{found['strategy']} {found['parameters']}".rstrip() + f" was tuned, {verdict}: {against}"

@@ -82,4 +82,4 @@ def link_task(settings: PipelineSettings, release: int) -> None:
 def plain_choice_task(settings: PipelineSettings, choice: dict[str, Any], reason: str, sampled_only: bool) -> dict[str, Any]:
     """Put plain decoding into the workspace as the choice for all requests, or for sampled ones; returns `choice` with it in its place."""
     plain = tune_step.choose_plain(open_from_settings(settings), reason, sampled_only=sampled_only)
-    return {**choice, "sampled": {**choice["sampled"], **plain}} if sampled_only else {**choice, **plain, "sampled": None}
+    return {**choice, "sampled": {**(choice["sampled"] or {}), **plain}} if sampled_only else {**choice, **plain, "sampled": None}

@@ -139,7 +139,7 @@ def release(settings: TrafficSettings) -> dict[str, Any]:
         gated = earlier_verdict_task(settings, number) or within(settings, gate_task)(settings, number)
         bundle = deploy_task(settings, number) if gated["passed"] else None
     announce(said := release_line(number, gated))
-    prefect_artifacts.table("gate", space.spec.name, gated["checks"], f"{said.capitalize()}.")
+    prefect_artifacts.table("gate", space.spec.name, gated["checks"], f"{said[:1].upper()}{said[1:]}.")
     link_task(settings, number)
     return {"release": number, "passed": gated["passed"], "verdict": result_of(gated), "checks": gated["checks"], "bundle": bundle}
 

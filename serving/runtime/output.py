@@ -82,7 +82,7 @@ class Output:
 
 def share_top(outputs: list[Output]) -> list[Output]:
     """Let the outputs of one forward pass find their likeliest tokens together, where their logits are consecutive rows of one tensor."""
-    if len(outputs) < 2:
+    if len(outputs) < 2 or outputs[0].compact.dim() != 2:
         return outputs
     first = outputs[0].compact
     at, width = first.storage_offset(), first.stride(0)

@@ -47,6 +47,8 @@ def write_gguf(module: Any, file: Path) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(head_size(config))
+    writer.add_key_length(head_size(config))
+    writer.add_value_length(head_size(config))
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("none")

@@ -103,7 +103,7 @@ class PeerProcess:
             self._process.wait(END_SECONDS)
         self._signal(signal.SIGKILL)
         self._process.wait()
-        self._reader.join()
+        self._reader.join(END_SECONDS)  # a process that left the group may still hold the other end
         self._process.stdout.close()
 
     def _ask(self, request: Mapping[str, Any], kind: type[M], seconds: float) -> M:

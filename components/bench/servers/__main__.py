@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,6 +44,7 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
     chosen = (read_prompts(prompts) if prompts else demo_prompts())[:limit]
     folder = peers_root() / "logs" / "bench-server"
     folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the servers are ended on the way out
     with ExitStack() as stack:
         servers = []
         for label, command, env in commands(opened, target, slots):

@@ -132,7 +132,10 @@ class Engine:
         try:
             session = Session(prompt, sampling, models, draft_limit)
         except Exception as error:  # a slot may have to be cleared on a device
-            raise self._explained(error) from error
+            explained = self._explained(error)
+            if explained is error:
+                raise
+            raise explained from error
         job = Job(session, Task(strategy.run(session)), strategy.overlaps)
         self.jobs.append(job)
         self._advance(job, job.task, None)

@@ -10,6 +10,7 @@ faster than what is made here.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -29,6 +30,8 @@ from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.compiled_layer import OneToken
 from serving.runtime.models.lean_layer import Layer
 from serving.runtime.models.slots import Slots
+
+log = logging.getLogger(__name__)
 
 Compile = Literal["auto", "on", "off"]
 """Compiled layers: those that were compiled before; all, compiled now where they are missing; none."""
@@ -93,7 +96,13 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
             build(module, weights[number], file)
         if not file.is_file():
             return None
-        runners[window] = load(file)
+        try:
+            runners[window] = load(file)
+        except DraftwellError as error:
+            if wanted == "on":
+                raise
+            log.warning("%s; single tokens are decoded without it", error)  # such as one of another machine's C library
+            return None
     return CompiledStep(weights, windows, runners, slots)
 
 
@@ -155,7 +164,7 @@ def build(module: OneToken, weights: Mapping[str, Tensor], file: Path) -> None:
             traced = torch.export.export(module, arguments, dynamic_shapes=dynamic).module()
             options = {**OPTIONS, "aot_inductor.output_path": str(Path(folder) / LIBRARY)}
             made = torch._inductor.aot_compile(traced, arguments, options=options)
-        except RuntimeError as error:
+        except Exception as error:  # tracer, compiler and linker have errors of their own
             raise DraftwellError(f"the layers could not be compiled ({str(error)[:200]!r}): load the pair with compile=off",
                                  code="compile_failed") from error
         Path(str(made)).replace(file)

@@ -169,3 +169,15 @@ def test_a_table_with_counts_of_both_names_temperature_and_prompts_of_both():
     assert both.provenance.parameters["sampled_temperature"] == 0.7
     assert both.provenance.metrics == {"sampled_judged": 200.0, "sampled_acceptance_rate": 0.9}
     assert with_sampled(greedy, None) is greedy
+
+
+def test_prompts_that_one_side_does_not_record_stay_unknown():
+    """An empty list would say that it has learnt from none, and the gate would judge on what was counted."""
+    known, unknown = (ORIGIN.model_copy(update={"training_prompts": prompts}) for prompts in (["a"], None))
+    sampled = AcceptanceTable([10] * 20, [9] * 20, WARM)
+    half = with_sampled(AcceptanceTable([4] * 20, [2] * 20, unknown), sampled).provenance
+    assert (half.training_prompts, half.unknown_prompts) == (WARM.training_prompts, ["greedy counts"])
+    other = AcceptanceTable([10] * 20, [9] * 20, WARM.model_copy(update={"training_prompts": None}))
+    half = with_sampled(AcceptanceTable([4] * 20, [2] * 20, known), other).provenance
+    assert (half.training_prompts, half.unknown_prompts) == (["a"], ["sampled counts"])
+    assert with_sampled(AcceptanceTable([4] * 20, [2] * 20, unknown), other).provenance.training_prompts is None

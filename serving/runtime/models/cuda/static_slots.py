@@ -29,11 +29,6 @@ class StaticSlots(Slots):
         """Whether the next branch needs memory that is not there, so that tensors would move."""
         return not self._free_branches and len(self.lengths) == self.keys[0].shape[0]
 
-    def open(self) -> int:
-        slot = super().open()
-        self._clear(slot)
-        return slot
-
     def open_branch(self) -> int:
         """Take a slot for a further sequence; where there is none, all tensors move into larger ones (see `full`)."""
         if self.full:
@@ -47,7 +42,7 @@ class StaticSlots(Slots):
         slot = min(self._free_branches)
         self._free_branches.remove(slot)
         self.lengths[slot] = 0
-        self._clear(slot)
+        self._wipe(slot)
         return slot
 
     def put(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -59,8 +54,8 @@ class StaticSlots(Slots):
         """Keys and values `[rows, kv_heads, reach, head_dim]` of the first `reach` positions of `slots` `[rows]`."""
         return self.keys[layer][:, :, :reach].index_select(0, slots), self.values[layer][:, :, :reach].index_select(0, slots)
 
-    @torch.inference_mode()
-    def _clear(self, slot: int) -> None:
+    @torch.inference_mode()  # tensors that have grown were made in it
+    def _wipe(self, slot: int) -> None:
         for layer in [*self.keys, *self.values]:
             layer[slot].zero_()
 

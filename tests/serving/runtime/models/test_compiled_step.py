@@ -91,6 +91,19 @@ def test_no_compiler_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.Monke
         LeanLlama(llama(torch.bfloat16), compiled="on")
 
 
+def test_a_library_that_cannot_be_loaded_is_left_out_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                            caplog: pytest.LogCaptureFixture) -> None:
+    """A home may be shared with a machine of another C library: the default must serve there all the same."""
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+    broken = tmp_path / LIBRARY
+    broken.write_text("no library")
+    monkeypatch.setattr(compiled_step, "library", lambda *_: broken)
+    assert LeanLlama(llama(torch.bfloat16), compiled="auto").step is None
+    assert "cannot be loaded" in caplog.text
+    with raises_code("broken_compiled_layer"):
+        LeanLlama(llama(torch.bfloat16), compiled="on")
+
+
 def test_a_broken_library_is_named(tmp_path: Path) -> None:
     file = tmp_path / LIBRARY
     file.write_text("no library")

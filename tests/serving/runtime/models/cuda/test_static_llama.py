@@ -143,7 +143,7 @@ PAIR = LeanLlama(llama(), slots=3), StaticLlama(llama(), slots=3)
 def test_branches_beyond_the_memory_move_all_slots_into_larger_tensors():
     model = StaticLlama(llama(), slots=1)
     slot = model.open()
-    feed(model, slot, 3, 1, 4)
+    prompt = feed(model, slot, 3, 1, 4).logits
     want = [feed(model, slot, token) for token in (1, 5, 9)]
     model.rollback(slot, 3)
     branches = [model.open_branch() for _ in range(5)]
@@ -155,6 +155,8 @@ def test_branches_beyond_the_memory_move_all_slots_into_larger_tensors():
             torch.testing.assert_close(feed(model, branch, token).logits, output.logits)
     model.close(branches[2])
     assert model.open_branch() == branches[2]
+    model.close(slot)
+    torch.testing.assert_close(feed(model, model.open(), 3, 1, 4).logits, prompt)  # a slot is wiped in the tensors that have grown, too
 
 
 def test_nothing_of_a_request_that_went_wrong_reaches_the_next_one():
