@@ -62,9 +62,14 @@ def networks(adapter: Any) -> dict[str, Any]:
             (("target", target), ("draft", near(target, 0.06)), ("qualifier", near(target, 0.03, seed=2)))}
 
 
+BOTH = ("vanilla_sd", "spide", "duo_decoding")
+"""A serial, an overlapping and a branching strategy: these run over the library's own layers in the quick tests too."""
+ADAPTED = [pytest.param(name, adapter, marks=[pytest.mark.slow] if adapter is TransformersModel and name not in BOTH else [])
+           for name in LOSSLESS for adapter in (TransformersModel, over_slots)]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("adapter", [TransformersModel, over_slots])
-@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize(("name", "adapter"), ADAPTED)
 def test_random_llamas_in_float32(name, adapter, temperature):
     engine = Engine(networks(adapter))
     wanted = requests(VOCAB, temperature)
