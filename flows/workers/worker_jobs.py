@@ -117,7 +117,7 @@ def replay_configs(job: Path, choices: Sequence[Mapping[str, Any]]) -> list[dict
     )
     search = Search(texts_of(traces), resources, HardwareProfile.load(job / "profile"), fields["max_tokens"], fields["overlap"],
                     TrialLog(None), fields["trace_digest"])
-    return [search.predict(StrategyChoice.from_json(choice)).model_dump(mode="json") for choice in choices]
+    return [search.predict(StrategyChoice.from_json(choice)).model_dump(mode="json", exclude_unset=True) for choice in choices]
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class TrialLog:
         if digest not in known:
             known[digest] = description
             rows.append({"search": digest, "strategy": trial.strategy, "description": description})
-        rows.append({"search": digest, "trial": trial.model_dump(mode="json")})
+        rows.append({"search": digest, "trial": trial.model_dump(mode="json", exclude_unset=True)})
         self._trials.setdefault(digest, {})[trial.choice] = trial
         self._append(rows)
 
