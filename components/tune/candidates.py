@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,9 +141,21 @@ class Explorer:
             [plain] = self.evaluate([PLAIN], few, max_tokens=EXPLORE_TOKENS, fresh=True)  # the resume file answers from the second time on
             checker = ConstraintChecker(Constraints(), self.quality, None, {})
             divergence, *_ = checker.losses(choice, few, result, plain)
-            least = max(0.0, checker.least(choice, few, result, plain)["quality_loss"])
+            least = max(0.0, min(checker.least(choice, few, result, plain)["quality_loss"], least_share(divergence, sum(result.tokens))))
         return Trial.of(choice, predicted_seconds_per_token=result.pace, exact=False, target_calls_per_token=result.calls_per_token,
                         divergence=divergence, least_divergence=least, source="measured")
+
+
+def least_share(share: float, count: int, z: float = 1.96) -> float:
+    """Lower end of Wilson's 95 % interval of a share of `count` tokens.
+
+    Two prompts that happen to lose alike leave a bound over prompts no width; the tokens still say how little was seen.
+
+    >>> round(least_share(6 / 47, 47), 3), round(least_share(0.0, 47), 3)
+    (0.06, 0.0)
+    """
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, (share + z * z / (2 * count) - spread) / (1 + z * z / count))
 
 
 def starting_points(estimates: Sequence[Trial]) -> dict[str, list[StrategyChoice]]:

@@ -490,6 +490,17 @@ def test_few_tokens_do_not_drop_what_may_keep_to_the_limit(pair: LoadedPair, tra
     assert evidence.choice.name == "csd"
 
 
+def test_two_prompts_that_lose_alike_do_not_make_a_loss_sure(pair: LoadedPair, trace: TraceSet) -> None:
+    """Both lose .11 of some ten tokens: between prompts there is no spread, and still next to nothing was seen."""
+    def quality(prompts: Sequence[Prompt], measured: Measured) -> Quality:
+        few = {prompt.id for prompt in prompts} <= {"p0", "p1"}
+        return Quality(1.0 - (0.11 if few and measured.calls[0] != 16 else 0.0))
+
+    evidence = run(pair, trace, Calls({"csd": 2.0}), constraints=LOSSY, strategies=("vanilla_sd", "csd"), quality=quality, explore=2)
+    explored = [trial for trial in evidence.trials if trial.source == "measured"]
+    assert all(trial.least_divergence is not None and trial.least_divergence < 0.1 for trial in explored)
+
+
 def test_quality_binds(pair: LoadedPair, trace: TraceSet) -> None:
     """csd is by far the fastest; how much it writes that is not the target's decides."""
     clock = Calls({"autoregressive": 1.0, "csd": 3.0, "vanilla_sd": 1.5})
