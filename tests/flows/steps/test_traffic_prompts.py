@@ -104,7 +104,7 @@ def test_too_few_or_none(settings: TrafficSettings, space: Workspace) -> None:
 def test_the_collection_reads_the_spool(prefect_server: None, settings: TrafficSettings, space: Workspace) -> None:
     serve(settings, 44)
     done = scheduled.collection(settings)
-    assert done["made"] == {"traces": TraceSet(space.traces).digest(), "traces_sampled": TraceSet(space.sampled_traces).digest()}
+    assert done["made"] == {"traces": TraceSet(space.traces).digest(), "traces_sampled": TraceSet(space.traces_at(1.0)).digest()}
     names = set(TraceSet(space.traces).read(["prompt_id"]).column("prompt_id").to_pylist())
     assert len(names) == 14, "of 20: 44 prompts are shared with three other steps"
     assert all(name.startswith("spool/") for name in names)
