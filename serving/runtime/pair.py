@@ -69,9 +69,9 @@ class LoadedPair:
     padded_to: int | None = None
     settings: str = ""
 
-    def engine(self, *, split: bool | None = None) -> Engine:
-        """An engine over the pair's models; `split` as in `Engine`."""
-        return Engine(self.models, split=split)
+    def engine(self, *, split: bool | None = None, prompt_tokens: int | None = None) -> Engine:
+        """An engine over the pair's models; arguments as in `Engine`."""
+        return Engine(self.models, split=split, prompt_tokens=prompt_tokens)
 
     @property
     def special_tokens(self) -> frozenset[int]:

@@ -107,7 +107,8 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garb
         app = create_app(load(settings.bundle),  # no other reference to the models stays: they can be freed
                          drain_seconds=0.0,  # `DrainingServer` has drained when the application ends
                          capacity=settings.queue, observers=persistence.observers, security=security,
-                         request_timeout=settings.request_timeout, allow_parameters=settings.allow_parameters)
+                         request_timeout=settings.request_timeout, allow_parameters=settings.allow_parameters,
+                         prompt_tokens=settings.prompt_tokens)
     deployments: Deployments = app.state.deployments
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: watch.ask())

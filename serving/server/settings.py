@@ -8,11 +8,14 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from serving.errors import DraftwellError
+from serving.runtime.engine.prompt_pieces import LEAST
 
 StateSharing = Literal["shared", "tenant", "off"]
 """Whose requests share what strategies learn (model/strategy_pool.py)."""
 SLOTS = 8
 QUEUE = 256
+PROMPT_TOKENS = 64
+"""About as many as double a step of eight requests on a CPU."""
 DRAIN_SECONDS = 20.0
 """With `process.FLUSH_SECONDS` and the writing of online state this ends before the 30 s that Kubernetes waits."""
 STATE_SECONDS = 30.0
@@ -53,6 +56,9 @@ class ServerSettings(BaseModel):
     threads: int | None = Field(None, ge=1, description="Compute threads. Default: PyTorch's choice.")
     max_context: int | None = Field(
         None, ge=2, description="Most tokens of prompt and answer together. Default: the models' limit, at most 4096.")
+    prompt_tokens: int = Field(
+        PROMPT_TOKENS, ge=LEAST, description="Most tokens of prompts that are read in a step while other requests are being answered: "
+                                             "fewer keep their tokens coming evenly, more read long prompts sooner.")
     deterministic: bool = Field(
         False, description="Start every request from the bundle's online state, and do not shorten sampled or lossy drafts under load: "
                            "a seed then always gives the same answer.")

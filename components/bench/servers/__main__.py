@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from components.bench.peers.environments import VLLM_COMMAND, interpreter, peers
 from components.bench.peers.loading import LOOKUP
 from components.bench.peers.process import peer_environment
 from components.bench.servers.load_test import LoadTest, compare, load_table, report
+from components.bench.servers.long_prompt import stall, stall_table, text_of
 from components.bench.servers.processes import Server
 from components.prompts.prompt import demo_prompts, read_prompts
 from serving.artifacts.pair_files import models_root
@@ -23,7 +25,9 @@ from serving.device import usable_cores
 from serving.errors import DraftwellError
 from serving.files import write_json
 
-CONTEXT = 2048
+CONTEXT = 4352
+STREAMS = 8
+"""Answers that are being read while the long prompt is sent."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": LOOKUP["lookup_tokens"], "prompt_lookup_min": 1,
          "prompt_lookup_max": LOOKUP["lookup_ngram"]}
 
@@ -34,6 +38,8 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
          prompts: Annotated[Path | None, typer.Option(help="JSONL file of prompts. Default: those that the project ships.")] = None,
          limit: Annotated[int, typer.Option(min=1, help="Requests per run: the first prompts of the file.")] = 64,
          max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 64,
+         long_prompt: Annotated[int, typer.Option(
+             min=1, max=CONTEXT - 256, help="Tokens of the prompt that is sent while others are being answered.")] = 4000,
          rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 1,
          out: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None) -> None:
     """Compare our server with vLLM's and print one table."""
@@ -52,12 +58,18 @@ def main(bundle: Annotated[Path, typer.Option(help="Bundle that our server serve
             servers.append(Server(label, command, folder / f"{label.replace(', ', '-').replace(' ', '-')}.log", env=env))
             stack.callback(servers[-1].close)
         rows = compare(servers, counts, LoadTest(chosen, max_tokens, target, folder), rounds=rounds)
+        stalls, text = [], text_of(chosen, long_prompt, target)
+        for server in servers:
+            with server.running():
+                stalls.append(stall(server, STREAMS, chosen, text))
     caption = (f"{opened.manifest.pair}, {opened.manifest.dtype}, greedy, {len(chosen)} requests of up to {max_tokens} tokens, "
                f"{slots} slots, {usable_cores()} cores, {rounds} round{'s' if rounds != 1 else ''}, no prefix cache; medians of "
                "TTFT and time per token")
     if out is not None:
-        write_json(out, report(rows, caption))
-    Console(width=max(120, Console().width)).print(load_table(rows, caption))
+        write_json(out, report(rows, caption) | {"long_prompt": [asdict(row) for row in stalls]})
+    screen = Console(width=max(120, Console().width))
+    screen.print(load_table(rows, caption))
+    screen.print(stall_table(stalls, f"time between parts of {STREAMS} streams, before and while a prompt of {long_prompt} tokens is read"))
 
 
 def commands(bundle: Bundle, target: Path, slots: int) -> list[tuple[str, list[str], dict[str, str] | None]]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
+from serving.runtime.engine.prompt_pieces import share_room
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.workers import Workers
 from serving.runtime.failures import lost_device, readable
@@ -96,6 +97,7 @@ class Engine:
         models: role → model; "target" must be there.
         split: give every model cores and a thread of its own: None does so while a request runs whose strategy overlaps
             models, True always (serial strategies are then compared on equal cores), False never (sides run in turn).
+        prompt_tokens: tokens of prompts that a step reads while other requests are being answered; None: whole prompts.
 
     >>> from serving.runtime.models.table_model import TableModel
     >>> from serving.runtime.strategies import build_strategy
@@ -104,8 +106,8 @@ class Engine:
     4
     """
 
-    def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None):
-        self.models, self.split = dict(models), split
+    def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None, prompt_tokens: int | None = None):
+        self.models, self.split, self.prompt_tokens = dict(models), split, prompt_tokens
         self.jobs: list[Job] = []
         self.device_lost: DeviceLost | None = None
         """Set once a device has failed for good: from then on every request fails with it, and only a new process helps."""
@@ -211,7 +213,8 @@ class Engine:
         """For every idle model the forward passes that wait for it, as one batch each.
 
         Where models take turns the target comes last: its forward pass costs the same for one request as for many, so it waits
-        until all who draft have come to their verification (no draft is longer than its strategy's cap).
+        until all who draft have come to their verification (no draft is longer than its strategy's cap). For a draft model that is
+        reading a long prompt it does not wait.
         """
         busy = {id(flight.model) for flight in self._flights}
         flights: dict[int, BatchInFlight] = {}
@@ -222,16 +225,22 @@ class Engine:
                 model = job.session.lanes[leaf.waiting.model].model
                 if id(model) not in busy:
                     flights.setdefault(id(model), BatchInFlight(model, [])).group.append((job, leaf))
-        if self._workers is None and len(flights) > 1:
-            flights.pop(id(self.models["target"]), None)
+        room = self.prompt_tokens if any(job.output for job in self.jobs) else None
+        for flight in flights.values():
+            chosen = set(share_room([leaf for _, leaf in flight.group], room))
+            flight.group = [(job, leaf) for job, leaf in flight.group if leaf in chosen]
+        target = id(self.models["target"])
+        drafting = any(not leaf.reading for model, flight in flights.items() if model != target for _, leaf in flight.group)
+        if self._workers is None and drafting:
+            flights.pop(target, None)
         for flight in flights.values():
             for _, leaf in flight.group:
                 leaf.flying = True
-        return list(flights.values())
+        return [flight for flight in flights.values() if flight.group]
 
     def _fly(self, flight: BatchInFlight) -> BatchResult:
         """Run a batch; if it fails, request by request, so that a bad one does not take the others with it."""
-        commands = [leaf.waiting for _, leaf in flight.group if leaf.waiting]
+        commands = [leaf.piece for _, leaf in flight.group if leaf.piece]
         started = time.perf_counter()
         outputs: list[Output | Exception] = []
         try:
@@ -255,16 +264,16 @@ class Engine:
 
     def _land(self, flight: BatchInFlight, landed: BatchResult) -> None:
         for (job, leaf), output in zip(flight.group, landed.outputs, strict=True):
-            if job.finished or leaf.waiting is None:
+            if job.finished or leaf.waiting is None or leaf.piece is None:
                 continue
             if landed.marks is not None:
-                job.unread.append((leaf.waiting, landed.marks, len(flight.group)))
+                job.unread.append((leaf.piece, landed.marks, len(flight.group)))
             else:
-                job.session.stats.time_forward(leaf.waiting, landed.started - job.started, landed.ended - job.started, len(flight.group))
+                job.session.stats.time_forward(leaf.piece, landed.started - job.started, landed.ended - job.started, len(flight.group))
             leaf.seconds += landed.ended - landed.started
             if isinstance(output, Exception) and leaf.waiting.model != SHADOW:  # a shadow hears of it itself
                 self._end(job, output)
-            else:
+            elif isinstance(output, Exception) or leaf.land_piece():
                 self._advance(job, leaf, output)
 
     def _advance(self, job: Job, leaf: Task, output: Output | Exception | None) -> None:

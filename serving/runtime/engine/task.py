@@ -13,6 +13,7 @@ from serving.runtime.commands import Forward, Overlap
 class Task:
     """A generator that is advanced until it waits for a forward pass; an `Overlap` makes it wait for child tasks.
 
+    Of the forward pass that it waits for, `read` tokens have been run, and `piece` is run next (prompt_pieces.py).
     `seconds` is the time that its forward passes took; `overlaps` has, for every `Overlap` that is over, the seconds from its start
     to its end and the seconds of its longer side's forward passes: equal if the shorter side cost nothing.
     """
@@ -21,6 +22,8 @@ class Task:
         self.steps = steps
         self.waiting: Forward | None = None
         self.flying = False
+        self.piece: Forward | None = None
+        self.read = 0
         self.children: list[Task] = []
         self.done = False
         self.result: Any = None
@@ -30,7 +33,7 @@ class Task:
 
     def resume(self, value: Any = None) -> None:
         """Send a value and run to the next command."""
-        self.waiting, self.flying = None, False
+        self.waiting, self.flying, self.piece, self.read = None, False, None, 0
         try:
             command = self.steps.send(value)
         except StopIteration as stop:
@@ -44,6 +47,19 @@ class Task:
             self.join()
         else:
             self.waiting = command
+
+    def land_piece(self) -> bool:
+        """Note that the piece has been run; True if it was the last one."""
+        assert self.waiting is not None
+        assert self.piece is not None
+        self.read += len(self.piece.tokens)
+        self.flying = False
+        return self.read == len(self.waiting.tokens)
+
+    @property
+    def reading(self) -> bool:
+        """Whether tokens of its forward pass will be left once the next piece has been run."""
+        return self.waiting is not None and self.piece is not None and self.read + len(self.piece.tokens) < len(self.waiting.tokens)
 
     def wrap(self, around: Callable[[Generator[Any, Any, Any], Forward], Generator[Any, Any, Any]]) -> None:
         """Put a generator around what is left of this one, which waits for a forward pass: that is what it must yield first."""

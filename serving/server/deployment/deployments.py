@@ -25,7 +25,7 @@ from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import Scheduler
-from serving.server.settings import QUEUE
+from serving.server.settings import PROMPT_TOKENS, QUEUE
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,12 @@ class Deployments:
 
     Args:
         capacity, observers: of every scheduler.
+        prompt_tokens: of every engine.
     """
 
-    def __init__(self, served: ServedModel, *, capacity: int = QUEUE, observers: Sequence[Observer] = ()):
-        self._capacity, self._observers = capacity, tuple(observers)
+    def __init__(self, served: ServedModel, *, capacity: int = QUEUE, observers: Sequence[Observer] = (),
+                 prompt_tokens: int | None = PROMPT_TOKENS):
+        self._capacity, self._observers, self._prompt_tokens = capacity, tuple(observers), prompt_tokens
         self._lock = threading.Lock()  # a request is pinned either before a switch, which then waits for it, or after it
         self._switching = threading.Lock()  # one switch at a time
         self._newest = self._deploy(served, None)
@@ -163,8 +165,8 @@ class Deployments:
     def _deploy(self, served: ServedModel, scheduler: Scheduler | None) -> Deployment:
         if scheduler is None:
             load = LoadControl(served.costs) if served.costs else None
-            scheduler = Scheduler(served.pair.engine(), served.strategy, served.slots, threads=served.threads, capacity=self._capacity,
-                                  observers=self._observers, load=load)
+            scheduler = Scheduler(served.pair.engine(prompt_tokens=self._prompt_tokens), served.strategy, served.slots,
+                                  threads=served.threads, capacity=self._capacity, observers=self._observers, load=load)
         return Deployment(served, scheduler)
 
     def _retire(self, leaving: list[Scheduler], served: weakref.ref[ServedModel]) -> None:

@@ -1,0 +1,48 @@
+"""The time between tokens while a long prompt is read: on planted times, and against a running server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from components.bench.servers.long_prompt import Stall, parts, stall, stall_table, summary
+from components.prompts.prompt import Prompt
+from tests.support.errors import raises_code
+from tests.support.server.served_pair import served_pair, serving
+
+PROMPTS = [Prompt("a", None, ["one two three"]), Prompt("b", None, ["four five"])]
+
+
+def running_server(url: str) -> Any:
+    return SimpleNamespace(label="ours", url=url, model="tiny", log=Path("log"))
+
+
+def test_a_pause_that_ends_with_the_long_prompt_counts() -> None:
+    """The longest pause begins while the prompt is read and ends behind its first token, so a window of ends alone misses it."""
+    row = summary("ours", 1, [[0.0, 0.1, 0.2, 0.3, 5.3], [0.0, 0.1]], sent=0.25, read=5.2)
+    assert row == Stall("ours", 1, pytest.approx(100.0), pytest.approx(2550.0), pytest.approx(5000.0), pytest.approx(4.95))
+    cells = [list(column.cells) for column in stall_table([row], "caption").columns]
+    assert [str(cells[i][0]) for i in (0, 2, 4, 5)] == ["ours", "100", "5000", "50.00"]
+
+
+def test_no_answers_are_no_figure() -> None:
+    with raises_code("load_test_failed", "no answer"):
+        summary("ours", 1, [[0.0, 0.1]], sent=0.2, read=0.4)
+
+
+def test_against_a_server() -> None:
+    with serving(served_pair("autoregressive", slots=3)) as (url, _):
+        server = running_server(url)
+        assert len("".join(parts(server, "one two", 5)).split()) >= 1
+        row = stall(server, 2, PROMPTS, " ".join(["one"] * 30), steady_seconds=0.5)
+    assert (row.server, row.clients) == ("ours", 2)
+    assert row.before_ms > 0
+    assert row.median_ms <= row.p99_ms
+
+
+def test_a_refused_request_is_told() -> None:
+    with serving(served_pair("autoregressive", slots=3)) as (url, _), raises_code("load_test_failed", "ours", "400"):
+        stall(running_server(url), 1, PROMPTS, " ".join(["one"] * 5000), steady_seconds=0.2)

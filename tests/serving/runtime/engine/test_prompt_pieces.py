@@ -1,0 +1,123 @@
+"""Long prompts in pieces: nothing changes but who waits for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serving.runtime.commands import Forward
+from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.engine.prompt_pieces import LEAST
+from serving.runtime.requests import Sampling
+from serving.runtime.strategies import STRATEGIES, build_strategy
+from tests.support.models.resources import NEEDED, table_pair, table_resources
+
+LONG = [1 + i % 7 for i in range(200)]
+ROOM = 32
+
+
+def recorded(models: dict[str, Any]) -> list[tuple[str, list[Forward]]]:
+    """(role, rows) of every batch that the models run from here on."""
+    batches: list[tuple[str, list[Forward]]] = []
+
+    def record(role: str, model: Any) -> None:
+        run = model.forward
+        model.forward = lambda rows: (batches.append((role, list(rows))), run(rows))[1]
+
+    for role, model in models.items():
+        record(role, model)
+    return batches
+
+
+def begun(engine: Engine, strategy: str, max_tokens: int = 100) -> Job:
+    """A request that is being answered."""
+    job = engine.submit([1, 2], Sampling(max_tokens=max_tokens), build_strategy(strategy, NEEDED.get(strategy, {}), table_resources(8)))
+    while not job.output:
+        engine.step()
+    return job
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_those_of_whole_prompts(name: str, temperature: float) -> None:
+    def strategy() -> Any:
+        return build_strategy(name, NEEDED.get(name, {}), table_resources(8))
+
+    sampling = Sampling(max_tokens=12, temperature=temperature, seed=5)
+    alone = Engine(table_pair(vocab=8)).generate(LONG, sampling, strategy()).output
+    models = table_pair(vocab=8)
+    engine = Engine(models, prompt_tokens=ROOM)
+    busy = begun(engine, "autoregressive")
+    batches = recorded(models)
+    jobs = [engine.submit(LONG, sampling, strategy()) for _ in range(3)]
+    engine.run([busy, *jobs])
+    assert [job.output for job in jobs] == [alone] * 3
+    assert all(sum(len(row.tokens) for row in rows if len(row.tokens) > LEAST) <= ROOM for _, rows in batches if len(rows) > 1)
+    assert all(len(model.slots._free) == 8 for model in models.values())
+    assert [job.session.stats.prefill_calls for job in jobs] == [1] * 3
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "vanilla_sd"])
+def test_the_others_get_tokens_while_a_prompt_is_read(name: str) -> None:
+    """The draft reads the prompt too, and a target that waited for all drafts would wait for that."""
+    engine = Engine(table_pair(vocab=8), prompt_tokens=ROOM)
+    busy = begun(engine, "autoregressive")
+    late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy(name))
+    while not late.output:
+        before = len(busy.output)
+        engine.step()
+        assert len(busy.output) == before + 1
+    before = len(busy.output)
+    while len(late.output) < 2:
+        engine.step()
+    assert len(busy.output) - before >= (len(LONG) // ROOM if name == "vanilla_sd" else 1), "the draft read its pieces meanwhile"
+
+
+def test_a_prompt_that_nobody_waits_behind_is_read_at_once() -> None:
+    models = table_pair(vocab=8)
+    batches = recorded(models)
+    Engine(models, prompt_tokens=ROOM).generate(LONG, Sampling(max_tokens=2), build_strategy("autoregressive"))
+    assert [len(rows[0].tokens) for _, rows in batches] == [len(LONG), 1]
+
+
+def test_prompts_share_the_room_in_order_of_arrival() -> None:
+    models = table_pair(vocab=8)
+    engine = Engine(models, prompt_tokens=ROOM)
+    begun(engine, "autoregressive")
+    batches = recorded(models)
+    for _ in range(2):
+        engine.submit(LONG[:50], Sampling(max_tokens=2), build_strategy("autoregressive"))
+    for _ in range(4):
+        engine.step()
+    assert [[len(row.tokens) for row in rows] for _, rows in batches] == [[1, 32], [1, 18], [1, 1, 32], [1, 18]]
+
+
+def test_a_request_cancelled_while_its_prompt_is_read_frees_its_slots() -> None:
+    engine = Engine(table_pair(vocab=8), prompt_tokens=ROOM)
+    busy = begun(engine, "autoregressive")
+    late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy("vanilla_sd"))
+    engine.step()
+    engine.cancel(late)
+    engine.run([busy])
+    assert all(len(model.slots._free) == 8 for model in engine.models.values())
+
+
+def test_a_failing_piece_ends_its_request_alone() -> None:
+    models = table_pair(vocab=8)
+    engine = Engine(models, prompt_tokens=ROOM)
+    busy = begun(engine, "autoregressive")
+    run = models["target"].forward
+
+    def forward(rows: list[Forward]) -> Any:
+        if any(7 in row.tokens and len(row.tokens) > 1 for row in rows):
+            raise RuntimeError("a kernel failed")
+        return run(rows)
+
+    models["target"].forward = forward
+    late = engine.submit([1] * 40 + [7] * 40, Sampling(max_tokens=4), build_strategy("autoregressive"))
+    while not busy.finished:
+        engine.step()
+    assert isinstance(late.error, RuntimeError)
+    assert busy.error is None
+    assert len(busy.output) == 100
