@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Any
 
@@ -41,6 +41,12 @@ class Layer:
         self.feed_forwards = [(make(*parts[f"gate_up{i}"]), make(*parts[f"down{i}"])) for i in range(len(feed_forwards(layer.mlp)))]
         self.activation: Callable[[Tensor], Tensor] = F.silu if shape.activation == "silu" else partial(F.gelu, approximate="tanh")
 
+    def products(self) -> dict[str, Linear]:
+        """The products by the names of `projections`."""
+        fed = {f"{name}{i}": product for i, pair in enumerate(self.feed_forwards)
+               for name, product in zip(("gate_up", "down"), pair, strict=True)}
+        return {"qkv": self.qkv, "out": self.out, **fed}
+
     def before(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each `[total, its heads, head_dim]`, of states `[total, hidden]`."""
         shape, rotated = self.shape, self.shape.heads + self.shape.kv_heads
@@ -75,9 +81,24 @@ def projections(layer: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
 def layer_weights(own: Layer, layer: Any) -> dict[str, Tensor]:
     """All weights of a module's layer by the names that `compiled_layer` knows them by; norms as `own` has them."""
     found = {name: getattr(own, name) for name in NORMS if getattr(own, name) is not None}
+    products = own.products()
     for name, (weight, bias) in projections(layer).items():
-        found |= {name: weight.detach()} | ({} if bias is None else {f"{name}.bias": bias.detach()})
+        found |= stored(name, weight, products[name]) | ({} if bias is None else {f"{name}.bias": bias.detach()})
     return found
+
+
+def stored(name: str, weight: Tensor, product: Linear) -> dict[str, Tensor]:
+    """What a product over one token reads: its weight, or what that was rounded to and the scales."""
+    rounded = getattr(product, "rounded", None)
+    return {name: weight.detach()} if rounded is None else {name: rounded[0], f"{name}.scale": rounded[1]}
+
+
+def packed_weights(own: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """`layer_weights` with the weights of products as oneDNN keeps them; None where they are not packed."""
+    packed = {name: getattr(product, "packed", None) for name, product in own.products().items()}
+    if any(one is None for one in packed.values()):
+        return None
+    return {name: packed.get(name, one) for name, one in weights.items() if not name.endswith(".scale")}
 
 
 def joined(holder: Any, whole: str, *parts: str) -> tuple[Tensor, Tensor | None]:

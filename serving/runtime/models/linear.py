@@ -27,19 +27,44 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """
     weight = weight.detach().contiguous()
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not lacks_bfloat16():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-        product = torch.ops.mkldnn._linear_pointwise
-        return lambda x: product(x, packed, bias, "none", [], "")
+        return PackedLinear(weight, bias)
     return lambda x: F.linear(x, weight, bias)
 
 
-def linear_int8(weight: Tensor, bias: Tensor | None = None) -> Linear:
+class PackedLinear:
+    """A product of bfloat16 by oneDNN.
+
+    Attributes:
+        packed: the weight, in oneDNN's layout.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        self._bias, self._product = bias, torch.ops.mkldnn._linear_pointwise
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` → `[rows, out]`."""
+        out: Tensor = self._product(x, self.packed, self._bias, "none", [], "")
+        return out
+
+
+class Int8Linear:
     """As `linear`, with the weight rounded to int8 per output channel: at one or two rows only half the bytes are read.
 
     More rows multiply by the same rounded weight in bfloat16, where the matrix unit is faster than the narrower read.
+
+    Attributes:
+        rounded: the int8 weight `[out, in]` and its scales `[out]`.
+        packed: as in `PackedLinear`, of the rounded weight; None where `linear` packs nothing.
     """
-    whole, scale = quantise(weight)
-    wide = linear((whole * scale[:, None]).to(weight.dtype), bias)
-    scale = scale.to(weight.dtype)
-    plus = 0 if bias is None else bias
-    return lambda x: torch._weight_int8pack_mm(x, whole, scale) + plus if x.shape[0] <= INT8_ROWS else wide(x)
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        whole, scale = quantise(weight)
+        self._wide = linear((whole * scale[:, None]).to(weight.dtype), bias)
+        self.rounded = whole, scale.to(weight.dtype)
+        self.packed: Tensor | None = getattr(self._wide, "packed", None)
+        self._plus = 0 if bias is None else bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` → `[rows, out]`."""
+        return torch._weight_int8pack_mm(x, *self.rounded) + self._plus if x.shape[0] <= INT8_ROWS else self._wide(x)
