@@ -9,6 +9,7 @@ a padded target, and of a draft on another device than the target's, always, and
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,10 +155,10 @@ class Workspace:
         slow = self.dtype == "bfloat16" and device == "cpu" and lacks_bfloat16()
         advice = " (this CPU has no instructions for it: float32 is faster here)" if slow else ""
         self.say(f"loading {self.spec.name} in {self.dtype}{padding}{advice}")
-        dtype: Any = self.dtype
-        return load_pair(files, LoadSettings(dtype=dtype, device=device, slots=slots, max_context=max_context, chat=self.spec.chat,
-                         pad_target=pad_target, onnx_draft=onnx_draft, draft_device=draft_device, keep_modules=keep_modules,
-                         qualifier=qualifier))
+        return load_pair(files, LoadSettings.model_validate({
+            "dtype": self.dtype, "device": device, "slots": slots, "max_context": max_context, "chat": self.spec.chat,
+            "pad_target": pad_target, "onnx_draft": onnx_draft, "draft_device": draft_device, "keep_modules": keep_modules,
+            "qualifier": qualifier, "compile": "auto" if pad_target else os.environ.get("DRAFTWELL_COMPILE", "try")}))
 
     def resources(
         self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False

@@ -2,7 +2,8 @@
 
 Data files and the runtime's own wheel, every digest checked on the way. The folder is built next to its place and renamed, then the
 link `current` is moved: a server that watches it sees the old bundle or the new one, and an existing bundle is never changed or
-removed. Two builds of one release with one runtime are byte-identical: nothing in them depends on time, machine or user.
+removed. Two builds of one release with one runtime are byte-identical on one machine: nothing in them depends on time or user, and on the
+machine only the compiled layers (`compiled/`), which other kinds of machines leave unused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from registry.promotion import adopt, withdrawal
 from registry.releases import ReleaseVersion, find_release, gate_record, is_champion, objection
 from registry.store import Published, Store
 from serving.artifacts.base import read_manifest
+from serving.artifacts.compiled_libraries import COMPILED, used_by
 from serving.artifacts.pair_files import DTYPES, PairFiles, combine_fingerprint, is_artifact, models_root, tokenizer_digest
 from serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
 from serving.errors import DraftwellError
@@ -218,6 +220,10 @@ def _fill(place: Path, release: ReleaseVersion, pinned: dict[str, Published], sp
             records[role] = records[role].model_copy(update={"source": "bundled", "folder": f"models/{role}"})
         elif not (kept := models_root() / records[role].folder).exists():
             link(kept, folder)
+    for library in used_by(release.fingerprint) if release.device == "cpu" else []:
+        kept = place / COMPILED / library.parent.name / library.name
+        kept.parent.mkdir(parents=True)
+        shutil.copyfile(library, kept)
     profile, wheel = place / "artifacts" / "hardware_profile", runtime_wheel()
     manifest = Manifest(
         pair=spec.name, device=release.device, dtype=dtype, chat=spec.chat, fingerprint=release.fingerprint,

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 
 from serving.artifacts.base import MANIFEST
+from serving.artifacts.compiled_libraries import note_used
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
 from serving.device import core_ids
@@ -144,9 +145,10 @@ class LoadSettings(Settings):
         False, description="keep the transformers modules able to run, as peers need them; the weights are then held twice"
     )
     compile: Compile = Field(
-        "auto", description="bfloat16 on CPUs: single tokens by compiled layers (models/compiled_step.py), if they were compiled before "
-        "(auto); compiled now where missing (on, once about a minute); or never (off)"
+        "auto", description="bfloat16 on CPUs: steps of decoding by compiled layers (models/compiled_step.py), if they were compiled "
+        "before (auto); compiled now where missing, about a minute a model (on; or try: the eager way where that fails); or never (off)"
     )
+    libraries: Path | None = Field(None, description="folder of compiled layers besides this machine's own, such as a bundle's")
     qualifier: bool = Field(True, description="load the model between the two, if there is one; the fingerprint is of all models")
 
 
@@ -165,8 +167,9 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     modules: dict[Role, Any] = {"target": load_module(files.target, getattr(torch, settings.dtype), settings.device)}
     with room_for("the padded weights", "name fewer parameters"):
         padded_to = None if settings.pad_target is None else pad_to(modules["target"], settings.pad_target)
+    compiling: dict[str, Any] = {"compiled": settings.compile, "libraries": [settings.libraries] if settings.libraries else []}
     target = over_slots(modules["target"], release=not settings.keep_modules, slots=settings.slots, max_context=settings.max_context,
-                        compiled=settings.compile)
+                        **compiling)
     models: dict[Role, Model] = {"target": target}
     vocab = min(target.vocab_size, len(tokenizer))
     smaller: tuple[tuple[Role, Path | None], ...] = (("draft", files.draft), ("qualifier", files.qualifier))
@@ -180,15 +183,18 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         models[role] = over_slots(module, slots=settings.slots, max_context=context_within(module, settings.max_context), head_tokens=head,
                                   vocab_size=vocab, int8=role == "draft" and head is not None,  # distilled: stored in 8 bits anyway
                                   release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),  # it is exported first
-                                  compiled=settings.compile)
+                                  **compiling)
     if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
         models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
         model.vocab_size = vocab  # the qualifier's may be smaller than the draft's
         if isinstance(model, LeanLlama) and not settings.keep_modules:
             model.release()
-    return LoadedPair(files.name, settings.dtype, settings.device, models, modules, tokenizer, fingerprint(files, settings.dtype),
+    pair = LoadedPair(files.name, settings.dtype, settings.device, models, modules, tokenizer, fingerprint(files, settings.dtype),
                       settings.chat, padded_to, files_digest)
+    note_used(pair.fingerprint, [file for model in models.values() if isinstance(model, LeanLlama) and model.step
+                                 for file in model.step.files])
+    return pair
 
 
 def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Role, tokenizer: Any, target: Any) -> tuple[Any, Any]:
@@ -218,11 +224,12 @@ def over_slots(module: Any, *, release: bool = False, **settings: Any) -> Module
         return chosen(module, **settings)
 
 
-def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compiled: Compile = "off", **settings: Any) -> ModuleModel:
+def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compiled: Compile = "off", libraries: Sequence[Path] = (),
+           **settings: Any) -> ModuleModel:
     """A module in the slot interface that suits it.
 
     Args:
-        int8, compiled: as in `LeanLlama`.
+        int8, compiled, libraries: as in `LeanLlama`.
         static: fixed shapes, which CUDA graphs need; None takes them on CUDA only.
     """
     if module.config.get_text_config().model_type in UNBATCHED:
@@ -230,7 +237,9 @@ def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compi
     on_cuda = module.device.type == "cuda"
     if fits(module) and (on_cuda if static is None else static):
         return StaticLlama(module, int8=int8, **settings)
-    return LeanLlama(module, int8=int8, compiled=compiled, **settings) if runs(module) else TransformersModel(module, **settings)
+    if not runs(module):
+        return TransformersModel(module, **settings)
+    return LeanLlama(module, int8=int8, compiled=compiled, libraries=libraries, **settings)
 
 
 def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:

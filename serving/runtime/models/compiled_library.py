@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from serving.artifacts.compiled_libraries import LIBRARY
 from serving.device import device_class
 from serving.errors import DraftwellError
 from serving.runtime.models import compiled_layer, lean_layer, row_attention
@@ -28,7 +29,6 @@ from serving.runtime.models.compiled_layer import CompiledLayer, ManyRows, OneRo
 
 OPTIONS: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.enable_floating_point_contract_flag": "fast"}
 """Of Inductor: as many threads as torch has when called, not when compiled; a product and a sum may be one instruction."""
-LIBRARY = "layer.so"
 VARIES = torch.export.Dim.AUTO
 
 
@@ -39,9 +39,10 @@ class Runner(Protocol):
         """Outputs of a call; inputs are the flattened arguments."""
 
 
-def library(module: CompiledLayer, weights: Mapping[str, Tensor], home: Path) -> Path:
-    """Where a layer's library is, or will be."""
-    return home / "compiled" / key(module, weights) / LIBRARY
+def library(module: CompiledLayer, weights: Mapping[str, Tensor], folders: Sequence[Path]) -> Path:
+    """Where a layer's library is: in the first of the folders that has it; if none has, where it will be, in the first of all."""
+    files = [folder / key(module, weights) / LIBRARY for folder in folders]
+    return next((file for file in files if file.is_file()), files[0])
 
 
 def load(file: Path) -> Runner:

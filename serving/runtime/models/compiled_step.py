@@ -24,8 +24,11 @@ from serving.runtime.models.slots import Slots
 
 log = logging.getLogger(__name__)
 
-Compile = Literal["auto", "on", "off"]
-"""Compiled layers: those that were compiled before; all, compiled now where they are missing; none."""
+Compile = Literal["auto", "try", "on", "off"]
+"""Compiled layers: those that were compiled before (auto); all, compiled now where they are missing, of a model that is large enough, and
+the eager way where that fails (try); all, or an error (on); none."""
+WORTH_COMPILING = 32 << 20
+"""Bytes of the layers of a model that is large enough: a smaller one never makes good the minute that compiling takes."""
 Form = Literal["token", "row", "rows"]
 FORMS: dict[Form, type[CompiledLayer]] = {"token": OneToken, "row": OneRow, "rows": ManyRows}
 """Forward passes that are compiled."""
@@ -41,11 +44,13 @@ class CompiledStep:
     Args:
         calls: of each form that is compiled.
         windows: as in `Architecture`.
+        files: the libraries.
     """
 
-    def __init__(self, calls: Mapping[Form, Calls], windows: Sequence[int | None], slots: Slots):
+    def __init__(self, calls: Mapping[Form, Calls], windows: Sequence[int | None], slots: Slots, files: Sequence[Path] = ()):
         self._calls, self._windows, self._slots = calls, windows, slots
         self._columns = torch.arange(slots.max_context)
+        self.files = tuple(files)
 
     def form(self, rows: Sequence[Placed]) -> Form | None:
         """The form that packed rows have, or None where they are not compiled."""
@@ -83,12 +88,12 @@ class CompiledStep:
 
 
 def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], slots: Slots, wanted: Compile,
-                  home: Path) -> CompiledStep | None:
+                  folders: Sequence[Path]) -> CompiledStep | None:
     """The compiled layers of a bfloat16 model, or None where they are not wanted or, under `auto`, not there yet.
 
     Args:
         weights: of each layer, by name (`lean_layer.layer_weights`), as one token reads them.
-        home: the project's home; libraries are kept in its folder `compiled`.
+        folders: where libraries may be; the first is where new ones are kept.
     Raises:
         DraftwellError: they are to be compiled, and there is no C++ compiler or it fails; or a kept library is broken.
     """
@@ -96,37 +101,59 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
         return None
     packed = [packed_weights(*pair) for pair in zip(layers, weights, strict=True)]
     calls: dict[Form, Calls] = {}
+    files: list[Path] = []
     for form in FORMS:
         read = weights if form == "token" else [one for one in packed if one is not None]
-        found = compiled_calls(form, layers, read, wanted, home) if len(read) == len(layers) else None
+        found = compiled_calls(form, layers, read, wanted, folders) if len(read) == len(layers) else None
         if found is not None:
-            calls[form] = found
-    return CompiledStep(calls, layers[0].shape.windows, slots) if calls else None
+            calls[form] = found[0]
+            files += found[1]
+    return CompiledStep(calls, layers[0].shape.windows, slots, files) if calls else None
 
 
 def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], wanted: Compile,
-                   home: Path) -> Calls | None:
-    """A form's library and weights for each layer; arguments and errors as in `compiled_step`."""
+                   folders: Sequence[Path]) -> tuple[Calls, list[Path]] | None:
+    """A form's library and weights for each layer, and the libraries' files; arguments and errors as in `compiled_step`."""
     runners: dict[int | None, Runner] = {}
+    files = []
     windows = layers[0].shape.windows if form != "row" else [None] * len(layers)  # a row's windows are in its mask
     for window in dict.fromkeys(windows):
         number = windows.index(window)
         module = FORMS[form](layers[number], list(weights[number]), window)
-        file = library(module, weights[number], home)
-        if wanted == "on" and not file.is_file():
-            build(module, weights[number], file)
-        if not file.is_file():
-            return None
+        file = library(module, weights[number], folders)
         try:
+            if wanted in ("try", "on") and not file.is_file():
+                build_once(module, weights[number], file, again=wanted == "on")
+            if not file.is_file():
+                return None
             runners[window] = load(file)
         except DraftwellError as error:
             if wanted == "on":
                 raise
             log.warning("%s; its forward passes are run without it", error)  # such as one of another machine's C library
             return None
-    return [(runners[window], list(one.values())) for one, window in zip(weights, windows, strict=True)]
+        files.append(file)
+    return [(runners[window], list(one.values())) for one, window in zip(weights, windows, strict=True)], files
 
 
-def is_compiled(layer: Layer, weights: Mapping[str, Tensor], home: Path) -> bool:
+def build_once(module: CompiledLayer, weights: Mapping[str, Tensor], file: Path, *, again: bool) -> None:
+    """Compile a layer, unless that failed before.
+
+    Args:
+        again: try again nevertheless.
+    """
+    failed = file.with_name("failed.txt")
+    if failed.is_file() and not again:
+        return
+    try:
+        build(module, weights, file)
+    except DraftwellError as error:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        failed.write_text(f"{error}\nDelete this file to try again.\n")
+        raise
+    failed.unlink(missing_ok=True)
+
+
+def is_compiled(layer: Layer, weights: Mapping[str, Tensor], folders: Sequence[Path]) -> bool:
     """Whether single tokens of a model with this first layer were compiled before (for all of its windows, `compiled_step` finds out)."""
-    return library(OneToken(layer, list(weights), layer.shape.windows[0]), weights, home).is_file()
+    return library(OneToken(layer, list(weights), layer.shape.windows[0]), weights, folders).is_file()

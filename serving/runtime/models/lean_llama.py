@@ -10,15 +10,17 @@ ragged rows and heads are inherited. Parity with transformers: tests/serving/run
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from serving.artifacts.pair_files import draftwell_home
+from serving.artifacts.compiled_libraries import libraries_folder
 from serving.runtime.models.architecture import architecture_of
-from serving.runtime.models.compiled_step import Compile, compiled_step, is_compiled
+from serving.runtime.models.compiled_library import compiler
+from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, compiled_step, is_compiled
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
 from serving.runtime.models.linear import Int8Linear, linear
 from serving.runtime.models.module_model import Placed
@@ -51,9 +53,10 @@ class LeanLlama(TransformersModel):
     Args:
         int8: forward passes of a token or two read 8-bit weights (a draft's, which are stored in 8 bits anyway).
         compiled: whether a bfloat16 model on the CPU decodes by compiled layers; it then holds its weights twice.
+        libraries: folders of compiled layers besides this machine's own, such as a bundle's.
     """
 
-    def __init__(self, module: Any, *, int8: bool = False, compiled: Compile = "off", **settings: Any):
+    def __init__(self, module: Any, *, int8: bool = False, compiled: Compile = "off", libraries: Sequence[Path] = (), **settings: Any):
         super().__init__(module, **settings)
         shape = architecture_of(module.config)
         assert shape is not None, module.config.model_type
@@ -66,9 +69,12 @@ class LeanLlama(TransformersModel):
         with torch.inference_mode():
             self.final_norm = norm_weight(body.norm, shape)
             compiles = compiled != "off" and self.dtype == torch.bfloat16 and self.device.type == "cpu"
+            folders = [libraries_folder(), *libraries]
+            if compiled == "try" and (compiler() is None or weight_bytes(body.layers) < WORTH_COMPILING):
+                compiled = "auto"
             if compiles and compiled == "auto":
                 first = Layer(body.layers[0], make, shape)
-                compiles = is_compiled(first, layer_weights(first, body.layers[0]), draftwell_home())
+                compiles = is_compiled(first, layer_weights(first, body.layers[0]), folders)
             self.layers: list[Layer] = []
             stored: list[dict[str, Tensor]] = []  # compiled layers read the weights as they are stored
             for layer in body.layers:  # once: a layer that was read may give up its weights (`released_as_read`)
@@ -77,7 +83,7 @@ class LeanLlama(TransformersModel):
                     stored.append(layer_weights(self.layers[-1], layer))
             self._head = linear(self.head_weight)
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
-        self.step = compiled_step(self.layers, stored, self.slots, compiled, draftwell_home()) if compiles else None
+        self.step = compiled_step(self.layers, stored, self.slots, compiled, folders) if compiles else None
 
     def _rope_table(self, name: str | None) -> Rope:
         """Cosines and sines `[positions, 1, head_dim]` of all positions, the sign of `rotate_half` folded into the sines."""
@@ -125,6 +131,11 @@ class LeanLlama(TransformersModel):
         """For each layer cosines and sines of positions `[total]`."""
         ropes = {name: (cos[positions], sin[positions]) for name, (cos, sin) in self.ropes.items()}
         return [ropes[name] for name in self.shape.ropes]
+
+
+def weight_bytes(layers: torch.nn.Module) -> int:
+    """Bytes of all weights."""
+    return sum(weight.numel() * weight.element_size() for weight in layers.parameters())
 
 
 def passes(placed: list[Placed], most: int) -> list[list[Placed]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from serving.artifacts.base import Artifact
+from serving.artifacts.compiled_libraries import COMPILED
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.kinds import other_temperature
@@ -60,6 +61,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     else:
         pair = load_pair(files, LoadSettings.model_validate({
             "dtype": manifest.dtype, "device": manifest.device, "slots": slots, "max_context": settings.max_context,
+            "libraries": bundle.path / COMPILED,
             "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices)}))
         for choice in choices:
             needed = {kind: artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts}

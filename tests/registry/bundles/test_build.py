@@ -19,6 +19,7 @@ from registry.promotion import promote, rollback
 from registry.releases import create_release, find_release, record_gate
 from registry.store import Store
 from serving.artifacts.base import digest_of
+from serving.artifacts.compiled_libraries import LIBRARY, libraries_folder, note_used
 from serving.artifacts.pair_files import PairFiles, fingerprint, models_root
 from serving.bundle.bundle import open_bundle
 from serving.errors import DraftwellError
@@ -60,6 +61,19 @@ def test_a_bundle_opens_and_finds_its_models(champion: Store, spec: PairSpec, fi
     assert manifest.runtime == wheel.version
     assert {name for name in contents(built) if os.access(built / name, os.X_OK)} == {"serve.sh"} or os.geteuid() == 0
     assert not any(str(tmp_path).encode() in data for data, _ in contents(built).values())
+
+
+def test_compiled_layers_that_the_pair_uses_come_along(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    used, other = (libraries_folder() / name / LIBRARY for name in ("used", "other"))
+    for library in (used, other):
+        library.parent.mkdir(parents=True)
+        library.write_bytes(b"machine code")
+    note_used(fingerprint(files, "float32"), [used])
+    bundle = open_bundle(build_bundle(champion, spec, files, out=tmp_path / "dist"))
+    assert {name for name in bundle.manifest.files if name.startswith("compiled/")} == {"compiled/used/layer.so"}
+    (bundle.path / "compiled" / "used" / LIBRARY).write_bytes(b"other code")
+    with raises_code("changed_file", "compiled/used"):
+        open_bundle(bundle.path)
 
 
 @pytest.mark.parametrize("with_weights", [False, True])

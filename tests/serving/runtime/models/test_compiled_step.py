@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
-from serving.runtime.models import compiled_library, compiled_step
+from serving.runtime.models import compiled_library, compiled_step, lean_llama
 from serving.runtime.models.compiled_layer import CompiledLayer, OneRow, OneToken
-from serving.runtime.models.compiled_library import LIBRARY, key, load
+from serving.runtime.models.compiled_library import LIBRARY, key, library, load
 from serving.runtime.models.compiled_step import FORMS, LONGEST_ROW, CompiledStep, Form
 from serving.runtime.models.lean_layer import layer_weights
 from serving.runtime.models.lean_llama import LeanLlama
@@ -152,6 +153,45 @@ def test_a_library_that_cannot_be_loaded_is_left_out_unless_it_is_asked_for(tmp_
     assert "cannot be loaded" in caplog.text
     with raises_code("broken_compiled_layer"):
         LeanLlama(llama(torch.bfloat16), compiled="on")
+
+
+def test_trying_skips_small_models_and_what_failed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          caplog: pytest.LogCaptureFixture) -> None:
+    """A minute of compiling that is tried at every start, or for a model of a few layers, would cost more than it ever saves."""
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+    monkeypatch.setattr(lean_llama, "compiler", lambda: "g++")
+    tried = []
+
+    def build(module: CompiledLayer, *_: Any) -> None:
+        tried.append(type(module))
+        raise DraftwellError("the linker failed", code="compile_failed")
+
+    monkeypatch.setattr(compiled_step, "build", build)
+    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+    assert tried == []
+    monkeypatch.setattr(lean_llama, "WORTH_COMPILING", 0)
+    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+    once = len(tried)
+    assert once > 0
+    assert "the linker failed" in caplog.text
+    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+    assert len(tried) == once
+    with raises_code("compile_failed"):
+        LeanLlama(llama(torch.bfloat16), compiled="on")
+    monkeypatch.setattr(lean_llama, "compiler", lambda: None)
+    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+
+
+def test_a_library_may_lie_in_a_further_folder(tmp_path: Path) -> None:
+    model = LeanLlama(llama(torch.bfloat16))
+    weights = layer_weights(model.layers[0], model.module.model.layers[0])
+    module = OneToken(model.layers[0], list(weights), model.shape.windows[0])
+    own, bundled = folders = [tmp_path / "own", tmp_path / "bundled"]
+    assert library(module, weights, folders).parent.parent == own
+    there = bundled / key(module, weights) / LIBRARY
+    there.parent.mkdir(parents=True)
+    there.write_text("a library")
+    assert library(module, weights, folders) == there
 
 
 def test_a_broken_library_is_named(tmp_path: Path) -> None:
