@@ -207,9 +207,9 @@ class Workspace:
 
     def _profile_for(self, pair: LoadedPair, found: Any) -> Any:
         from components.report.machine import draft_device_of
-        from serving.device import device_class
+        from serving.runtime.machine_class import machine_class
 
-        here = device_class(pair.device)
+        here = machine_class(pair)  # a profile of other layers is measured again, too
         # Forwards of these take another time than those that any profile on disk was measured on.
         special = {"padded_to": pair.padded_to, "draft_device": draft_device_of(pair)}
         unlike = {name: value for name, value in special.items() if value is not None}

@@ -20,10 +20,10 @@ import torch
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
-from serving.device import device_class
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward, Role
 from serving.runtime.engine.workers import Workers
+from serving.runtime.machine_class import machine_class
 from serving.runtime.pair import LoadedPair
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
@@ -72,7 +72,7 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
     t_rest = runs["vanilla_sd"].overhead_seconds / max(1, runs["vanilla_sd"].rounds)
     made = HardwareProfile(t_draft[1], t_verify, t_rest, provenance, split, onnx, details)
     if provenance.device_class is None:
-        made.provenance = provenance.model_copy(update={"device_class": device_class(pair.device)})
+        made.provenance = provenance.model_copy(update={"device_class": machine_class(pair)})
     if log:
         log_profile(made, log)
     return made

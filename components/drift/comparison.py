@@ -87,10 +87,15 @@ class Comparison:
                            f"calibrated (a change of {moved.value:.0%}, {moved.chance:.0%} by chance)"))
 
     def table(self, table: AcceptanceTable | None) -> None:
-        """Acceptance at equal confidence. The test is against the reference's rows, the table's own where it was made of them."""
+        """Acceptance at equal confidence. The test is against the reference's rows, the table's own where it was made of them.
+
+        What the table says is smoothed by its own prior weight, as in `AcceptanceTable.alpha`. What the traffic shows is measured, so only
+        cold bins are smoothed: a heavy prior on both sides would hide any change of little traffic.
+        """
         if table is None:
             self.notes.append("no acceptance table: acceptance by confidence is compared with the reference alone")
-        off = self.exchange(table_error(np.array(MIDPOINTS), float(PRIOR_WEIGHT)),
+        weight = PRIOR_WEIGHT if table is None else table.prior_weight
+        off = self.exchange(table_error(np.array(MIDPOINTS), (weight, PRIOR_WEIGHT)),
                             [self.by_bin(traffic) for traffic in (self.then, self.now)])
         self.found.append(("table", off.value, off, f"at equal confidence acceptance is off by {100 * off.value:.0f} points on average "
                            f"({100 * off.chance:.0f} by chance): thresholds rest on a table that no longer holds"))

@@ -92,18 +92,20 @@ def rate_rise(then: np.ndarray, now: np.ndarray) -> np.ndarray:
     return found
 
 
-def table_error(prior: np.ndarray, weight: float) -> Measure:
+def table_error(prior: np.ndarray, weights: tuple[float, float]) -> Measure:
     """How far a table of shares by bin is off on the other set: Σ over bins of its share of tokens times |α now − α then|.
 
     Args:
-        prior: `[bins]` share that an empty bin is taken for, `weight` tokens of it, as `AcceptanceTable.alpha` does.
+        prior: `[bins]` share that an empty bin is taken for.
+        weights: tokens that this prior counts for, then and now, as in `AcceptanceTable.alpha`.
     Returns:
         a measure of sums `[..., 2 · bins]`: kept in each bin, then judged in each.
     """
     bins = len(prior)
 
     def measure(then: np.ndarray, now: np.ndarray) -> np.ndarray:
-        rates = [(sums[..., :bins] + weight * prior) / (sums[..., bins:] + weight) for sums in (then, now)]
+        rates = [(sums[..., :bins] + weight * prior) / (sums[..., bins:] + weight)
+                 for sums, weight in zip((then, now), weights, strict=True)]
         judged = now[..., bins:]
         found: np.ndarray = (share(judged, judged.sum(-1, keepdims=True)) * np.abs(rates[1] - rates[0])).sum(-1)
         return found

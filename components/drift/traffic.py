@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.calibrate.acceptance_table import is_judged
+from components.calibrate.judged_tokens import is_judged
 from serving.errors import DraftwellError
 from serving.recording.trace_schema import LOSSY
 

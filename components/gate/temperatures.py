@@ -24,19 +24,28 @@ def tuned_classes(config: DecodingConfig) -> Iterator[tuple[StrategyChoice, floa
 
 def objections(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -> list[str]:
     """For each choice the first artifact it reads that was made for the other class of temperatures, in words; none where all fit."""
-    found = []
-    for choice, temperature in tuned_classes(config):
-        used = [artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts]
-        if why := other_temperature(used, temperature):
-            found.append(f"{choice} serves requests of temperature {temperature:g}, and {why}")
-    return found
+    found = (objection(choice, temperature, artifacts) for choice, temperature in tuned_classes(config))
+    return [why for why in found if why is not None]
+
+
+def objection(choice: StrategyChoice, temperature: float, artifacts: Mapping[str, Artifact]) -> str | None:
+    """The same for one choice; None where all that it reads fits."""
+    used = [artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts]
+    why = other_temperature(used, temperature)
+    return f"{choice} serves requests of temperature {temperature:g}, and {why}" if why else None
 
 
 def judge_artifacts(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -> GateVerdict:
-    """A check that fails where an artifact is for the other class of temperatures than a choice that reads it."""
-    wrong = objections(config, artifacts)
-    return GateVerdict((Check("temperature", len(wrong), 0, not wrong,
-                              "; ".join(wrong) or "every artifact is for the temperature it serves"),))
+    """A check for each choice that fails where an artifact that it reads is for the other class of temperatures.
+
+    The sampled choice's has a name of its own: where only that fails, the greedy choice is served all the same.
+    """
+    checks = []
+    for choice, temperature in tuned_classes(config):
+        why = objection(choice, temperature, artifacts)
+        checks.append(Check("sampled temperature" if temperature else "temperature", int(why is not None), 0, why is None,
+                            why or "every artifact is for the temperature it serves"))
+    return GateVerdict(tuple(checks))
 
 
 def sampled_temperature(config: DecodingConfig, champion: DecodingConfig | None) -> float | None:

@@ -12,12 +12,13 @@ import torch
 
 from components.report.provenance import git_commit, library_versions
 from serving.device import device_class, usable_cores
+from serving.runtime.machine_class import compiled_roles
 from serving.runtime.pair import LoadedPair
 
 
 def describe_machine(pair: LoadedPair) -> dict[str, Any]:
     """Class, CPU and device names, cores, threads, dtype, whether single tokens of the target are compiled, versions, and the commit."""
-    compiled = getattr(pair.models["target"], "step", None) is not None
+    compiled = "target" in compiled_roles(pair)
     cuda = pair.device.startswith("cuda")
     return {"device_class": device_class(pair.device), "cpu": cpu_model(), "cores": usable_cores(),
             "threads": torch.get_num_threads(), "dtype": pair.dtype, "device": pair.device, "draft_device": draft_device_of(pair),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from components.collect.repeated_prompts import first_of_the_same, prompts_of
 from components.collect.trace_columns import check_finite, column, matrix, texts
 from components.train.settings import LabelKind
 from serving.errors import DraftwellError
@@ -234,32 +235,7 @@ def shuffled_prompts(examples: Examples, seed: int, least: int = LEAST_PROMPTS) 
     return shuffled
 
 
-def first_of_the_same(trace: TraceSet | pa.Table) -> dict[str, str]:
-    """id → the first id with the same prompt tokens: a question asked twice is one prompt, which no split may divide."""
-    owners: dict[tuple[int, ...], str] = {}
-    found: dict[str, str] = {}
-    for name, tokens in prompts_of(trace):
-        owner = owners.setdefault(tokens, found.get(name, name))
-        found.setdefault(name, owner)
-    return found
-
-
 def prompts_in_both(trace: TraceSet | pa.Table, other: TraceSet | pa.Table) -> set[str]:
     """Ids of the other trace's prompts that this trace holds too, compared by tokens: ids of different files may be equal."""
     seen = {tokens for _, tokens in prompts_of(trace)}
     return {name for name, tokens in prompts_of(other) if tokens in seen}
-
-
-def prompts_of(trace: TraceSet | pa.Table) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Id and tokens of the prompt of every text; nothing of a table that lacks a column.
-
-    Bare texts are left out: they contain only the beginning of a prompt, often only that of the chat template.
-    """
-    columns = ["prompt_id", "kind", "prompt_tokens"]
-    table = trace.read(columns) if isinstance(trace, TraceSet) else trace
-    if not set(columns) <= set(table.column_names):
-        return
-    first = table.select(columns).filter(table.column("prompt_tokens").is_valid())
-    for name, kind, tokens in zip(*(first.column(name).to_pylist() for name in columns), strict=True):
-        if kind != "bare":
-            yield name, tuple(tokens)

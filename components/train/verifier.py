@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from components.train.examples import Examples, VerifierLabel, folds, prompts_of, read_examples, read_train_and_test
+from components.collect.repeated_prompts import prompts_of
+from components.train.examples import Examples, VerifierLabel, folds, read_examples, read_train_and_test
 from components.train.logistic import Line, Validation, check_classes, cross_validate, fit, platt, sigmoid
 from components.train.metrics import of_one_class, ranking, require_sklearn, roc_points, verifier_metrics
 from components.train.reports import RankingWithRoc, VerifierReport

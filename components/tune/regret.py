@@ -151,7 +151,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
     from components.calibrate.hardware_profile import measure_profile
     from components.prompts.prompt import demo_prompts, read_prompts
     from components.report.machine import using_threads
-    from components.report.provenance import device_class, provenance
+    from components.report.provenance import provenance
     from serving.artifacts.acceptance_table import AcceptanceTable
     from serving.artifacts.correction_memory import CorrectionMemory
     from serving.artifacts.pair_files import PairFiles
@@ -163,7 +163,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target.")],
         pair = load_pair(files, LoadSettings.model_validate({"dtype": dtype, "pad_target": pad_target, "qualifier": False}))
         tables: Any = {cls.kind: cls.load(artifacts / cls.kind, fingerprint=pair.fingerprint)
                        for cls in (AcceptanceTable, CorrectionMemory)}
-        made = measure_profile(pair, provenance(pair, device_class=device_class(pair.device)))
+        made = measure_profile(pair, provenance(pair))
         resources = StrategyResources({**tables, made.kind: made}, pair.special_tokens)
         inputs = TuneInputs(pair, TraceSet(traces, fingerprint=pair.fingerprint), rows, resources, made)
         settings = SETTINGS.model_copy(

@@ -186,8 +186,9 @@ def untouched(verifier: Any, digest: str | None, rows: pa.Table, hashes: Mapping
         digest: of the traces whose prompts these are.
         hashes: prompt id → hash; None where the reference does not record its prompts, or the verifier none: then all count as new to it.
     """
+    from components.collect.repeated_prompts import first_of_the_same
     from components.drift.prompts import untouched_prompts
-    from components.train.examples import LEAST_PROMPTS, first_of_the_same
+    from components.train.examples import LEAST_PROMPTS
 
     alike = first_of_the_same(rows)
     different = sorted({alike.get(name, name) for name in rows.column("prompt_id").to_pylist()})

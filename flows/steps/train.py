@@ -119,7 +119,8 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
     rejection_tail(list(memory.counts.values()), step.workspace.reports / "rejections.png")
     for drawn in (table, memory):
         step.stamp(drawn.kind)
-    report = {"judged": sum(table.total), "accepted": sum(table.accepted), "memory_pairs": len(memory.counts),
+    report = {"judged": sum(table.total), "accepted": sum(table.accepted), "prior_weight": table.prior_weight,
+              "memory_pairs": len(memory.counts),
               "t_draft_ms": times.t_draft * 1e3, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
     step.report("calibration", report)
     return report
@@ -142,7 +143,7 @@ def run_calibrate_sampled(step: StepContext, traces: TraceSet, temperature: floa
                              f"--pair {step.workspace.name}` first, on greedy texts", code="no_greedy_table")
     sampled = build_sampled_table(traces, made_from(step, traces), temperature)
     step.workspace.save(with_sampled(table, sampled))
-    report = {"temperature": temperature, **rates(sampled.total, sampled.accepted)}
+    report = {"temperature": temperature, **rates(sampled)}
     step.report("calibration_sampled", report)
     return report
 

@@ -4,8 +4,9 @@
 {1.0} means C ≥ 1 − 2⁻⁹: the authors' bfloat16 rounds there, in float32 the bin would stay empty (ours).
 
 A greedy request keeps a draft token that is the target's first choice, a sampled one keeps it with probability min(1, p/q): other
-counts. So a table may hold a second one, for sampled requests (ours); without it, it is written as older versions wrote and read it, in
-schema 1.
+counts. So a table may hold a second one, for sampled requests (ours). Each has a prior weight of its own: how many judged tokens m_b
+counts for. Calibration estimates it (`components/calibrate/prior_weight.py`); tables of older versions have 10. What an older schema can
+hold is written in that schema, in the bytes of then: 1 without sampled counts, 2 with them, 3 with a weight other than 10.
 
 Online state (ours, the paper is silent): a bin that has counted `MOST_JUDGED` tokens halves both counts, so that α stays what it is,
 numbers stay small, and what a bin learns next weighs more than what it learnt long ago. `update` and `copy` may be called from any thread.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any, Self
@@ -28,15 +30,16 @@ EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.91, 0.92, 0.93, 0.94, 0.
 MIDPOINTS = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85,
              0.905, 0.915, 0.925, 0.935, 0.945, 0.955, 0.965, 0.975, 0.985, 0.995, 0.999)
 PRIOR_WEIGHT = 10
-"""Judged tokens that the prior m_b counts for (ours: a prior for cold bins)."""
+"""Judged tokens that the prior m_b counts for, where a table records no weight of its own: an empty one, or one of an older version."""
 MOST_JUDGED = 2**15
 """Judged tokens of a bin that are remembered: α is then known to ± .003, and follows traffic that changes within as many tokens again."""
 
 
 class AcceptanceTable(Artifact):
-    """N_total and N_accepted for each of 20 confidence bins; α_b = (N_acc + 10·m_b) / (N_total + 10).
+    """N_total and N_accepted for each of 20 confidence bins; α_b = (N_acc + w·m_b) / (N_total + w), with the bin's midpoint m_b.
 
     Args:
+        prior_weight: w > 0, in judged tokens.
         sampled: the counts for sampled requests, with a provenance of their own: temperature, traces and prompts; None without.
 
     >>> table = AcceptanceTable.empty()
@@ -45,12 +48,16 @@ class AcceptanceTable(Artifact):
     """
 
     kind = "acceptance_table"
-    schema_version = 2
+    schema_version = 3
 
-    def __init__(self, total: list[int], accepted: list[int], provenance: Provenance, sampled: AcceptanceTable | None = None):
+    def __init__(self, total: list[int], accepted: list[int], provenance: Provenance, sampled: AcceptanceTable | None = None, *,
+                 prior_weight: float = PRIOR_WEIGHT):
         if len(total) != 20 or len(accepted) != 20 or any(a > t or a < 0 for a, t in zip(accepted, total, strict=True)):
             raise ArtifactError("an acceptance table needs 20 bins with 0 <= accepted <= total")
+        if not 0 < prior_weight < math.inf:
+            raise ArtifactError(f"the prior weight of an acceptance table must be above 0 and finite, not {prior_weight}: calibrate again")
         self.total, self.accepted, self.provenance, self.sampled = list(total), list(accepted), provenance, sampled
+        self.prior_weight = prior_weight
         self._lock = threading.Lock()  # a bin is two numbers: no copy may hold one of before and one of after an update
 
     @classmethod
@@ -59,7 +66,8 @@ class AcceptanceTable(Artifact):
 
     @property
     def written_schema(self) -> int:
-        return 1 if self.sampled is None else 2
+        tables = [self] if self.sampled is None else [self, self.sampled]
+        return len(tables) if all(table.prior_weight == PRIOR_WEIGHT for table in tables) else 3
 
     def at(self, temperature: float) -> AcceptanceTable:
         """The counts for requests of a temperature; where none are for sampled ones, the others serve them."""
@@ -73,7 +81,7 @@ class AcceptanceTable(Artifact):
     def alpha(self, confidence: float) -> float:
         """Estimated probability that a token drafted with this confidence is kept."""
         b = self.bin_of(confidence)
-        return (self.accepted[b] + PRIOR_WEIGHT * MIDPOINTS[b]) / (self.total[b] + PRIOR_WEIGHT)
+        return (self.accepted[b] + self.prior_weight * MIDPOINTS[b]) / (self.total[b] + self.prior_weight)
 
     def update(self, confidence: float, kept: bool) -> None:
         """Count one judged token."""
@@ -88,16 +96,29 @@ class AcceptanceTable(Artifact):
         """An independent table with the same counts, those of one moment (deterministic mode works on a copy per request)."""
         sampled = None if self.sampled is None else self.sampled.copy()
         with self._lock:
-            return AcceptanceTable(self.total, self.accepted, self.provenance, sampled)
+            return self.with_counts(self.total, self.accepted, sampled)
+
+    def with_counts(self, total: list[int], accepted: list[int], sampled: AcceptanceTable | None = None) -> AcceptanceTable:
+        """Other counts with this table's provenance and prior weight.
+
+        Args:
+            sampled: its counts for sampled requests; None without.
+        """
+        return AcceptanceTable(total, accepted, self.provenance, sampled, prior_weight=self.prior_weight)
 
     def write_files(self, folder: Path) -> None:
         now = self.copy()
-        rows: dict[str, Any] = {"edges": EDGES, "total": now.total, "accepted": now.accepted}
+        rows: dict[str, Any] = {"edges": EDGES, **now.counts()}
         if (sampled := now.sampled) is not None:
             made = sampled.provenance
-            rows["sampled"] = {"total": sampled.total, "accepted": sampled.accepted, "temperature": made.parameters["temperature"],
+            rows["sampled"] = {**sampled.counts(), "temperature": made.parameters["temperature"],
                                "trace_digest": made.trace_digest, "training_prompts": made.training_prompts}
         (folder / "table.json").write_text(json.dumps(rows, indent=2) + "\n")
+
+    def counts(self) -> dict[str, Any]:
+        """What a file holds of one class of temperatures."""
+        rows: dict[str, Any] = {"total": self.total, "accepted": self.accepted}
+        return rows if self.prior_weight == PRIOR_WEIGHT else {**rows, "prior_weight": self.prior_weight}
 
     @classmethod
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
@@ -109,5 +130,5 @@ class AcceptanceTable(Artifact):
         if (found := rows.get("sampled")) is not None:
             made = Provenance(pair=provenance.pair, fingerprint=provenance.fingerprint, trace_digest=found["trace_digest"],
                               training_prompts=found["training_prompts"], parameters={"temperature": found["temperature"]})
-            sampled = AcceptanceTable(found["total"], found["accepted"], made)
-        return cls(rows["total"], rows["accepted"], provenance, sampled)
+            sampled = AcceptanceTable(found["total"], found["accepted"], made, prior_weight=found.get("prior_weight", PRIOR_WEIGHT))
+        return cls(rows["total"], rows["accepted"], provenance, sampled, prior_weight=rows.get("prior_weight", PRIOR_WEIGHT))

@@ -80,7 +80,7 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "`acceptance_rate` is the pair's on this traffic; `judged` says on how many tokens the table rests; `sampled_…` are those of "
             "sampled texts, where there are any.",
             "`draftwell generate --strategy spide`, which continues counting while it serves."),
-        schema_version=2, calibrated=True, read_by_strategies=True, drift_role="table", pictures=("acceptance_by_confidence.png",),
+        schema_version=3, calibrated=True, read_by_strategies=True, drift_role="table", pictures=("acceptance_by_confidence.png",),
         tied_to_temperature=True, unrecorded_temperature=0.0),
     ArtifactKind(
         "verifier", "Verifier", "draftwell train", ("verifier.json", "verifier.onnx", "verifier.safetensors"), Card(

@@ -53,26 +53,33 @@ class ReadOnce(nn.ModuleList):
                     part.weight.data = part.weight.data.new_empty(0)
 
 
-def own_memory(module: nn.Module, layers: nn.ModuleList) -> None:
+def own_memory(module: nn.Module, layers: nn.ModuleList, lender: nn.Module | None = None) -> None:
     """Copy what survives a release: embeddings, head and norms, but no projection of a layer.
 
     On a CPU they are parts of the weight file, which stays mapped, with all pages that were read, until no part is left.
+
+    Args:
+        lender: what it has lent stays where it is: a copy would be a second one, because the lender reads them there.
     """
     projections = {part.weight for part in layers.modules() if isinstance(part, nn.Linear)}
-    for parameter in set(module.parameters()) - projections:
+    lent = set() if lender is None else set(lender.parameters())
+    for parameter in set(module.parameters()) - projections - lent:
         if parameter.device.type == "cpu":
             parameter.data = parameter.data.clone()
 
 
 @contextmanager
-def released_as_read(module: Any) -> Iterator[None]:
+def released_as_read(module: Any, lender: Any = None) -> Iterator[None]:
     """While this lasts, whoever brings a model's layers into a layout of its own, one after another, holds only one of them twice.
 
     Afterwards the module's layers cannot run any more; its embeddings, norms and head are as they were, but no views of the mapped file.
+
+    Args:
+        lender: the module whose embeddings it uses, if any.
     """
     body = module.base_model
     layers = body.layers
-    own_memory(module, layers)
+    own_memory(module, layers, lender)
     body.layers = ReadOnce(layers)
     try:
         yield

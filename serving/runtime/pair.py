@@ -183,7 +183,7 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
         models[role] = over_slots(module, slots=settings.slots, max_context=context_within(module, settings.max_context), head_tokens=head,
                                   vocab_size=vocab, int8=role == "draft" and head is not None,  # distilled: stored in 8 bits anyway
                                   release=not (settings.keep_modules or (role == "draft" and settings.onnx_draft)),  # it is exported first
-                                  **compiling)
+                                  **compiling, lender=modules["target"])
     if settings.onnx_draft and "draft" in models and exportable(modules["draft"]):
         models["draft_onnx"] = in_onnx(models["draft"], files, settings.device, settings.slots)
     for model in models.values():
@@ -211,16 +211,17 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
     return load_module(folder, getattr(torch, settings.dtype), device), None
 
 
-def over_slots(module: Any, *, release: bool = False, **settings: Any) -> ModuleModel:
+def over_slots(module: Any, *, release: bool = False, lender: Any = None, **settings: Any) -> ModuleModel:
     """A module wrapped in the slot interface: on the fast path where its shape allows, row by row where it attends in its own way.
 
     Args:
         release: the module need not run any more; where the model brings weights into a layout of its own, each layer is then held twice
             only while it is brought there.
+        lender: a module that may have lent it embeddings.
         settings: as `chosen` takes them.
     """
     lean = runs(module) and module.config.get_text_config().model_type not in UNBATCHED
-    with released_as_read(module) if release and lean else nullcontext():
+    with released_as_read(module, lender) if release and lean else nullcontext():
         return chosen(module, **settings)
 
 

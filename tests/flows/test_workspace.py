@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,30 @@ def test_two_devices_do_not_overwrite_each_other_and_share_what_they_can(own_sto
     assert {kind: folder.parts[-3] for kind, folder in cuda.kept().items()} == {"decoding_config": "cuda", "verifier": "float32"}
     cpu.save(config("cuda-nvidia-h100", "svip"))
     assert DecodingConfig.load(cuda.folder("decoding_config")).strategy == "svip", "it goes by where it was made"
+
+
+def test_a_profile_of_other_layers_is_measured_again(own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same machine: compiled layers decode a token in half the time."""
+    import components.calibrate.hardware_profile
+    from serving.artifacts.hardware_profile import HardwareProfile
+
+    measured: list[str | None] = []
+
+    def measure(pair: Any, made: Provenance) -> HardwareProfile:
+        measured.append(made.device_class)
+        return HardwareProfile(1.0, {1: 4.0}, 0.1, made)
+
+    monkeypatch.setattr(components.calibrate.hardware_profile, "measure_profile", measure)
+    space, here = Workspace(str(pair_file)), serving.device.device_class("cpu")
+    eager, compiled = (SimpleNamespace(name="tiny", device="cpu", fingerprint=MARK, padded_to=None,
+                                       models={role: SimpleNamespace(step=step) for role in ("target", "draft")})
+                       for step in (None, object()))
+    first: Any = space._profile_for(eager, None)  # type: ignore[arg-type]
+    assert space._profile_for(eager, first) is first  # type: ignore[arg-type]
+    second: Any = space._profile_for(compiled, first)  # type: ignore[arg-type]
+    assert space._profile_for(compiled, second) is second  # type: ignore[arg-type]
+    assert space._profile_for(eager, second) is not second  # type: ignore[arg-type]
+    assert measured == [here, f"{here}+compiled-draft-target", here]
 
 
 @pytest.mark.parametrize(("device_class", "device"), [("cpu-x86-2c-avx2", "cpu"), ("cuda-nvidia-h100", "cuda"), (None, "cpu")])

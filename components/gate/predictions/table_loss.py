@@ -10,27 +10,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.calibrate.acceptance_table import greedy_rows, judged_tokens
+from components.calibrate.judged_tokens import greedy_tokens, sampled_tokens
 from components.collect.plan import prompt_hashes
 from components.gate.predictions.learnt_prompts import UnseenPrompts, for_other_requests, learnt_by_hash
 from components.gate.predictions.losses import PredictiveLoss, log_loss
-from components.train.examples import first_of_the_same
 from serving.artifacts.acceptance_table import EDGES, AcceptanceTable
+from serving.artifacts.kinds import temperature_of
 from serving.recording.trace import TraceSet
+from serving.temperature import class_of
 
 
 def table_prediction(table: AcceptanceTable, rival: AcceptanceTable | None, trace: TraceSet) -> tuple[PredictiveLoss, list[str]]:
-    """Two tables over the tokens that greedy speculative decoding judges in the target's own texts; with notes.
+    """Two tables over the tokens that speculative decoding judges in the target's own texts; with notes.
 
     Args:
+        table: greedy counts, or those for sampled requests: then the trace is of their temperature.
         rival: the champion's; None, or one that is for other temperatures, gives way to an empty one.
     Raises:
-        DraftwellError: as in `greedy_rows`, or the table has counted all prompts of a trace that it was not counted on
-            (`no_untouched_prompts`).
+        DraftwellError: as in `greedy_tokens` or `sampled_tokens`, or the table has counted all prompts of a trace that it was not counted
+            on (`no_untouched_prompts`).
     """
-    ids, confidence, kept = judged_tokens(greedy_rows(trace))
-    alike = first_of_the_same(trace)  # what is asked twice is left out twice
-    prompts = np.array([alike.get(name, name) for name in ids.tolist()])
+    temperature = temperature_of(table) or 0.0
+    tokens = sampled_tokens(trace, temperature) if class_of(temperature) == "sampled" else greedy_tokens(trace)
+    prompts, confidence, kept = tokens.prompt, tokens.confidence, tokens.accepted
     why = None if rival is None else for_other_requests(table, rival)
     against, other = "the champion's", rival
     if other is None or why is not None:
@@ -53,7 +55,7 @@ def losses_of(table: AcceptanceTable, rows: Sequence[tuple[np.ndarray, np.ndarra
     """A table's log loss on every prompt, nats.
 
     Args:
-        rows: of every prompt the confidences and whether the target kept the tokens, `[tokens]` each.
+        rows: of every prompt the confidences and how likely the target kept the tokens, `[tokens]` each.
         counted: the table has counted them: each prompt is predicted without its own.
     """
     found = []
@@ -72,7 +74,7 @@ def without(table: AcceptanceTable, confidence: np.ndarray, kept: np.ndarray) ->
     (1, 1)
     """
     bins = np.searchsorted(np.array(EDGES), confidence, side="right")  # as `AcceptanceTable.bin_of`
-    own, own_kept = (np.bincount(some, minlength=len(EDGES) + 1) for some in (bins, bins[kept]))
-    total = np.maximum(np.array(table.total) - own, 0)
-    accepted = np.clip(np.array(table.accepted) - own_kept, 0, total)
-    return AcceptanceTable(total.tolist(), accepted.tolist(), table.provenance)
+    own, own_kept = (np.bincount(bins, weights=some, minlength=len(EDGES) + 1) for some in (np.ones(len(bins)), kept))
+    total = np.maximum(np.array(table.total) - own.astype(int), 0)
+    accepted = np.clip(np.array(table.accepted) - own_kept.round().astype(int), 0, total)
+    return table.with_counts(total.tolist(), accepted.tolist())

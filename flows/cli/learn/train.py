@@ -132,8 +132,9 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
         report = train_step.run_calibrate(opened, context.open_trace(opened, traces), rows, memory, limit=limit)
     if publish:
         publish_kinds(opened, *made_by("draftwell calibrate"))
-    typer.echo(f"table: {report['accepted']} of {report['judged']} judged tokens accepted  memory: {report['memory_pairs']} pairs  "
-               f"draft forward pass {report['t_draft_ms']:.1f} ms  target forward pass {report['t_verify_ms']['1']:.1f} ms")
+    typer.echo(f"table: {report['accepted']} of {report['judged']} judged tokens accepted, prior weight {report['prior_weight']}  "
+               f"memory: {report['memory_pairs']} pairs  draft forward pass {report['t_draft_ms']:.1f} ms  "
+               f"target forward pass {report['t_verify_ms']['1']:.1f} ms")
 
 
 def calibrate_sampled(pair: str, traces: Path | None, temperature: float, publish: bool, dtype: str | None, device: str | None,
@@ -147,4 +148,4 @@ def calibrate_sampled(pair: str, traces: Path | None, temperature: float, publis
     if publish:
         publish_kinds(opened, "acceptance_table")
     typer.echo(f"table, at temperature {report['temperature']:g}: {100 * report['acceptance_rate']:.1f} % of {report['judged']:.0f} judged "
-               "tokens accepted in expectation")
+               f"tokens accepted in expectation, prior weight {report['prior_weight']:.0f}")

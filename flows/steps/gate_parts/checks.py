@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,24 +47,35 @@ def prediction_check(step: StepContext, mine: dict[str, Artifact], theirs: dict[
     """How well table and verifier predict, compared with the champion's; nothing for a release without both.
 
     Each is judged on the workspace's traces of its own class of temperatures: what it learnt from says nothing about the other class.
+    A table with counts for both is judged twice, those for sampled requests under a name of their own.
     """
     from components.gate.predictions.predictive_loss import judge_predictions, predictions
     from flows.context import open_trace
     from serving.artifacts.kinds import temperature_of
 
     verdict, lacking = GateVerdict(()), []
-    for kind in PREDICTING:
-        if kind not in mine:
-            continue
-        temperature = temperature_of(mine[kind]) or 0.0
+    for name, part in predicting_parts(mine):
+        temperature = temperature_of(part) or 0.0
+        rivals = {kind: artifact.at(temperature) for kind, artifact in theirs.items()}
         try:
-            found, notes = predictions({kind: mine[kind]}, theirs, open_trace(step, temperature=temperature))
+            found, notes = predictions({part.kind: part}, rivals, open_trace(step, temperature=temperature))
         except DraftwellError as error:
             step.workspace.say(str(error))
-            lacking.append(f"{kind} not judged: {why_unusable(error, step.workspace.spec.name, temperature)}")
+            lacking.append(f"{name} not judged: {why_unusable(error, step.workspace.spec.name, temperature)}")
         else:
-            verdict += judge_predictions(found, thresholds) + GateVerdict((), tuple(notes))
+            judged = judge_predictions(found, thresholds) + GateVerdict((), tuple(notes))
+            verdict += GateVerdict(tuple(replace(check, name=f"{name} predicts") for check in judged.checks), judged.notes)
     return verdict + missing("predictions measured", "; ".join(lacking), unmeasured, enough=False) if lacking else verdict
+
+
+def predicting_parts(artifacts: dict[str, Artifact]) -> Iterator[tuple[str, Artifact]]:
+    """Name and artifact of all that predicts; of one with a part for sampled requests that one too."""
+    for kind in PREDICTING:
+        if kind in artifacts:
+            greedy, sampled = (artifacts[kind].at(temperature) for temperature in (0.0, 1.0))
+            yield kind, greedy
+            if sampled is not greedy:
+                yield f"{kind} for sampled requests", sampled
 
 
 def why_unusable(error: DraftwellError, pair: str, temperature: float) -> str:

@@ -17,6 +17,7 @@ from serving.artifacts.pair_files import PairFiles, draftwell_home, models_root,
 from serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
 from serving.device import device_class
 from serving.errors import DraftwellError
+from serving.runtime.machine_class import machine_class, without_layers
 from serving.runtime.models.unbatched_model import UnbatchedModel
 from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 from serving.runtime.strategies import Strategy, StrategyChoice, StrategyResources, build_strategy, find_strategy, served_choice
@@ -67,8 +68,9 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
             needed = {kind: artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts}
             resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
             warm_up(pair, build_strategy(choice.name, dict(choice.parameters), resources))
+    check_layers(config, artifacts, pair)
     profile = artifacts.get(HardwareProfile.kind)
-    known = profile_costs(profile, manifest.device) if isinstance(profile, HardwareProfile) else None
+    known = profile_costs(profile, pair) if isinstance(profile, HardwareProfile) else None
     usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or known is not None}
     pool = StrategyPool(pair, usable, config, mode="off" if settings.deterministic else settings.state, offered=settings.offered)
     served = ServedModel(manifest.pair, pair, pool.get(), slots, settings.threads, version=str(manifest.release_version),
@@ -136,23 +138,45 @@ def check_device(device: str) -> None:
 
 
 def check_device_class(config: DecodingConfig, artifacts: Mapping[str, Artifact], device: str) -> None:
-    """Refuse a profile of another machine if the strategy uses it; log a warning if only the tuning was done elsewhere."""
-    here = device_class(device)
-    profile = artifacts.get(HardwareProfile.kind)
-    measured = profile.provenance.device_class if profile else None
-    used = {kind for choice in tuned_choices(config) for kind in find_strategy(choice.name).artifacts}
-    if HardwareProfile.kind in used and measured not in (None, here):
+    """Refuse a profile of another machine if the strategy uses it; log a warning if only the tuning was done elsewhere.
+
+    Before models are loaded, so that no time is lost; which of them have compiled layers, `check_layers` looks at afterwards.
+    """
+    here, measured = device_class(device), measured_on(artifacts)
+    if uses_profile(config) and measured is not None and without_layers(measured) != here:
         raise DraftwellError(f"the bundle's hardware profile was measured on {measured}, this machine is {here}: run "
                              f"`draftwell calibrate` and `draftwell tune` here, with --device {device}, and deploy again",
                              code="profile_of_another_machine")
     tuned = config.provenance.device_class
-    if tuned not in (None, here):
+    if tuned is not None and without_layers(tuned) != here:
         log.warning("the decoding config was tuned on %s, this machine is %s: another choice may be faster here", tuned, here)
 
 
-def profile_costs(profile: HardwareProfile, device: str) -> BatchCosts | None:
-    """Costs from a bundle's profile; None if it was measured on another machine."""
-    return from_profile(profile) if profile.provenance.device_class in (None, device_class(device)) else None
+def check_layers(config: DecodingConfig, artifacts: Mapping[str, Artifact], pair: LoadedPair) -> None:
+    """The same for compiled layers: a profile that was measured with them does not hold without, nor the other way round."""
+    here, measured, tuned = machine_class(pair), measured_on(artifacts), config.provenance.device_class
+    if uses_profile(config) and measured not in (None, here):
+        raise DraftwellError(f"the bundle's hardware profile was measured on {measured}, and the models loaded here are {here}: bring the "
+                             "folder `compiled` of DRAFTWELL_HOME to where it was, or run `draftwell calibrate` and `draftwell tune` here "
+                             "and deploy again", code="profile_of_other_layers")
+    if tuned is not None and tuned != here and without_layers(tuned) == without_layers(here):
+        log.warning("the decoding config was tuned on %s, the models loaded here are %s: another choice may be faster", tuned, here)
+
+
+def uses_profile(config: DecodingConfig) -> bool:
+    """Whether a tuned strategy reads the hardware profile."""
+    return any(HardwareProfile.kind in find_strategy(choice.name).artifacts for choice in tuned_choices(config))
+
+
+def measured_on(artifacts: Mapping[str, Artifact]) -> str | None:
+    """Machine class of the hardware profile; None without one, or where it does not say."""
+    profile = artifacts.get(HardwareProfile.kind)
+    return profile.provenance.device_class if profile else None
+
+
+def profile_costs(profile: HardwareProfile, pair: LoadedPair) -> BatchCosts | None:
+    """Costs from a bundle's profile; None if it was measured on another machine, or with other layers."""
+    return from_profile(profile) if profile.provenance.device_class in (None, machine_class(pair)) else None
 
 
 def costs_of(pair: LoadedPair, slots: int, known: BatchCosts | None, serving_now: ServedModel | None) -> BatchCosts | None:

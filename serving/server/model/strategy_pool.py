@@ -120,8 +120,8 @@ class State:
         if isinstance(artifact, AcceptanceTable):
             table, resumed = artifact.copy(), self._resumed
             if table.sampled is not None and resumed.sampled_table is not None:
-                table.sampled = AcceptanceTable(*resumed.sampled_table, table.sampled.provenance)
-            return AcceptanceTable(*resumed.table, table.provenance, table.sampled) if resumed.table else table
+                table.sampled = table.sampled.with_counts(*resumed.sampled_table)
+            return table.with_counts(*resumed.table, table.sampled) if resumed.table else table
         if isinstance(artifact, CorrectionMemory):
             memory = self._resumed.memory
             return artifact.copy() if memory is None else CorrectionMemory(memory, artifact.provenance, artifact.max_pairs)

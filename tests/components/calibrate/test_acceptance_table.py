@@ -125,8 +125,9 @@ def test_sampled_texts_count_how_likely_a_draft_token_is_kept(tmp_path):
     middle, high = (AcceptanceTable.bin_of(c) for c in (0.55, 0.945))
     assert (table.total[middle], table.accepted[middle]) == (3, 2)  # .25 + .25 + 1, rounded
     assert (table.total[high], table.accepted[high], sum(table.total)) == (1, 0, 4)
-    assert table.provenance.metrics == {"judged": 4.0, "acceptance_rate": pytest.approx(0.5)}
-    assert table.provenance.parameters == {"temperature": 0.7, "counting": "judged once"}
+    assert table.provenance.metrics == {"judged": 4.0, "acceptance_rate": pytest.approx(0.5), "prior_weight": 1000}
+    assert table.provenance.parameters == {"temperature": 0.7, "counting": "judged once",
+                                           "prior_weight_from": "too few tasks (2): the largest"}
 
 
 def test_the_counts_of_sampled_texts_are_what_spide_sees_at_that_temperature(tmp_path):
@@ -162,12 +163,13 @@ def test_greedy_texts_make_no_counts_for_sampled_requests(tmp_path):
 
 
 def test_a_table_with_counts_of_both_names_temperature_and_prompts_of_both():
-    greedy = AcceptanceTable([4] * 20, [2] * 20, ORIGIN.model_copy(update={"training_prompts": ["c", "a"]}))
-    both = with_sampled(greedy, AcceptanceTable([10] * 20, [9] * 20, WARM))
+    greedy = AcceptanceTable([4] * 20, [2] * 20, ORIGIN.model_copy(update={"training_prompts": ["c", "a"]}), prior_weight=56)
+    both = with_sampled(greedy, AcceptanceTable([10] * 20, [9] * 20, WARM, prior_weight=316))
+    assert (both.prior_weight, both.at(1.0).prior_weight) == (56, 316)
     assert (both.total, both.accepted) == (greedy.total, greedy.accepted)
     assert both.provenance.training_prompts == ["a", "b", "c"]
     assert both.provenance.parameters["sampled_temperature"] == 0.7
-    assert both.provenance.metrics == {"sampled_judged": 200.0, "sampled_acceptance_rate": 0.9}
+    assert both.provenance.metrics == {"sampled_judged": 200.0, "sampled_acceptance_rate": 0.9, "sampled_prior_weight": 316}
     assert with_sampled(greedy, None) is greedy
 
 

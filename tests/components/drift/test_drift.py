@@ -21,6 +21,7 @@ from components.prompts.prompt import Prompt
 from components.report.intervals import bootstrap_of_sums
 from components.train.settings import VerifierSettings
 from components.train.verifier import train_verifier
+from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
 from serving.recording.trace import TraceSet
@@ -97,6 +98,18 @@ def test_a_real_change_is_found_and_named(change: dict[str, float], found: set[s
         drifted = {check.name for check in report.checks if check.drifted}
         assert found <= drifted
         assert len(report.reasons) == len(drifted)
+
+
+def test_a_heavy_prior_hides_no_change_and_makes_none() -> None:
+    """A table's weight smooths what it says. On the traffic's side it would leave a sixth of a change of 94 tokens a bin; and a draft
+    that is half as often right as it is sure, then as now, is no drift, however far off the table is."""
+    heavy = AcceptanceTable([96] * 20, [60] * 20, ORIGIN, prior_weight=1000)
+    changed = compared(rows(3000), rows(4000, kept=0.5), table=heavy)
+    steady = compared(rows(3000, kept=0.5), rows(4000, kept=0.5), table=heavy)
+    (found, same) = (next(check for check in report.checks if check.name == "table") for report in (changed, steady))
+    assert found.drifted
+    assert not same.drifted
+    assert same.value > same.limit, "off, but no more than by chance"
 
 
 def test_other_conditions_stay_quiet() -> None:

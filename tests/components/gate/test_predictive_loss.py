@@ -215,6 +215,17 @@ def test_a_table_is_not_judged_on_what_it_has_counted(tmp_path: Path) -> None:
     assert same.losses == same.reference == honest.losses
 
 
+def test_a_table_without_a_prompt_keeps_its_prior_weight(traces: TraceSet) -> None:
+    """With a weight that outweighs all counts, a table predicts as an empty one, also where a prompt's own counts are taken away."""
+    table = build_acceptance_table(traces, ORIGIN.model_copy(update={"trace_digest": traces.digest()}))
+    table.prior_weight = 10**9
+    (found,), _ = predictions({"acceptance_table": table}, {}, traces)
+    assert found.losses == pytest.approx(found.reference)
+    table.prior_weight = 10
+    (found,), _ = predictions({"acceptance_table": table}, {}, traces)
+    assert found.losses != pytest.approx(found.reference)
+
+
 def test_prompts_that_a_table_has_counted_in_another_trace_are_left_out(good: dict[str, Any], traces: TraceSet) -> None:
     hashes = prompt_hashes(traces)
     assert hashes is not None
@@ -259,8 +270,8 @@ def test_a_champions_artifact_for_other_requests_is_no_rival(good: dict[str, Any
     """A verifier of greedy traces is blind to the rest: to beat it on sampled ones is easy, and the other way round."""
     greedy = {kind: made_on(artifact, parameters={"temperature": 0.0}) for kind, artifact in good.items()}
     sampled = {kind: made_on(artifact, parameters={"temperature": 1.0}) for kind, artifact in good.items()}
-    found, notes = predictions(sampled, greedy, traces)
+    found, notes = predictions(greedy, sampled, traces)
     assert [one.against for one in found] == ["an empty table's", "a constant's"]
-    assert sum("the champion's is for temperature 0, this one for 1" in note for note in notes) == 2
-    found, _ = predictions(sampled, sampled, traces)
+    assert sum("the champion's is for temperature 1, this one for 0" in note for note in notes) == 2
+    found, _ = predictions(greedy, greedy, traces)
     assert {one.against for one in found} == {"the champion's"}

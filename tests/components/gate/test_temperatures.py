@@ -10,6 +10,7 @@ import pytest
 from components.bench.schema import BenchEntry, PromptRow
 from components.gate.temperatures import judge_artifacts, judge_sampled, sampled_temperature, untuned
 from components.gate.verdict import FAILED, PASSED, UNDECIDED, Check, GateVerdict, Thresholds
+from flows.steps.verdict import only_sampled
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
 from tests.support.models.resources import ORIGIN
@@ -28,7 +29,10 @@ def table(temperature: float) -> dict[str, Any]:
     (DecodingConfig("svip", {}, {}, ORIGIN), 0.7, True)])
 def test_a_table_from_another_temperature_fails_by_name(config: DecodingConfig, made: float, passed: bool) -> None:
     verdict = judge_artifacts(config, table(made))
-    [check] = verdict.checks
+    check = verdict.checks[-1]
+    assert [check.name for check in verdict.checks] == ["temperature", "sampled temperature"][: 1 + (config.sampled is not None)]
+    assert all(check.passed for check in verdict.checks[:-1]), "the other choice is not to blame"
+    assert only_sampled({"checks": [vars(check) for check in verdict.checks]}) == (not passed and config.sampled is not None)
     assert check.passed == passed
     assert passed or ("acceptance_table" in check.detail and f"{made:g}" in check.detail)
     assert verdict.notes == ()

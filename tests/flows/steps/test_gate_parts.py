@@ -85,6 +85,28 @@ def test_a_greedy_verifier_is_not_judged_on_sampled_traces(step: StepContext) ->
     assert waived.notes[0].endswith("let pass: the traces are on another machine")
 
 
+def test_both_counts_of_a_table_are_judged_each_on_traces_of_its_class(step: StepContext) -> None:
+    """Counts for sampled requests that say the opposite fail, and the greedy ones of the same table pass."""
+    from components.calibrate.acceptance_table import build_acceptance_table, build_sampled_table, with_sampled
+    from serving.recording.trace import TraceSet
+
+    collect(step, 0.0)
+    greedy, warm = (ORIGIN.model_copy(update={"parameters": {"temperature": at}}) for at in (0.0, 0.7))
+    table = build_acceptance_table(TraceSet(step.workspace.traces_at(0.0)), greedy)
+    wrong = {"acceptance_table": with_sampled(table, AcceptanceTable([10**6] * 20, [0] * 20, warm))}
+    names = [check.name for check in prediction_check(step, wrong, {}, LIMIT).checks]
+    assert names == ["acceptance_table predicts", "predictions measured"], "there are no sampled traces yet"
+    collect(step, 0.7)
+    sampled = build_sampled_table(TraceSet(step.workspace.traces_at(0.7)), warm, 0.7)
+    right = {"acceptance_table": with_sampled(table, sampled)}
+    for artifacts, expected in ((wrong, [True, False]), (right, [True, True])):
+        checks = prediction_check(step, artifacts, {}, LIMIT).checks
+        assert [check.name for check in checks] == ["acceptance_table predicts", "acceptance_table for sampled requests predicts"]
+        assert [check.passed for check in checks] == expected
+    for one in prediction_check(step, right, right, LIMIT).checks:
+        assert "1.00 x the champion's" in one.detail
+
+
 def test_a_table_that_has_counted_all_of_other_traces_of_the_same_prompts_is_not_judged(step: StepContext) -> None:
     from components.collect.plan import prompt_hashes
     from serving.recording.trace import TraceSet

@@ -221,6 +221,28 @@ def test_a_table_with_counts_of_sampled_texts_comes_back_and_one_without_is_writ
     assert sum(back.total) == 100, "each counts its own requests"
 
 
+def test_a_table_with_a_prior_weight_of_its_own_is_not_for_older_versions(tmp_path):
+    """They would read it with a weight of 10, and end drafts elsewhere; a weight of 10 is written as they write it."""
+    def schema(name, *weights):
+        greedy, sampled = (AcceptanceTable([5] * 20, [3] * 20, made_at("table", at).provenance, prior_weight=weight)
+                           for at, weight in zip((0.0, 0.7), weights, strict=True))
+        AcceptanceTable(greedy.total, greedy.accepted, greedy.provenance, sampled, prior_weight=weights[0]).save(tmp_path / name)
+        back = AcceptanceTable.load(tmp_path / name).copy()
+        assert (back.prior_weight, back.at(1.0).prior_weight) == weights
+        assert back.alpha(0.5) == pytest.approx((3 + weights[0] * 0.55) / (5 + weights[0]))
+        return json.loads((tmp_path / name / "artifact.json").read_text())["schema_version"]
+
+    assert [schema("none", 10, 10), schema("sampled", 10, 316), schema("greedy", 316, 10), schema("both", 100, 316)] == [2, 3, 3, 3]
+    AcceptanceTable([5] * 20, [3] * 20, ORIGIN, prior_weight=56).save(tmp_path / "alone")
+    assert AcceptanceTable.load(tmp_path / "alone").prior_weight == 56
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan")])
+def test_a_prior_weight_that_is_no_count_is_refused(weight):
+    with raises_code("bad_artifact", "prior weight"):
+        AcceptanceTable([5] * 20, [3] * 20, ORIGIN, prior_weight=weight)
+
+
 @pytest.mark.parametrize(("used", "fits"), [(0.0, True), (0.7, True), (1.0, True)])
 def test_a_table_with_counts_of_both_fits_both(used, fits):
     table = AcceptanceTable([5] * 20, [3] * 20, made_at("table", 0.0).provenance, made_at("table", 0.7))

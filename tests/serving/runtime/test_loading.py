@@ -72,6 +72,22 @@ def test_nothing_of_a_released_module_keeps_its_file_in_memory(tmp_path: Path) -
     assert not mapped()
 
 
+def test_lent_embeddings_are_copied_once(tmp_path: Path) -> None:
+    """A target in float32 reads its head where it was when the target was loaded: a copy for the draft would be a second one."""
+    llama().save_pretrained(tmp_path / "lends")
+    target, draft = load_module(tmp_path / "lends", torch.float32, "cpu"), llama()
+    mapped = target.model.embed_tokens.weight.data_ptr()
+    over_slots(target, release=True)
+    own = target.model.embed_tokens.weight.data_ptr()
+    assert own != mapped
+    draft.set_input_embeddings(target.get_input_embeddings())
+    norm = draft.model.norm.weight.data_ptr()
+    over_slots(draft, release=True, lender=target)
+    assert draft.model.norm.weight.data_ptr() != norm, "what is its own is copied"
+    assert draft.model.embed_tokens.weight is target.model.embed_tokens.weight
+    assert target.model.embed_tokens.weight.data_ptr() == own
+
+
 def test_a_small_models_context_is_what_it_was_trained_for() -> None:
     module = llama()
     assert [context_within(module, wanted) for wanted in (None, 64, 4096)] == [None, 64, 128]

@@ -260,6 +260,18 @@ def test_a_profile_of_another_machine_is_refused_where_it_matters(tmp_path: Path
     assert "tuned on abacus" in caplog.text
 
 
+def test_a_profile_of_compiled_layers_is_not_used_with_eager_ones(tmp_path: Path, tiny_models: dict[Role, Path],
+                                                                  caplog: pytest.LogCaptureFixture) -> None:
+    """The machine is the same, so the names of machines alone would let it pass."""
+    compiled = device_class("cpu") + "+compiled-target"
+    bundle = make_bundle(tmp_path / "spide", tiny_models, "spide", machine=compiled)
+    refused(bundle, "profile_of_other_layers", "+compiled-target", "draftwell calibrate")
+    plain = make_bundle(tmp_path / "plain", tiny_models, "vanilla_sd", machine=compiled)
+    served = load_bundle(plain, slots=1)
+    assert "spide" not in served.strategies.names(), "what reads the profile is not offered"
+    assert "+compiled-target" in caplog.text
+
+
 def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*ENTRY, *options], capture_output=True, text=True, timeout=60, check=False)
 

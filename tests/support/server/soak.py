@@ -64,10 +64,9 @@ def measure_profile(space: Workspace, folder: Path) -> None:
     """As the tuner measures it."""
     from components.calibrate.hardware_profile import measure_profile
     from components.report.provenance import provenance
-    from serving.device import device_class
 
     pair = space.load()
-    measure_profile(pair, provenance(pair, device_class=device_class(pair.device))).save(folder)
+    measure_profile(pair, provenance(pair)).save(folder)
 
 
 @contextmanager

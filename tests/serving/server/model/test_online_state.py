@@ -326,7 +326,7 @@ def test_a_state_goes_on_where_a_copy_of_it_was_taken() -> None:
 def test_greedy_and_sampled_requests_count_apart_where_the_table_does() -> None:
     """A shared table would hold greedy counts, of drafts that are the target's first choice, against sampled requests."""
     warm = ORIGIN.model_copy(update={"parameters": {"temperature": 0.7}})
-    table = AcceptanceTable([0] * 20, [0] * 20, ORIGIN, AcceptanceTable([0] * 20, [0] * 20, warm))
+    table = AcceptanceTable([0] * 20, [0] * 20, ORIGIN, AcceptanceTable([0] * 20, [0] * 20, warm, prior_weight=316), prior_weight=56)
     both: dict[str, Any] = {**table_resources(VOCAB).artifacts, "acceptance_table": table}
 
     def fresh() -> StrategyPool:
@@ -347,6 +347,8 @@ def test_greedy_and_sampled_requests_count_apart_where_the_table_does() -> None:
     again = fresh()
     again.resume(EVERYBODY, learnt)
     assert again.learnt()[EVERYBODY] == learnt
+    resumed = table_of(again.get(None))
+    assert (resumed.prior_weight, resumed.at(1.0).prior_weight) == (56, 316), "the bundle's, whatever was counted since"
     assert table.sampled is not None
     assert sum(table.total) == sum(table.sampled.total) == 0, "the bundle's own stays"
 
