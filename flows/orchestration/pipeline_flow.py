@@ -19,8 +19,8 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     """Bring a pair from prompts to a deployed champion.
 
     Returns:
-        the final report, the choices and why, the release, whether it `passed`, the gate's checks and its `verdict`, the champion of
-        before (None where there was none), and where the bundle is.
+        the gate's `report`, the `table` of strategies, the choices and why, the release, whether it `passed`, the gate's checks and its
+        `verdict`, the champion of before (None where there was none), and where the bundle is.
     """
     announce("1/7 collect traces")
     within(settings, collect_task)(settings)
@@ -32,7 +32,7 @@ def pipeline(settings: PipelineSettings) -> dict[str, Any]:
     choice = within(settings, tune_task)(settings)
     announce("5/7 publish")
     release = within(settings, publish_task)(settings)
-    announce("6/7 gate, and the final comparison of all strategies")
+    announce("6/7 gate, and a table of strategies")
     gated, champion = within(settings, gate_task)(settings, release), champion_task(settings)
     for sampled_only in (True, False):  # with no champion to keep, something must serve: the choice that passes, and plain decoding
         if gated["passed"] or champion is not None or (sampled_only and not only_sampled(gated)):

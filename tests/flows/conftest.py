@@ -43,6 +43,24 @@ def starts_are_not_timed() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def profiles_are_short(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A hardware profile, which every command that tunes or calibrates measures in its empty home, takes fewer passes to a median here.
+
+    Not in trials of the default pair, which are about times. What a profile is worth is tested in tests/components/calibrate.
+    """
+    if request.node.get_closest_marker("soak"):
+        yield
+        return
+    from components.calibrate.hardware_profile import measure_profile
+
+    defaults = measure_profile.__kwdefaults__
+    assert "repeats" in defaults
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(defaults, "repeats", 3)
+        yield
+
+
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A server with a database of its own, for this session; PREFECT_HOME is a temporary folder already (tests/conftest.py).

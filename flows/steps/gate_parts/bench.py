@@ -1,4 +1,7 @@
-"""The measured part of the gate: candidate, champion and plain decoding on the same prompts in one run, for greedy and sampled requests."""
+"""The measured part of the gate: candidate, champion and plain decoding on the same prompts in one run, for greedy and sampled requests.
+
+What other strategies would bring is shown by a shorter bench of its own: a table needs fewer prompts than a verdict.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,9 @@ if TYPE_CHECKING:
     from serving.runtime.strategies import StrategyResources
 
 RUNS_IN_DOUBT = 3
-SHOWN = ("vanilla_sd", "prompt_lookup", "sprinter", "csd", "spide")
-"""What is measured together with a release for a table; `make demo` waits for it, so other strategies are left to `draftwell bench`."""
+SHOWN = ("prompt_lookup", "sprinter", "csd", "spide")
+"""What is measured together with a release for a table, besides vanilla SD at its fastest gamma; `make demo` waits for it, so other
+strategies are left to `draftwell bench`."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,10 @@ def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, 
     from flows.settings import quality_floor
     from serving.runtime.strategies import PLAIN, StrategyChoice
 
-    candidate = StrategyChoice(judging.strategy, judging.parameters)
-    both = [PLAIN] if candidate == PLAIN else [PLAIN, candidate]
-    others = [choice for name in SHOWN if (choice := StrategyChoice(name)) not in both] if settings.all_strategies else []
-    once = BenchSettings(max_tokens=settings.max_tokens, temperature=temperature, quality_floor=quality_floor())
-    report = run_bench(step.pair, [PLAIN, *others, *both[1:]], prompts, resources, once, extra=rival.contenders, progress=step.bar)
+    both = list(dict.fromkeys((PLAIN, StrategyChoice(judging.strategy, judging.parameters))))
+    costs = temperature == 0 and not settings.compared  # no verdict asks for a cost ratio, and `comparison` measures it too
+    once = BenchSettings(max_tokens=settings.max_tokens, temperature=temperature, quality_floor=quality_floor(), cost_ratios=costs)
+    report = run_bench(step.pair, both, prompts, resources, once, extra=rival.contenders, progress=step.bar)
     verdict = judging.of(report)
     if not judging.doubts(verdict):
         return report, verdict
@@ -73,6 +76,21 @@ def measured(step: StepContext, prompts: Sequence[Prompt], judging: BenchJudge, 
     again = once.model_copy(update={"runs": RUNS_IN_DOUBT, "cost_ratios": False})
     longer = run_bench(step.pair, both, prompts, resources, again, extra=rival.contenders, progress=step.bar)
     return report.model_copy(update={"in_doubt": longer.strategies}), judging.of(longer)
+
+
+def comparison(step: StepContext, prompts: Sequence[Prompt], config: DecodingConfig, resources: StrategyResources,
+               rival: ChampionComparison, settings: GateSettings) -> BenchReport | None:
+    """The choice for greedy requests and other strategies on the first of the prompts, for a table; None where none is asked for."""
+    from components.bench.bench import run_bench
+    from components.bench.settings import BenchSettings
+    from flows.settings import quality_floor
+    from serving.runtime.strategies import PLAIN, StrategyChoice, served_choice
+
+    if not settings.compared:
+        return None
+    choices = dict.fromkeys((PLAIN, *map(StrategyChoice, SHOWN), served_choice(config, 0.0)))
+    once = BenchSettings(max_tokens=settings.max_tokens, quality_floor=quality_floor())
+    return run_bench(step.pair, list(choices), prompts[: settings.compared], resources, once, extra=rival.contenders, progress=step.bar)
 
 
 def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], config: DecodingConfig, thresholds: Thresholds,
@@ -91,8 +109,7 @@ def sampled_verdict(step: StepContext, prompts: Sequence[Prompt], config: Decodi
         return GateVerdict((), notes)
     choice = served_choice(config, temperature)
     judging = BenchJudge(choice.name, dict(choice.parameters), replace(thresholds, lossless_identical=False))
-    only = settings.model_copy(update={"all_strategies": False})
-    report, verdict = measured(step, prompts, judging, resources, rival.at(temperature), only, temperature)
+    report, verdict = measured(step, prompts, judging, resources, rival.at(temperature), settings, temperature)
     step.report("bench_sampled", report.to_json(), per_device=True)
     entries = report.in_doubt or report.strategies
     return GateVerdict((), notes) + judge_sampled(verdict, judging.entry(entries), entries["autoregressive"], temperature, thresholds)

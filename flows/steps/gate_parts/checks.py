@@ -13,14 +13,17 @@ from flows.workspace import Workspace
 from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
+    from components.gate.losslessness import OutputReader
     from components.prompts.prompt import Prompt
     from registry.releases import ReleaseVersion
     from serving.artifacts.base import Artifact
     from serving.artifacts.decoding_config import DecodingConfig
     from serving.runtime.pair import LoadedPair
+    from serving.runtime.strategies import StrategyChoice, StrategyResources
 
-IDENTITY_PROMPTS, IDENTITY_TOKENS = 8, 64
-"""Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a hundred."""
+IDENTITY_PROMPTS, IDENTITY_TOKENS, IDENTITY_SLOTS = 8, 64, 4
+"""Enough tokens that a lossy strategy leaves the target's choice: CSD's rescues are one or two in a hundred. In float32, so many requests
+at once: a batch of four takes hardly longer than one of them."""
 START_LIMIT = 120.0
 """Seconds that a start may take where the thresholds name none."""
 PREDICTING = ("acceptance_table", "verifier")
@@ -99,31 +102,35 @@ def footprint_check(step: StepContext, bundle: Path, release: ReleaseVersion, th
 
 
 def identity_verdict(step: StepContext, config: DecodingConfig, resources: Any, prompts: Sequence[Prompt]) -> GateVerdict:
-    """Identity at temperature 0 of every choice of a config that claims to be lossless; the sampled one's under a name of its own."""
+    """Identity at temperature 0 of every choice of a config that claims to be lossless; the sampled one's under a name of its own.
+
+    The models are loaded once for all of them, and a choice that serves both classes of temperatures is decoded once.
+    """
+    from components.gate.losslessness import OutputReader
     from components.gate.temperatures import tuned_classes
+    from serving.runtime.strategies import PLAIN, find_strategy
 
-    checks: list[Check] = []
-    for choice, temperature in tuned_classes(config):
-        found = identity_check(step, choice.name, dict(choice.parameters), resources, prompts[:IDENTITY_PROMPTS])
-        checks += [replace(check, name=f"sampled {check.name}") if temperature else check for check in found]
-    return GateVerdict(tuple(checks))
+    classes = [(choice, temperature) for choice, temperature in tuned_classes(config)
+               if find_strategy(choice.name).lossless and choice.name != PLAIN.name]
+    if not classes:
+        return GateVerdict(())
+    reader = OutputReader(float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair, IDENTITY_TOKENS)
+    found = {choice: identity_check(reader, choice, resources, prompts[:IDENTITY_PROMPTS])
+             for choice in dict.fromkeys(choice for choice, _ in classes)}
+    return GateVerdict(tuple(replace(check, name=f"sampled {check.name}") if temperature else check
+                             for choice, temperature in classes for check in found[choice]))
 
 
-def identity_check(
-    step: StepContext, strategy: str, parameters: dict[str, Any], resources: Any, prompts: Sequence[Prompt]
-) -> tuple[Check, ...]:
-    """Whether a choice that claims to be lossless gives autoregressive's tokens in float32; nothing for a lossy one."""
+def identity_check(reader: OutputReader, choice: StrategyChoice, resources: StrategyResources,
+                   prompts: Sequence[Prompt]) -> tuple[Check, ...]:
+    """Whether a choice that claims to be lossless gives autoregressive's tokens; `reader`: of the pair in float32."""
     from components.gate.bench_checks import judge_release
     from components.gate.losslessness import identity_entry
-    from serving.runtime.strategies import StrategyChoice, find_strategy
 
-    if not find_strategy(strategy).lossless or strategy == "autoregressive":
-        return ()
-    exact = float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair
-    entry = identity_entry(exact, resources, StrategyChoice(strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(reader, resources, choice, prompts)
     return judge_release(entry, None, None, Thresholds(lossless_identical=True)).checks
 
 
 def float32_pair(workspace: Workspace) -> LoadedPair:
     """The same pair in float32."""
-    return workspace.in_dtype("float32").load()
+    return workspace.in_dtype("float32").load(slots=IDENTITY_SLOTS)

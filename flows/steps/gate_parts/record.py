@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,15 +40,21 @@ def record_of(release: ReleaseVersion, verdict: GateVerdict, champion: ReleaseVe
                       checks=checks, baseline_version=champion.version if champion else None, bundle_digest=bundle_digest, created=now())
 
 
-def keep_verdict(store: Store, record: GateRecord, verdict: GateVerdict, report: BenchReport, entry: BenchEntry,
-                 written: Path) -> None:
-    """Keep the verdict with its release: record, text, metrics to compare, the bench (`written`: its file) and its plots."""
+def keep_verdict(store: Store, record: GateRecord, verdict: GateVerdict, shown: BenchReport, entry: BenchEntry,
+                 written: Sequence[Path]) -> None:
+    """Keep the verdict with its release: record, text, metrics of the candidate to compare, the benches, and plots of one.
+
+    Args:
+        shown: the bench that is drawn.
+        entry: the candidate's.
+        written: files of the benches.
+    """
     from components.gate.verdict_report import bench_plots, verdict_markdown
     from registry.releases import record_gate
 
     figures = {name: float(value) for name in COMPARED if (value := getattr(entry, name)) is not None}
     with tempfile.TemporaryDirectory() as place:
-        files = [written, *bench_plots(report, Path(place))]
+        files = [*written, *bench_plots(shown, Path(place))]
         record_gate(store, record, words=verdict_markdown(verdict), figures=figures, files=files)
 
 

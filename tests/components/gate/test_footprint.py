@@ -11,7 +11,7 @@ import components.gate.losslessness
 from components.gate.baseline_counts import deterministic_report, fixed_resources
 from components.gate.bench_checks import judge_release
 from components.gate.footprint import footprint, startup_seconds
-from components.gate.losslessness import departure, identity_entry, judge_texts
+from components.gate.losslessness import OutputReader, identity_entry, judge_texts
 from components.gate.verdict import Thresholds
 from components.prompts.prompt import Prompt, ids_of
 from serving.artifacts.pair_files import PairFiles
@@ -39,7 +39,7 @@ def test_a_lossy_config_called_lossless_is_caught_every_time(seed: int, monkeypa
     pair = noisy_pair(seed)
     name, parameters = LOSSY[seed % len(LOSSY)]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(pair, fixed_resources(pair), StrategyChoice(name, parameters), PROMPTS, max_tokens=48)
+    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice(name, parameters), PROMPTS)
     verdict = judge_release(entry, None, None, IDENTITY)
     assert [check.name for check in verdict.checks if not check.passed] == ["identical outputs"], entry
 
@@ -49,7 +49,7 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(m
     target = llama(2)
     pair = pair_of(TransformersModel(target, slots=2), TransformersModel(llama(2), slots=2), {"target": target})
     monkeypatch.setattr(STRATEGIES["sprinter"], "lossless", True)
-    entry = identity_entry(pair, fixed_resources(pair), StrategyChoice("sprinter", {"tau": 0.0}), PROMPTS, max_tokens=48)
+    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("sprinter", {"tau": 0.0}), PROMPTS)
     assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     (check,) = judge_release(entry, None, None, IDENTITY).checks
     assert not check.passed
@@ -60,9 +60,35 @@ def test_a_lossy_config_that_was_right_in_all_that_was_looked_at_is_caught_too(m
 def test_a_lossless_config_never_fails(seed: int) -> None:
     pair = noisy_pair(seed)
     name = ("vanilla_sd", "svip", "prompt_lookup", "spide")[seed % 4]
-    entry = identity_entry(pair, fixed_resources(pair), StrategyChoice(name), PROMPTS, max_tokens=48)
+    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice(name), PROMPTS)
     assert entry.identical_outputs + entry.near_ties == len(PROMPTS)
     assert judge_release(entry, None, None, IDENTITY).passed
+
+
+def test_identity_decodes_as_many_at_once_as_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time, four float32 requests take as many passes as tokens: most of the time that a gate takes."""
+    pair = noisy_pair(1)
+    target, sizes = pair.models["target"], []
+    forward = target.forward
+    monkeypatch.setattr(target, "forward", lambda commands: sizes.append(len(commands)) or forward(commands))
+    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("vanilla_sd"), PROMPTS)
+    assert judge_release(entry, None, None, IDENTITY).passed, entry
+    assert len(PROMPTS) > 2
+    assert max(sizes) == 2
+    assert sizes.count(2) > sizes.count(1) - len(PROMPTS), "the outputs are read one by one"
+
+
+def test_what_two_strategies_gave_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not what a third gave after another prompt: the same words may be wrong there."""
+    pair = noisy_pair(1)
+    reader, passes = OutputReader(pair, 12), []
+    read = OutputReader._read
+    monkeypatch.setattr(OutputReader, "_read", lambda self, ids, output: passes.append(tuple(ids)) or read(self, ids, output))
+    first, second = (ids_of(pair, prompt) for prompt in PROMPTS[:2])
+    output = pair.engine().generate(first, pair.sampling(max_tokens=12), build_strategy("autoregressive", {})).output
+    assert [reader.departure(first, output), reader.departure(first, list(output))] == ["none", "none"]
+    assert reader.departure(second, output) == "wrong"
+    assert passes == [tuple(first), tuple(second)]
 
 
 def test_outputs_are_read_behind_all_that_was_asked() -> None:
@@ -71,7 +97,7 @@ def test_outputs_are_read_behind_all_that_was_asked() -> None:
     system = ({"role": "system", "content": "be short and say what a quick fox says"},)
     asked = [Prompt("told", None, ["abcab cabinet"], messages=system), Prompt("bare", None, ["hello hello"], raw=True)]
     assert ids_of(pair, asked[0]) != pair.encode_prompt("abcab cabinet")
-    entry = identity_entry(pair, fixed_resources(pair), StrategyChoice("vanilla_sd"), asked, max_tokens=48)
+    entry = identity_entry(OutputReader(pair, 48), fixed_resources(pair), StrategyChoice("vanilla_sd"), asked)
     assert judge_release(entry, None, None, IDENTITY).passed, entry
     assert [row.departure for row in entry.per_prompt] == ["none", "none"]
 
@@ -93,14 +119,14 @@ def test_how_an_output_leaves_the_targets_own(monkeypatch: pytest.MonkeyPatch) -
     pair = noisy_pair(0)
     ids = pair.encode_prompt("abcab cabinet")
     own = pair.engine().generate(ids, pair.sampling(max_tokens=12), build_strategy("autoregressive")).output
-    assert departure(pair, ids, own, len(own)) == "none"
-    assert departure(pair, ids, own[:-1], len(own)) == "cut"
-    assert departure(pair, ids, [], 12) == "cut"
+    assert OutputReader(pair, len(own)).departure(ids, own) == "none"
+    assert OutputReader(pair, len(own)).departure(ids, own[:-1]) == "cut"
+    assert OutputReader(pair, 12).departure(ids, []) == "cut"
     changed = [*own[:-1], (own[-1] + 1) % 24]
-    assert departure(pair, ids, changed, len(own)) == "wrong"
+    assert OutputReader(pair, len(own)).departure(ids, changed) == "wrong"
     monkeypatch.setattr(components.gate.losslessness, "near_tie_gap", lambda dtype, row: 1e9)
-    assert departure(pair, ids, changed, len(own)) == "near-tie"
-    assert departure(pair, ids, own, len(own)) == "none"
+    assert OutputReader(pair, len(own)).departure(ids, changed) == "near-tie"
+    assert OutputReader(pair, len(own)).departure(ids, own) == "none"
 
 
 def test_a_start_is_timed_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

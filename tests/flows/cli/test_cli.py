@@ -273,6 +273,8 @@ def test_doctor_names_what_is_known_to_break(run: Any, monkeypatch: pytest.Monke
 
 GATED: dict[str, tuple[dict[str, Any], int, str]] = {
     "deployed": ({"passed": True, "checks": [], "bundle": "dist/tiny/1-cpu"}, 0, "bundle dist/tiny/1-cpu"),
+    "its speed": ({"passed": True, "checks": [{"name": "speedup", "passed": True, "detail": "1.25 x autoregressive"}], "bundle": "b"}, 0,
+                  "the gate on speedup: 1.25 x autoregressive"),
     "waits": ({"passed": True, "checks": [], "bundle": None}, 0, "waits to be promoted"),
     "failed": ({"passed": False, "checks": [{"passed": False, "detail": "0.9 x"}], "bundle": None, "champion": 4}, 1,
                "release 7 is not deployed, release 4, the champion, stays: the gate failed: 0.9 x"),
@@ -293,7 +295,7 @@ def test_the_demo_ends_with_the_gates_exit_code(run: Any, pair_file: Path, promp
 
     def pipeline(given):
         settings.append(given)
-        return {**plain, "sampled": {**plain, "temperature": 1.0}, "report": REPORT, "release": 7, "champion": None,
+        return {**plain, "sampled": {**plain, "temperature": 1.0}, "table": REPORT, "release": 7, "champion": None,
                 "verdict": result_of(gated), **gated}
 
     monkeypatch.setattr(flow, "pipeline", pipeline)

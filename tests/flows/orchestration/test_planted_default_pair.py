@@ -18,7 +18,7 @@ from components.bench.runner import Generation, StrategyContender
 from components.gate.baseline_checks import COUNTS, compare_with_baseline
 from components.gate.baseline_counts import CountsReport, StrategyCounts, deterministic_report
 from components.gate.bench_checks import judge_release
-from components.gate.losslessness import identity_entry
+from components.gate.losslessness import OutputReader, identity_entry
 from components.gate.predictions.predictive_loss import judge_predictions, predictions
 from components.gate.settings import GateSettings
 from components.gate.verdict import FAILED, GateVerdict, Thresholds
@@ -172,13 +172,13 @@ def test_a_lossy_config_called_lossless_is_caught(
     begin = IDENTITY_PROMPTS * (number // len(LOSSY))
     prompts = demo_prompts(begin + IDENTITY_PROMPTS)[begin:]
     monkeypatch.setattr(STRATEGIES[name], "lossless", True)
-    entry = identity_entry(exact, resources, StrategyChoice(name, parameters), prompts, max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(OutputReader(exact, IDENTITY_TOKENS), resources, StrategyChoice(name, parameters), prompts)
     assert failed(judge_release(entry, None, None, Thresholds(lossless_identical=True))) == ["identical outputs"], entry.per_prompt
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "spide"])
 def test_a_lossless_config_is_none(exact: LoadedPair, spide_resources: StrategyResources, name: str) -> None:
-    entry = identity_entry(exact, spide_resources, StrategyChoice(name), demo_prompts(IDENTITY_PROMPTS), max_tokens=IDENTITY_TOKENS)
+    entry = identity_entry(OutputReader(exact, IDENTITY_TOKENS), spide_resources, StrategyChoice(name), demo_prompts(IDENTITY_PROMPTS))
     assert judge_release(entry, None, None, Thresholds(lossless_identical=True)).passed, entry.per_prompt
 
 

@@ -12,13 +12,15 @@ import torch
 
 import flows.steps.gate
 from components.bench.runner import StrategyContender
+from components.gate.baseline_counts import fixed_resources
 from components.gate.settings import GateSettings
 from components.gate.verdict import UNDECIDED, Thresholds
 from components.prompts.prompt import Prompt
 from flows.context import StepContext
-from flows.steps.gate_parts.bench import sampled_verdict
+from flows.steps.gate_parts import checks
+from flows.steps.gate_parts.bench import SHOWN, BenchJudge, comparison, measured, sampled_verdict
 from flows.steps.gate_parts.champion import ChampionComparison
-from flows.steps.gate_parts.checks import prediction_check
+from flows.steps.gate_parts.checks import identity_verdict, prediction_check
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
@@ -159,6 +161,53 @@ def test_a_champion_without_a_sampled_choice_decodes_what_it_would_serve(step: S
     assert bench is not None
     assert (bench["settings"]["temperature"], bench["strategies"]["champion"]["strategy"]) == (0.5, "autoregressive")
     assert {"sampled regression", "sampled likelihood"} <= {check.name for check in verdict.checks}
+
+
+def test_a_table_of_other_strategies_takes_a_few_prompts_and_the_verdict_all(step: StepContext) -> None:
+    """Else six strategies that nobody releases would decode every prompt of the gate."""
+    choice, rival = config("svip"), champion(step.pair, None)
+    resources = fixed_resources(step.pair)
+    wanted = GateSettings(max_tokens=6, compared=2)
+    table = comparison(step, ROWS, choice, resources, rival, wanted)
+    assert table is not None
+    assert (table.prompts, table.prompt_ids) == (2, ("p0", "p1"))
+    assert {"autoregressive", "champion", "svip", *SHOWN} == set(table.strategies)
+    assert table.cost_reference is not None
+    report, _ = measured(step, ROWS, BenchJudge(choice.strategy, choice.parameters, ANY_SPEED), resources, rival, wanted)
+    assert (report.prompts, set(report.strategies), report.cost_reference) == (4, {"autoregressive", "champion", "svip"}, None)
+    assert comparison(step, ROWS, choice, resources, rival, GateSettings(max_tokens=6)) is None
+
+
+def test_a_sampled_bench_measures_no_cost_ratio(step: StepContext) -> None:
+    _, bench = sampled_part(step, config("autoregressive", SampledChoice(0.5, "lossy_sd", {})), champion(step.pair, None))
+    assert bench is not None
+    assert bench["cost_reference"] is None
+
+
+def test_identity_loads_the_models_once_for_both_classes(step: StepContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And decodes what serves both once; what is plain or lossy is not decoded at all."""
+    decoded: list[StrategyChoice] = []
+    real = checks.identity_check
+
+    def watched(reader: Any, choice: StrategyChoice, *rest: Any) -> Any:
+        decoded.append(choice)
+        return real(reader, choice, *rest)
+
+    loads: list[Any] = []
+    bf16 = SimpleNamespace(dtype="bfloat16")
+    monkeypatch.setattr(checks, "identity_check", watched)
+    monkeypatch.setattr(checks, "float32_pair", lambda workspace: loads.append(workspace) or step.pair)
+    resources = StrategyResources({}, step.pair.special_tokens)
+    context: Any = StepContext(step.workspace, bf16)  # type: ignore[arg-type]
+    one, other = {"num_speculative_tokens": 2}, {"num_speculative_tokens": 3}
+    both = identity_verdict(context, config("vanilla_sd", SampledChoice(0.7, "vanilla_sd", other), **one), resources, ROWS)
+    assert [(check.name, check.passed) for check in both.checks] == [("identical outputs", True), ("sampled identical outputs", True)]
+    assert (len(loads), len(decoded)) == (1, 2)
+    same = identity_verdict(context, config("vanilla_sd", SampledChoice(0.7, "vanilla_sd", one), **one), resources, ROWS)
+    assert [check.name for check in same.checks] == ["identical outputs", "sampled identical outputs"]
+    assert (len(loads), len(decoded)) == (2, 3)
+    none = identity_verdict(context, config("autoregressive", SampledChoice(0.7, "lossy_sd", {})), resources, ROWS)
+    assert (none.checks, len(loads), len(decoded)) == ((), 2, 3)
 
 
 def test_sampled_requests_that_nobody_tuned_for_are_a_note(step: StepContext) -> None:
