@@ -16,6 +16,7 @@ from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
 from serving.device import core_ids
 from serving.errors import DraftwellError
+from serving.number_format import Weights, dtype_of, weights_of
 from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
 from serving.runtime.engine.workers import shares
@@ -41,7 +42,8 @@ from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
 from serving.settings import Settings
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16", "float16", "bfloat16-int8", "bfloat16-int4", "float32-int8", "float32-int4"]
+"""Names of `serving.number_format`."""
 MOST_ONNX_CORES = 8
 """A draft is small: more threads wait for each other longer than they compute (a guess, not measured)."""
 
@@ -130,7 +132,8 @@ class LoadSettings(Settings):
 
     called = "loading setting"
 
-    dtype: Dtype = "bfloat16"
+    dtype: Dtype = Field("bfloat16", description="what the models compute in; with -int8 or -int4 the target's weights are rounded "
+                         "when they are loaded (models/quantised.py; CPU only)")
     device: str = Field("cpu", description="where the models compute: cpu, cuda or cuda:<index>")
     slots: int = Field(1, ge=1, description="requests that can run at once")
     max_context: int | None = Field(None, ge=1, description="positions per slot; None: the models' own limit, at most 4096")
@@ -162,11 +165,13 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     settings = settings or LoadSettings()
     files_digest = settings_digest(files)  # before they are read: what is replaced meanwhile then differs from what is there
     tokenizer = load_tokenizer(files.target)
-    modules: dict[Role, Any] = {"target": load_module(files.target, getattr(torch, settings.dtype), settings.device)}
+    weights = weights_of(settings.dtype)
+    check_weights(weights, settings)
+    modules: dict[Role, Any] = {"target": load_module(files.target, getattr(torch, dtype_of(settings.dtype)), settings.device)}
     with room_for("the padded weights", "name fewer parameters"):
         padded_to = None if settings.pad_target is None else pad_to(modules["target"], settings.pad_target)
     target = over_slots(modules["target"], release=not settings.keep_modules, slots=settings.slots, max_context=settings.max_context,
-                        compiled=settings.compile)
+                        compiled=settings.compile, weights=weights)
     models: dict[Role, Model] = {"target": target}
     vocab = min(target.vocab_size, len(tokenizer))
     smaller: tuple[tuple[Role, Path | None], ...] = (("draft", files.draft), ("qualifier", files.qualifier))
@@ -191,6 +196,18 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
                       settings.chat, padded_to, files_digest)
 
 
+def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
+    """Refuse rounded weights where nothing would read them."""
+    if weights is None:
+        return
+    if settings.device != "cpu":
+        raise DraftwellError(f"{weights} weights are read on CPUs only, not on {settings.device}: use --device cpu, or --dtype "
+                             f"{dtype_of(settings.dtype)}", code="weights_unsupported")
+    if settings.keep_modules:
+        raise DraftwellError(f"other libraries and distillation run transformers' module, which has the full weights, not {weights}: use "
+                             f"--dtype {dtype_of(settings.dtype)}", code="weights_unsupported")
+
+
 def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Role, tokenizer: Any, target: Any) -> tuple[Any, Any]:
     """A draft's or qualifier's module, and the `[head]` token ids that its head covers (None: all).
 
@@ -202,7 +219,7 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
         draft.check_donor(weights_digest(files.target))
         return build_distilled(draft, target, device), draft.head_tokens
     check_same_tokenizer(files.target, folder, tokenizer)
-    return load_module(folder, getattr(torch, settings.dtype), device), None
+    return load_module(folder, getattr(torch, dtype_of(settings.dtype)), device), None
 
 
 def over_slots(module: Any, *, release: bool = False, **settings: Any) -> ModuleModel:
@@ -218,19 +235,27 @@ def over_slots(module: Any, *, release: bool = False, **settings: Any) -> Module
         return chosen(module, **settings)
 
 
-def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compiled: Compile = "off", **settings: Any) -> ModuleModel:
+def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compiled: Compile = "off", weights: Weights | None = None,
+           **settings: Any) -> ModuleModel:
     """A module in the slot interface that suits it.
 
     Args:
-        int8, compiled: as in `LeanLlama`.
+        int8, compiled, weights: as in `LeanLlama`.
         static: fixed shapes, which CUDA graphs need; None takes them on CUDA only.
+    Raises:
+        DraftwellError: `weights` for a module that is not on the fast path.
     """
+    if weights is not None and (module.config.model_type in UNBATCHED or not runs(module)):
+        raise DraftwellError(f"{module.config.model_type} models have no {weights} weights here, only Llama-like ones on the fast path: "
+                             "load the pair with full weights", code="weights_unsupported")
     if module.config.get_text_config().model_type in UNBATCHED:
         return UnbatchedModel(module, **settings)
     on_cuda = module.device.type == "cuda"
     if fits(module) and (on_cuda if static is None else static):
         return StaticLlama(module, int8=int8, **settings)
-    return LeanLlama(module, int8=int8, compiled=compiled, **settings) if runs(module) else TransformersModel(module, **settings)
+    if runs(module):
+        return LeanLlama(module, int8=int8, compiled=compiled, weights=weights, **settings)
+    return TransformersModel(module, **settings)
 
 
 def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:

@@ -11,6 +11,7 @@ from components.gate.verdict import Check, GateVerdict, Thresholds
 from flows.context import StepContext
 from flows.workspace import Workspace
 from serving.errors import DraftwellError
+from serving.number_format import dtype_of, in_dtype, weights_of
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
@@ -108,11 +109,22 @@ def identity_check(
 
     if not find_strategy(strategy).lossless or strategy == "autoregressive":
         return ()
-    exact = float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair
+    exact = float32_pair(step.workspace) if dtype_of(step.pair.dtype) != "float32" else step.pair
     entry = identity_entry(exact, resources, StrategyChoice(strategy, parameters), prompts, max_tokens=IDENTITY_TOKENS)
     return judge_release(entry, None, None, Thresholds(lossless_identical=True)).checks
 
 
+def weights_check(step: StepContext, prompts: Sequence[Prompt], thresholds: Thresholds) -> GateVerdict:
+    """How a target with rounded weights compares with the full ones; nothing for a target that has these."""
+    weights = weights_of(step.pair.dtype)
+    if weights is None or thresholds.min_weights_agreement is None:
+        return GateVerdict(())
+    from components.gate.weights_check import judge_weights, weights_agreement
+
+    full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load()
+    return judge_weights(weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS), weights, thresholds)
+
+
 def float32_pair(workspace: Workspace) -> LoadedPair:
-    """The same pair in float32."""
-    return workspace.in_dtype("float32").load()
+    """The same pair, with the same weights, in float32."""
+    return workspace.in_dtype(in_dtype(workspace.dtype, "float32")).load()

@@ -52,18 +52,30 @@ def bound(layer: Layer, weights: Mapping[str, Tensor]) -> Layer:
         setattr(other, name, weights[name].float() if name in weights else None)
 
     def made(name: str) -> Any:
-        return partial(product, weight=weights[name], bias=weights.get(f"{name}.bias"))
+        return partial(product, weight=weights[name], bias=weights.get(f"{name}.bias"), scale=weights.get(f"{name}.scale"),
+                       zero=weights.get(f"{name}.zero"))
 
     other.qkv, other.out = made("qkv"), made("out")
     other.feed_forwards = [(made(f"gate_up{i}"), made(f"down{i}")) for i in range(len(layer.feed_forwards))]
     return other
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`[1, in]` → `[1, out]`, float32, by a weight `[out, in]`."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None, zero: Tensor | None = None) -> Tensor:
+    """`[1, in]` → `[1, out]`, float32, by a weight `[out, in]`; rounded, with its scale and zero, as in `quantised.Rounded`."""
     once = x.as_strided(x.shape, (x.shape[1], 1))  # keeps the compiler from computing x again for every row of the weight
-    out = (weight.float() * once).sum(-1)[None]
-    return out if bias is None else out + bias.float()
+    out = (weight.float() * once).sum(-1) if zero is None else product_int4(once, weight, scale, zero)
+    if scale is not None and zero is None:
+        out = out * scale.float()
+    return out[None] if bias is None else out[None] + bias.float()
+
+
+def product_int4(x: Tensor, whole: Tensor, scale: Tensor | None, zero: Tensor) -> Tensor:
+    """`[1, in]` → `[out]` by `Rounded` numbers; a zero counts once for all inputs of its group."""
+    assert scale is not None
+    low, high = x.view(1, whole.shape[1], 2, whole.shape[2]).unbind(2)
+    summed = (((whole & 15).float() - 8) * low + ((whole >> 4).float() - 8) * high).sum(-1)
+    inputs = (low + high).sum(-1)
+    return (summed * scale.float() + inputs * zero.float()).sum(-1)
 
 
 def attend(shape: Architecture, window: int | None, heads: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor],

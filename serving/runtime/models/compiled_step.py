@@ -143,7 +143,7 @@ def compiler() -> str | None:
 def examples(shape: Architecture, weights: Mapping[str, Tensor]) -> tuple[Any, ...]:
     """Arguments of `OneToken.forward` to trace a layer with; sizes that vary are neither 0 nor 1, which would be taken as fixed."""
     rope = torch.zeros(1, 1, shape.head_dim, dtype=torch.bfloat16)
-    states = torch.zeros(1, weights["qkv"].shape[1], dtype=torch.bfloat16), rope, rope.clone()
+    states = torch.zeros(1, len(weights["attention_norm"]), dtype=torch.bfloat16), rope, rope.clone()
     memory = [torch.zeros(3, shape.kv_heads, 48, shape.head_dim, dtype=torch.bfloat16) for _ in range(2)]
     place = torch.tensor([1]), torch.tensor([4]), torch.arange(5)
     return states, tuple(memory), place, [torch.zeros_like(one) for one in weights.values()]

@@ -41,6 +41,13 @@ class Layer:
         self.feed_forwards = [(make(*parts[f"gate_up{i}"]), make(*parts[f"down{i}"])) for i in range(len(feed_forwards(layer.mlp)))]
         self.activation: Callable[[Tensor], Tensor] = F.silu if shape.activation == "silu" else partial(F.gelu, approximate="tanh")
 
+    def products(self) -> dict[str, Linear]:
+        """The products by the names of `projections`."""
+        found = {"qkv": self.qkv, "out": self.out}
+        for i, (gate_up, down) in enumerate(self.feed_forwards):
+            found |= {f"gate_up{i}": gate_up, f"down{i}": down}
+        return found
+
     def before(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each `[total, its heads, head_dim]`, of states `[total, hidden]`."""
         shape, rotated = self.shape, self.shape.heads + self.shape.kv_heads
@@ -75,9 +82,19 @@ def projections(layer: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
 def layer_weights(own: Layer, layer: Any) -> dict[str, Tensor]:
     """All weights of a module's layer by the names that `compiled_layer` knows them by; norms as `own` has them."""
     found = {name: getattr(own, name) for name in NORMS if getattr(own, name) is not None}
+    products = own.products()
     for name, (weight, bias) in projections(layer).items():
-        found |= {name: weight.detach()} | ({} if bias is None else {f"{name}.bias": bias.detach()})
+        found |= stored(name, weight, products[name]) | ({} if bias is None else {f"{name}.bias": bias.detach()})
     return found
+
+
+def stored(name: str, weight: Tensor, product: Linear) -> dict[str, Tensor]:
+    """What a product reads: its weight, or what that was rounded to."""
+    rounded = getattr(product, "rounded", None)
+    if rounded is None:
+        return {name: weight.detach()}
+    parts = {name: rounded.whole, f"{name}.scale": rounded.scale, f"{name}.zero": rounded.zero}
+    return {part: tensor for part, tensor in parts.items() if tensor is not None}
 
 
 def joined(holder: Any, whole: str, *parts: str) -> tuple[Tensor, Tensor | None]:

@@ -11,16 +11,18 @@ ragged rows and heads are inherited. Parity with transformers: tests/serving/run
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from serving.artifacts.pair_files import draftwell_home
+from serving.number_format import Weights
 from serving.runtime.models.architecture import architecture_of
 from serving.runtime.models.compiled_step import Compile, CompiledStep, compiled_step, is_compiled
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
-from serving.runtime.models.linear import linear, linear_int8
+from serving.runtime.models.linear import RoundedLinear, linear, linear_int8
 from serving.runtime.models.module_model import Placed
 from serving.runtime.models.padding import feed_forwards
 from serving.runtime.models.row_attention import RowAttention
@@ -51,14 +53,17 @@ class LeanLlama(TransformersModel):
     Args:
         int8: forward passes of a token or two read 8-bit weights (a draft's, which are stored in 8 bits anyway).
         compiled: whether a bfloat16 model on the CPU decodes single tokens by compiled layers; it then holds its weights twice.
+        weights: what all products' weights are rounded to, None for as they are (`quantised`); `int8` is for a draft, this for a target.
     """
 
-    def __init__(self, module: Any, *, int8: bool = False, compiled: Compile = "off", **settings: Any):
+    def __init__(self, module: Any, *, int8: bool = False, compiled: Compile = "off", weights: Weights | None = None, **settings: Any):
         super().__init__(module, **settings)
         shape = architecture_of(module.config)
         assert shape is not None, module.config.model_type
         self.shape = shape
         make = linear_int8 if int8 and self.dtype == torch.bfloat16 and self.device.type == "cpu" else linear
+        if weights is not None:
+            make = partial(RoundedLinear, weights=weights)
         self.heads, self.kv_heads, self.head_dim, self.eps, self.scale = shape.heads, shape.kv_heads, shape.head_dim, shape.eps, shape.scale
         body = module.model
         self.embedding = body.embed_tokens.weight
@@ -75,7 +80,7 @@ class LeanLlama(TransformersModel):
                 self.layers.append(Layer(layer, make, shape))
                 if compiles:
                     stored.append(layer_weights(self.layers[-1], layer))
-            self._head = linear(self.head_weight)
+            self._head = linear(self.head_weight) if weights is None else RoundedLinear(self.head_weight, weights="int8")
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
         self.step = compiled_step(self.layers, stored, self.slots, compiled, draftwell_home()) if compiles else None
 

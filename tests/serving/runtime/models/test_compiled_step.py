@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from serving.number_format import WEIGHTS, Weights
 from serving.runtime.commands import Forward
 from serving.runtime.models import compiled_step
 from serving.runtime.models.compiled_layer import OneToken
@@ -58,6 +59,18 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     logits.append(model.forward([Forward("target", slot, text[12:], 2)])[0].logits)
     torch.testing.assert_close(torch.cat(logits), expected[4:], atol=1e-4, rtol=0)
     assert sum(runner.calls for runner in runners.values()) == 8 * module.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_single_tokens_read_rounded_weights_as_the_eager_way_does(weights: Weights) -> None:
+    model = LeanLlama(llama(hidden_size=64, intermediate_size=128, attention_bias=True), weights=weights, slots=2)
+    text = random_tokens(9, 4)
+    slot, other = model.open(), model.open()
+    expected = [model.forward([Forward("target", slot, (token,))])[0].logits for token in text]
+    (runner,) = with_step(model).values()
+    logits = [model.forward([Forward("target", other, (token,))])[0].logits for token in text]
+    torch.testing.assert_close(torch.cat(logits), torch.cat(expected), atol=1e-5, rtol=0)
+    assert runner.calls == 2 * len(text)
 
 
 def test_a_token_in_a_branch_goes_the_eager_way() -> None:
@@ -125,6 +138,15 @@ def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.Mo
     model = one()
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert len({same, of(model), *others}) == 5
+
+
+def test_a_library_for_rounded_weights_is_another_one() -> None:
+    keys = set()
+    for weights in (None, *WEIGHTS):
+        model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights=weights)
+        found = layer_weights(model.layers[0], model.module.model.layers[0])
+        keys.add(key(OneToken(model.layers[0], list(found), None), found))
+    assert len(keys) == 3
 
 
 @pytest.mark.slow
