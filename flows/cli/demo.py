@@ -147,10 +147,10 @@ def devices() -> list[tuple[str, str, str, bool]]:
 def compiling() -> list[tuple[str, str, str, bool]]:
     """(check, found, verdict, fine) of what compiled layers need: neither is needed to run."""
     from serving.artifacts.pair_files import draftwell_home
-    from serving.runtime.models.compiled_step import LIBRARY, compiler
+    from serving.runtime.models.compiled_library import LIBRARY, compiler
 
     kept = len(list((draftwell_home() / "compiled").glob(f"*/{LIBRARY}")))
     command = "python -m components.bench.forward --model FOLDER"
-    able = "compiles layers for plain decoding on CPUs" if compiler() else "layers stay eager"
+    able = "compiles layers for decoding on CPUs" if compiler() else "layers stay eager"
     return [("C++ compiler", compiler() or "none", able, True),
             ("compiled layers", str(kept), "used by models of their shape" if kept else f"none yet: {command}", True)]

@@ -1,81 +1,87 @@
-"""A decoder layer as a function of tensors alone, in a form that torch's compiler makes fast for one token.
+"""A decoder layer as a function of tensors alone, in forms that torch's compiler makes fast for a few tokens.
 
-A product is written as sums along the rows of its weight, which become one pass over the weight as it is stored; attention reads the slots
-where they lie. Numbers between two products are float32. Nothing here is called in a forward pass: `compiled_step` has it compiled.
+One token multiplies by sums along the rows of a weight, which become one pass over the weight as it is stored. Several tokens multiply by
+oneDNN's kernels, with weights in its layout, and everything between two products is compiled. Numbers between two products are float32.
+Nothing here is called in a forward pass: `compiled_step` has it compiled.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from serving.runtime.models import quantised
 from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.lean_layer import NORMS, Layer
+from serving.runtime.models.row_attention import weigh
 
 
-class OneToken(torch.nn.Module):
-    """A layer over one token of one row.
+class CompiledLayer(torch.nn.Module):
+    """A layer over a few tokens.
 
     Args:
         layer: one of the wanted shape; its weights give way to the arguments of a call.
-        names: what each of those is (`lean_layer.layer_weights`).
+        names: what each of those is (`lean_layer.layer_weights`, or where products are oneDNN's `packed_weights`).
         window: as in `Architecture.windows`.
     """
+
+    product: ClassVar[Callable[..., Tensor]]
+    attend: ClassVar[Callable[..., Tensor]]
 
     def __init__(self, layer: Layer, names: Sequence[str], window: int | None):
         super().__init__()
         self.layer, self.names, self.window = layer, names, window
 
-    def forward(self, states: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor], place: tuple[Tensor, Tensor, Tensor],
+    def forward(self, states: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor], place: tuple[Tensor, ...],
                 weights: list[Tensor]) -> Tensor:
-        """States before the layer → after it; keys and values are written into their slot.
+        """States before the layer → after it; keys and values are written into their slots.
 
         Args:
-            states: `[1, hidden]`, and cosines and sines of the position, `[1, 1, head_dim]`.
-            memory, place: as in `attend`.
+            states: `[n, hidden]`, and cosines and sines of the positions, `[n, 1, head_dim]`.
+            memory, place: as the form's way to attend takes them.
         """
         x, cos, sin = (one.float() for one in states)
-        layer = bound(self.layer, dict(zip(self.names, weights, strict=True)))
-        attended = attend(layer.shape, self.window, layer.before(x, (cos, sin)), memory, place)
+        layer = bound(self.layer, dict(zip(self.names, weights, strict=True)), self.product)
+        attended = self.attend(layer.shape, self.window, layer.before(x, (cos, sin)), memory, place)
         return layer.after(attended, x).to(states[0].dtype)
 
 
-def bound(layer: Layer, weights: Mapping[str, Tensor]) -> Layer:
+def bound(layer: Layer, weights: Mapping[str, Tensor], product: Callable[..., Tensor]) -> Layer:
     """A copy of a layer that computes with `weights`."""
     other = copy.copy(layer)
     for name in NORMS:
         setattr(other, name, weights[name].float() if name in weights else None)
 
     def made(name: str) -> Any:
-        return partial(product, weight=weights[name], bias=weights.get(f"{name}.bias"), scale=weights.get(f"{name}.scale"),
-                       zero=weights.get(f"{name}.zero"))
+        return partial(product, weight=weights[name], bias=weights.get(f"{name}.bias"), scale=weights.get(f"{name}.scale"))
 
     other.qkv, other.out = made("qkv"), made("out")
     other.feed_forwards = [(made(f"gate_up{i}"), made(f"down{i}")) for i in range(len(layer.feed_forwards))]
     return other
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None, zero: Tensor | None = None) -> Tensor:
-    """`[1, in]` → `[1, out]`, float32, by a weight `[out, in]`; rounded, with its scale and zero, as in `quantised.Rounded`."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Tensor:
+    """`[1, in]` → `[1, out]`, float32, by a weight `[out, in]`, or by what it was rounded to (`quantised.Rounded.stored`)."""
+    if weight.dtype == torch.uint8:
+        return packed_product(x, weight, bias, scale)
     once = x.as_strided(x.shape, (x.shape[1], 1))  # keeps the compiler from computing x again for every row of the weight
-    out = (weight.float() * once).sum(-1) if zero is None else product_int4(once, weight, scale, zero)
-    if scale is not None and zero is None:
-        out = out * scale.float()
-    return out[None] if bias is None else out[None] + bias.float()
+    out = (weight.float() * once).sum(-1)[None]
+    out = out if scale is None else out * scale.float()
+    return out if bias is None else out + bias.float()
 
 
-def product_int4(x: Tensor, whole: Tensor, scale: Tensor | None, zero: Tensor) -> Tensor:
-    """`[1, in]` → `[out]` by `Rounded` numbers; a zero counts once for all inputs of its group."""
-    assert scale is not None
-    low, high = x.view(1, whole.shape[1], 2, whole.shape[2]).unbind(2)
-    summed = (((whole & 15).float() - 8) * low + ((whole >> 4).float() - 8) * high).sum(-1)
-    inputs = (low + high).sum(-1)
-    return (summed * scale.float() + inputs * zero.float()).sum(-1)
+def packed_product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Tensor:
+    """`[n, in]` → `[n, out]`, float32, by oneDNN with a weight in its layout, or by torch's int4 kernel with one in that's."""
+    if scale is None:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(weight.dtype), weight, bias, "none", [], "")
+        return out.float()
+    out = quantised.product(x.to(scale.dtype), (weight, scale)).float()
+    return out if bias is None else out + bias.float()
 
 
 def attend(shape: Architecture, window: int | None, heads: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor],
@@ -102,3 +108,42 @@ def attend(shape: Architecture, window: int | None, heads: tuple[Tensor, Tensor,
     seen = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)
     weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
     return (weights[..., None] * values).sum(-2).reshape(query.shape[0], -1)
+
+
+def attend_row(shape: Architecture, _: int | None, heads: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor],
+               place: tuple[Tensor, Tensor]) -> Tensor:
+    """Write keys and values into a slot, and attend over it by torch's kernel, as `row_attention.OneRow` does.
+
+    Args:
+        heads: as in `attend`.
+        memory: keys and values of one slot, `[kv_heads, max_context, head_dim]`.
+        place: positions of the tokens `[n]`, and `row_attention.additive`'s mask `[n, end]` of the slots' dtype (it knows the window).
+    Returns:
+        `[n, heads * head_dim]` float32.
+    """
+    query, key, value = heads
+    positions, mask = place
+    for old, new in zip(memory, (key, value), strict=True):
+        old.transpose(0, 1)[positions] = new.to(old.dtype)
+    keys, values = (one[None, :, : mask.shape[1]] for one in memory)
+    folded = query.to(keys.dtype).transpose(0, 1).reshape(1, shape.kv_heads, -1, shape.head_dim)
+    out = weigh(folded, keys, values, mask.repeat(shape.groups, 1), shape)
+    return out.reshape(shape.heads, -1, shape.head_dim).transpose(0, 1).reshape(query.shape[0], -1).float()
+
+
+class OneToken(CompiledLayer):
+    """One token of one row."""
+
+    product, attend = staticmethod(product), staticmethod(attend)
+
+
+class ManyRows(CompiledLayer):
+    """Several rows of one token each."""
+
+    product, attend = staticmethod(packed_product), staticmethod(attend)
+
+
+class OneRow(CompiledLayer):
+    """Several tokens of one row."""
+
+    product, attend = staticmethod(packed_product), staticmethod(attend_row)

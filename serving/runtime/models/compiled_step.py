@@ -1,78 +1,90 @@
-"""Plain decoding, one token of one row, by compiled layers: one call a layer instead of some twenty.
+"""Steps of decoding by compiled layers: one call a layer instead of some twenty.
 
-At one token a forward pass reads every weight once and computes next to nothing; the time goes into memory and into calls.
-AOTInductor, torch's own ahead-of-time compiler, makes a shared library of one layer (`compiled_layer`). Weights and slots are its
-arguments, so one library serves all layers of a shape. It is kept in a folder of the project's home, by shape, kind of machine, torch and
-the code it was made from, and loaded without a compiler. More tokens at once go the eager way of `lean_llama`, where oneDNN's kernels are
-faster than what is made here.
+At a few tokens a forward pass reads every weight once and computes little; the time goes into memory and into calls. One token of a row,
+several tokens of a row, and several rows of one token each have a library of their own (`compiled_layer`, `compiled_library`). All else
+goes the eager way of `lean_llama`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import shutil
-import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from serving.device import device_class
 from serving.errors import DraftwellError
-from serving.runtime.models import compiled_layer, lean_layer
-from serving.runtime.models.architecture import Architecture
-from serving.runtime.models.compiled_layer import OneToken
-from serving.runtime.models.lean_layer import Layer
+from serving.runtime.models.compiled_layer import CompiledLayer, ManyRows, OneRow, OneToken
+from serving.runtime.models.compiled_library import Runner, build, library, load
+from serving.runtime.models.lean_layer import Layer, packed_weights
+from serving.runtime.models.linear import FEW
+from serving.runtime.models.row_attention import Placed, additive
 from serving.runtime.models.slots import Slots
 
 log = logging.getLogger(__name__)
 
 Compile = Literal["auto", "on", "off"]
 """Compiled layers: those that were compiled before; all, compiled now where they are missing; none."""
-OPTIONS: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.enable_floating_point_contract_flag": "fast"}
-"""Of Inductor: as many threads as torch has when called, not when compiled; a product and a sum may be one instruction."""
-LIBRARY = "layer.so"
-
-
-class Runner(Protocol):
-    """A loaded library."""
-
-    def run(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Outputs of a call; inputs are the flattened arguments."""
+Form = Literal["token", "row", "rows"]
+FORMS: dict[Form, type[CompiledLayer]] = {"token": OneToken, "row": OneRow, "rows": ManyRows}
+"""Forward passes that are compiled."""
+LONGEST_ROW = 16
+"""Tokens of a row up to which it is compiled."""
+Calls = list[tuple[Runner, list[Tensor]]]
+"""For each layer its library and weights."""
 
 
 class CompiledStep:
-    """All layers of a model over one token.
+    """All layers of a model over few tokens.
 
     Args:
-        weights: of each layer, by name (`lean_layer.layer_weights`), as they are stored.
+        calls: of each form that is compiled.
         windows: as in `Architecture`.
-        runners: for each different window its library.
+        most: tokens of a forward pass up to which it is compiled, where int4 weights are faster than others; None for any number.
     """
 
-    def __init__(self, weights: Sequence[Mapping[str, Tensor]], windows: Sequence[int | None], runners: Mapping[int | None, Runner],
-                 slots: Slots):
-        self._layers = [(runners[window], list(one.values())) for one, window in zip(weights, windows, strict=True)]
-        self._slots = slots
+    def __init__(self, calls: Mapping[Form, Calls], windows: Sequence[int | None], slots: Slots,
+                 most: int | None = None):
+        self._calls, self._windows, self._slots, self._most = calls, windows, slots, most
         self._columns = torch.arange(slots.max_context)
 
-    def __call__(self, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], slot: int, position: int) -> Tensor:
-        """States `[1, hidden]` of the token at `position` of `slot` before the first layer → after the last.
+    def form(self, rows: Sequence[Placed]) -> Form | None:
+        """The form that packed rows have, or None where they are not compiled."""
+        if self._most is not None and sum(count for _, _, count in rows) > self._most:
+            return None
+        if len(rows) == 1 and 1 < rows[0][2] <= LONGEST_ROW:
+            form: Form = "row"
+        elif all(count == 1 and slot < self._slots.count for slot, _, count in rows):  # branches are no part of the slots' tensors
+            form = "token" if len(rows) == 1 else "rows"
+        else:
+            return None
+        return form if form in self._calls else None
+
+    def __call__(self, form: Form, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], rows: Sequence[Placed]) -> Tensor:
+        """States `[n, hidden]` of the tokens of packed rows before the first layer → after the last.
 
         Args:
-            ropes: for each layer cosines and sines of the position, `[1, 1, head_dim]`.
+            ropes: for each layer cosines and sines of their positions, `[n, 1, head_dim]`.
         """
-        place = [torch.tensor([slot]), torch.tensor([position]), self._columns[: position + 1]]
-        memories = zip(self._slots.keys, self._slots.values, strict=True)
-        for (runner, weights), rope, memory in zip(self._layers, ropes, memories, strict=True):
+        memories, places = self._one_row(*rows[0]) if form == "row" else self._rows(rows)
+        for (runner, weights), rope, memory, place in zip(self._calls[form], ropes, memories, places, strict=True):
             (x,) = runner.run([x, *rope, *memory, *place, *weights])
         return x
+
+    def _one_row(self, slot: int, start: int, count: int) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+        """For each layer its memory and place as in `attend_row`."""
+        end, windows = start + count, self._windows
+        positions = self._columns[start:end]
+        masks = {window: additive(positions, end, window, self._slots.keys[0]) for window in set(windows)}
+        return [self._slots.memory(layer, slot) for layer in range(len(windows))], [(positions, masks[window]) for window in windows]
+
+    def _rows(self, rows: Sequence[Placed]) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor, Tensor]]]:
+        """For each layer its memory and place as in `attend`."""
+        slots, positions, _ = zip(*rows, strict=True)
+        place = torch.tensor(slots), torch.tensor(positions), self._columns[: max(positions) + 1]
+        return list(zip(self._slots.keys, self._slots.values, strict=True)), [place] * len(self._windows)
 
 
 def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], slots: Slots, wanted: Compile,
@@ -80,17 +92,32 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
     """The compiled layers of a bfloat16 model, or None where they are not wanted or, under `auto`, not there yet.
 
     Args:
+        weights: of each layer, by name (`lean_layer.layer_weights`), as one token reads them.
         home: the project's home; libraries are kept in its folder `compiled`.
     Raises:
         DraftwellError: they are to be compiled, and there is no C++ compiler or it fails; or a kept library is broken.
     """
     if wanted == "off":
         return None
+    packed = [packed_weights(*pair) for pair in zip(layers, weights, strict=True)]
+    calls: dict[Form, Calls] = {}
+    for form in FORMS:
+        read = weights if form == "token" else [one for one in packed if one is not None]
+        found = compiled_calls(form, layers, read, wanted, home) if len(read) == len(layers) else None
+        if found is not None:
+            calls[form] = found
+    most = FEW["int4"] if weights[0]["qkv"].dtype == torch.uint8 else None
+    return CompiledStep(calls, layers[0].shape.windows, slots, most) if calls else None
+
+
+def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], wanted: Compile,
+                   home: Path) -> Calls | None:
+    """A form's library and weights for each layer; arguments and errors as in `compiled_step`."""
     runners: dict[int | None, Runner] = {}
-    windows = layers[0].shape.windows
+    windows = layers[0].shape.windows if form != "row" else [None] * len(layers)  # a row's windows are in its mask
     for window in dict.fromkeys(windows):
         number = windows.index(window)
-        module = OneToken(layers[number], list(weights[number]), window)
+        module = FORMS[form](layers[number], list(weights[number]), window)
         file = library(module, weights[number], home)
         if wanted == "on" and not file.is_file():
             build(module, weights[number], file)
@@ -101,70 +128,11 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
         except DraftwellError as error:
             if wanted == "on":
                 raise
-            log.warning("%s; single tokens are decoded without it", error)  # such as one of another machine's C library
+            log.warning("%s; its forward passes are run without it", error)  # such as one of another machine's C library
             return None
-    return CompiledStep(weights, windows, runners, slots)
+    return [(runners[window], list(one.values())) for one, window in zip(weights, windows, strict=True)]
 
 
 def is_compiled(layer: Layer, weights: Mapping[str, Tensor], home: Path) -> bool:
-    """Whether a model with this first layer was compiled before (if not for all of its windows, `compiled_step` finds out)."""
+    """Whether single tokens of a model with this first layer were compiled before (for all of its windows, `compiled_step` finds out)."""
     return library(OneToken(layer, list(weights), layer.shape.windows[0]), weights, home).is_file()
-
-
-def library(module: OneToken, weights: Mapping[str, Tensor], home: Path) -> Path:
-    """Where a layer's library is, or will be."""
-    return home / "compiled" / key(module, weights) / LIBRARY
-
-
-def load(file: Path) -> Runner:
-    """A kept library."""
-    try:
-        runner: Runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
-    except RuntimeError as error:
-        raise DraftwellError(f"the compiled layer {file} cannot be loaded: delete its folder; it is then compiled again",
-                             code="broken_compiled_layer") from error
-    return runner
-
-
-def key(module: OneToken, weights: Mapping[str, Tensor]) -> str:
-    """What a library depends on: the layer's plan and weights' shapes, the kind of machine, torch, and the code it is compiled from."""
-    plan = replace(module.layer.shape, windows=(module.window,), ropes=())
-    tensors = [(name, tuple(one.shape), str(one.dtype)) for name, one in weights.items()]
-    code = [Path(str(part.__file__)).read_bytes() for part in (compiled_layer, lean_layer)]
-    text = repr((plan, tensors, device_class("cpu"), torch.__version__, sorted(OPTIONS.items())))
-    return hashlib.sha256(b"".join([text.encode(), *code])).hexdigest()[:32]
-
-
-def compiler() -> str | None:
-    """Path of the C++ compiler that Inductor calls, or None."""
-    return shutil.which(os.environ.get("CXX", "g++"))
-
-
-def examples(shape: Architecture, weights: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    """Arguments of `OneToken.forward` to trace a layer with; sizes that vary are neither 0 nor 1, which would be taken as fixed."""
-    rope = torch.zeros(1, 1, shape.head_dim, dtype=torch.bfloat16)
-    states = torch.zeros(1, len(weights["attention_norm"]), dtype=torch.bfloat16), rope, rope.clone()
-    memory = [torch.zeros(3, shape.kv_heads, 48, shape.head_dim, dtype=torch.bfloat16) for _ in range(2)]
-    place = torch.tensor([1]), torch.tensor([4]), torch.arange(5)
-    return states, tuple(memory), place, [torch.zeros_like(one) for one in weights.values()]
-
-
-def build(module: OneToken, weights: Mapping[str, Tensor], file: Path) -> None:
-    """Compile a layer into the shared library `file`; takes up to a minute on idle cores."""
-    if compiler() is None:
-        raise DraftwellError("layers cannot be compiled, there is no C++ compiler here: install g++, or load the pair with compile=off",
-                             code="no_compiler")
-    vary = torch.export.Dim.AUTO
-    dynamic = ((None,) * 3, ({0: vary, 2: vary},) * 2, (None, None, {0: vary}), [None] * len(weights))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's own, about itself
-        arguments = examples(module.layer.shape, weights)
-        try:
-            traced = torch.export.export(module, arguments, dynamic_shapes=dynamic).module()
-            options = {**OPTIONS, "aot_inductor.output_path": str(Path(folder) / LIBRARY)}
-            made = torch._inductor.aot_compile(traced, arguments, options=options)
-        except Exception as error:  # tracer, compiler and linker have errors of their own
-            raise DraftwellError(f"the layers could not be compiled ({str(error)[:200]!r}): load the pair with compile=off",
-                                 code="compile_failed") from error
-        Path(str(made)).replace(file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Any
 
@@ -43,10 +43,9 @@ class Layer:
 
     def products(self) -> dict[str, Linear]:
         """The products by the names of `projections`."""
-        found = {"qkv": self.qkv, "out": self.out}
-        for i, (gate_up, down) in enumerate(self.feed_forwards):
-            found |= {f"gate_up{i}": gate_up, f"down{i}": down}
-        return found
+        fed = {f"{name}{i}": product for i, pair in enumerate(self.feed_forwards)
+               for name, product in zip(("gate_up", "down"), pair, strict=True)}
+        return {"qkv": self.qkv, "out": self.out, **fed}
 
     def before(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each `[total, its heads, head_dim]`, of states `[total, hidden]`."""
@@ -89,12 +88,19 @@ def layer_weights(own: Layer, layer: Any) -> dict[str, Tensor]:
 
 
 def stored(name: str, weight: Tensor, product: Linear) -> dict[str, Tensor]:
-    """What a product reads: its weight, or what that was rounded to."""
+    """What a product over one token reads: its weight, or what that was rounded to and the scales."""
     rounded = getattr(product, "rounded", None)
-    if rounded is None:
-        return {name: weight.detach()}
-    parts = {name: rounded.whole, f"{name}.scale": rounded.scale, f"{name}.zero": rounded.zero}
-    return {part: tensor for part, tensor in parts.items() if tensor is not None}
+    return {name: weight.detach()} if rounded is None else {name: rounded[0], f"{name}.scale": rounded[1]}
+
+
+def packed_weights(own: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """`layer_weights` with the weights of products as oneDNN keeps them, or int4 as it is; None where they are not packed."""
+    if weights["qkv"].dtype == torch.uint8:
+        return dict(weights)
+    packed = {name: getattr(product, "packed", None) for name, product in own.products().items()}
+    if any(one is None for one in packed.values()):
+        return None
+    return {name: packed.get(name, one) for name, one in weights.items() if not name.endswith(".scale")}
 
 
 def joined(holder: Any, whole: str, *parts: str) -> tuple[Tensor, Tensor | None]:

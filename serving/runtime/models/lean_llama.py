@@ -20,9 +20,9 @@ from torch import Tensor
 from serving.artifacts.pair_files import draftwell_home
 from serving.number_format import Weights
 from serving.runtime.models.architecture import architecture_of
-from serving.runtime.models.compiled_step import Compile, CompiledStep, compiled_step, is_compiled
+from serving.runtime.models.compiled_step import Compile, compiled_step, is_compiled
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
-from serving.runtime.models.linear import RoundedLinear, linear, linear_int8
+from serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
 from serving.runtime.models.module_model import Placed
 from serving.runtime.models.padding import feed_forwards
 from serving.runtime.models.row_attention import RowAttention
@@ -52,8 +52,8 @@ class LeanLlama(TransformersModel):
 
     Args:
         int8: forward passes of a token or two read 8-bit weights (a draft's, which are stored in 8 bits anyway).
-        compiled: whether a bfloat16 model on the CPU decodes single tokens by compiled layers; it then holds its weights twice.
-        weights: what all products' weights are rounded to, None for as they are (`quantised`); `int8` is for a draft, this for a target.
+        compiled: whether a bfloat16 model on the CPU decodes by compiled layers; it then holds its weights twice.
+        weights: what the weights of all products are rounded to (`quantised`), None for none; `int8` is for a draft, this for a target.
     """
 
     def __init__(self, module: Any, *, int8: bool = False, compiled: Compile = "off", weights: Weights | None = None, **settings: Any):
@@ -61,7 +61,7 @@ class LeanLlama(TransformersModel):
         shape = architecture_of(module.config)
         assert shape is not None, module.config.model_type
         self.shape = shape
-        make = linear_int8 if int8 and self.dtype == torch.bfloat16 and self.device.type == "cpu" else linear
+        make: MakeLinear = Int8Linear if int8 and self.dtype == torch.bfloat16 and self.device.type == "cpu" else linear
         if weights is not None:
             make = partial(RoundedLinear, weights=weights)
         self.heads, self.kv_heads, self.head_dim, self.eps, self.scale = shape.heads, shape.kv_heads, shape.head_dim, shape.eps, shape.scale
@@ -70,7 +70,7 @@ class LeanLlama(TransformersModel):
         self._embedding_scale = None if shape.embedding_scale is None else self.embedding.new_tensor(shape.embedding_scale)
         with torch.inference_mode():
             self.final_norm = norm_weight(body.norm, shape)
-            compiles = compiled != "off" and not int8 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
+            compiles = compiled != "off" and self.dtype == torch.bfloat16 and self.device.type == "cpu"
             if compiles and compiled == "auto":
                 first = Layer(body.layers[0], make, shape)
                 compiles = is_compiled(first, layer_weights(first, body.layers[0]), draftwell_home())
@@ -80,7 +80,7 @@ class LeanLlama(TransformersModel):
                 self.layers.append(Layer(layer, make, shape))
                 if compiles:
                     stored.append(layer_weights(self.layers[-1], layer))
-            self._head = linear(self.head_weight) if weights is None else RoundedLinear(self.head_weight, weights="int8")
+            self._head = linear(self.head_weight) if weights is None else RoundedLinear(self.head_weight, weights=weights)
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
         self.step = compiled_step(self.layers, stored, self.slots, compiled, draftwell_home()) if compiles else None
 
@@ -106,16 +106,14 @@ class LeanLlama(TransformersModel):
         states, at = [], 0
         for rows in passes(placed, CHUNK):
             end = at + sum(count for _, _, count in rows)
-            if self.step is not None and rows[0][2] == end - at == 1 and rows[0][0] < self.slots.count:
-                states.append(self._one_token(self.step, ids[at:end], *rows[0]))
+            form = None if self.step is None else self.step.form(rows)
+            if self.step is not None and form is not None:
+                x = self.step(form, self._embed(ids[at:end]), self._layer_ropes(positions[at:end]), rows)
+                states.append(norm(x, self.final_norm, self.eps))
             else:
                 states.append(self.run_layers(ids[at:end], positions[at:end], RowAttention(self.slots, rows, self.shape)))
             at = end
         return states[0] if len(states) == 1 else torch.cat(states)
-
-    def _one_token(self, step: CompiledStep, ids: Tensor, slot: int, position: int, _: int) -> Tensor:
-        ropes = {name: (cos[position : position + 1], sin[position : position + 1]) for name, (cos, sin) in self.ropes.items()}
-        return norm(step(self._embed(ids), [ropes[name] for name in self.shape.ropes], slot, position), self.final_norm, self.eps)
 
     def _embed(self, ids: Tensor) -> Tensor:
         x: Tensor = self.embedding[ids]
@@ -124,10 +122,14 @@ class LeanLlama(TransformersModel):
     def run_layers(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Normalised last hidden states `[total, hidden]`."""
         x = self._embed(ids)
-        ropes = {name: (cos[positions], sin[positions]) for name, (cos, sin) in self.ropes.items()}
-        for number, (layer, rope) in enumerate(zip(self.layers, self.shape.ropes, strict=True)):
-            x = layer.after(attend(number, *layer.before(x, ropes[rope])), x)
+        for number, (layer, rope) in enumerate(zip(self.layers, self._layer_ropes(positions), strict=True)):
+            x = layer.after(attend(number, *layer.before(x, rope)), x)
         return norm(x, self.final_norm, self.eps)
+
+    def _layer_ropes(self, positions: Tensor) -> list[Rope]:
+        """For each layer cosines and sines of positions `[total]`."""
+        ropes = {name: (cos[positions], sin[positions]) for name, (cos, sin) in self.ropes.items()}
+        return [ropes[name] for name in self.shape.ropes]
 
 
 def passes(placed: list[Placed], most: int) -> list[list[Placed]]:

@@ -11,15 +11,15 @@ from torch import Tensor
 from serving.artifacts.distilled_draft import quantise
 from serving.device import lacks_bfloat16
 from serving.number_format import Weights
-from serving.runtime.models.quantised import GROUP, Rounded, rounded
+from serving.runtime.models.quantised import product, rounded
 
 Linear = Callable[[Tensor], Tensor]
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 """A weight `[out, in]` and its bias `[out]` → their product."""
 INT8_ROWS = 2
 """Rows up to which 8-bit weights win: 203 against 312 µs for one row of 3072 × 576, 274 against 310 for four (one core)."""
-FEW: dict[Weights, int] = {"int8": 2, "int4": 2}
-"""Rows up to which rounded weights win."""
+FEW: dict[Weights, int] = {"int8": 2, "int4": 8}
+"""Rows up to which a target's rounded weights win (docs/log.md, "Weights of fewer bytes")."""
 PACKED_FOR_ROWS = 8
 """Rows that oneDNN's weight layout is chosen for; layouts chosen for 1 to 64 rows were measured within 3 %."""
 
@@ -31,49 +31,66 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """
     weight = weight.detach().contiguous()
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not lacks_bfloat16():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-        product = torch.ops.mkldnn._linear_pointwise
-        return lambda x: product(x, packed, bias, "none", [], "")
+        return PackedLinear(weight, bias)
     return lambda x: F.linear(x, weight, bias)
 
 
-def linear_int8(weight: Tensor, bias: Tensor | None = None) -> Linear:
+class PackedLinear:
+    """A product of bfloat16 by oneDNN.
+
+    Attributes:
+        packed: the weight, in oneDNN's layout.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        self._bias, self._product = bias, torch.ops.mkldnn._linear_pointwise
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` → `[rows, out]`."""
+        out: Tensor = self._product(x, self.packed, self._bias, "none", [], "")
+        return out
+
+
+class Int8Linear:
     """As `linear`, with the weight rounded to int8 per output channel: at one or two rows only half the bytes are read.
 
     More rows multiply by the same rounded weight in bfloat16, where the matrix unit is faster than the narrower read.
+
+    Attributes:
+        rounded: the int8 weight `[out, in]` and its scales `[out]`.
+        packed: as in `PackedLinear`, of the rounded weight; None where `linear` packs nothing.
     """
-    whole, scale = quantise(weight)
-    wide = linear((whole * scale[:, None]).to(weight.dtype), bias)
-    scale = scale.to(weight.dtype)
-    plus = 0 if bias is None else bias
-    return lambda x: torch._weight_int8pack_mm(x, whole, scale) + plus if x.shape[0] <= INT8_ROWS else wide(x)
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        whole, scale = quantise(weight)
+        self._wide = linear((whole * scale[:, None]).to(weight.dtype), bias)
+        self.rounded = whole, scale.to(weight.dtype)
+        self.packed: Tensor | None = getattr(self._wide, "packed", None)
+        self._plus = 0 if bias is None else bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` → `[rows, out]`."""
+        return torch._weight_int8pack_mm(x, *self.rounded) + self._plus if x.shape[0] <= INT8_ROWS else self._wide(x)
 
 
 class RoundedLinear:
-    """As `linear`, with the weight rounded (`quantised`). On CPUs bfloat16 rows up to `FEW` read the rounded weight itself.
+    """As `linear`, with the weight rounded (`quantised`): on CPUs a few bfloat16 rows read the rounded weight itself.
 
     More rows multiply by a second copy of it in the model's dtype, in the layout of the matrix unit, where that is faster.
 
     Attributes:
-        rounded: what the weight was rounded to.
+        rounded: what a few rows read, `Rounded.stored`; None in other dtypes.
+        packed: as in `PackedLinear`, of the second copy; None where `linear` packs nothing.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, weights: Weights):
-        self.rounded, self._plus = rounded(weight, weights), 0 if bias is None else bias
-        self._many = linear(self.rounded.dense().to(weight.dtype), bias)
-        narrow = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not lacks_bfloat16()
-        self._few_rows = FEW[weights] if narrow else 0
-        self._few = narrow_product(self.rounded) if narrow else self._many
+        whole = rounded(weight, weights)
+        self._wide = linear(whole.dense().to(weight.dtype), bias)
+        self.packed: Tensor | None = getattr(self._wide, "packed", None)
+        self.rounded = None if self.packed is None else whole.stored()
+        self._few, self._plus = FEW["int8" if whole.zero is None else "int4"], 0 if bias is None else bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in]` → `[rows, out]`."""
-        return self._few(x) + self._plus if x.shape[0] <= self._few_rows else self._many(x)
-
-
-def narrow_product(weight: Rounded) -> Linear:
-    """The product that reads a rounded weight as it is, for bfloat16 rows."""
-    if weight.zero is None:
-        return lambda x: torch._weight_int8pack_mm(x, weight.whole, weight.scale)
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.numbers().flatten(1).int(), 1)
-    scales = torch.stack([weight.scale.T, weight.zero.T], dim=-1).contiguous()
-    return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
+        return self._wide(x) if self.rounded is None or x.shape[0] > self._few else product(x, self.rounded) + self._plus

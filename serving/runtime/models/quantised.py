@@ -1,4 +1,4 @@
-"""Weights of fewer bytes, and the products that read them.
+"""Weights of fewer bytes.
 
 A weight is rounded once, when it is loaded, and the model is then *that* model: every path, whatever its dtype and its number of rows,
 multiplies by the same rounded weight. So a strategy that is lossless gives what plain decoding with these weights gives; how far that is
@@ -18,21 +18,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from serving.errors import DraftwellError
 from serving.number_format import Weights
 
 GROUP = 32
 """Inputs that share a scale and a zero in int4."""
+CHANNELS = 16
+"""torch's int4 kernel takes output channels in multiples of this."""
 LEAST = 1e-8
 """Smallest scale, of a channel or group without any weight (a padded target has those)."""
 
 
 class Rounded(NamedTuple):
-    """A weight `[out, in]` in fewer bytes.
+    """A weight `[out, in]` as whole numbers.
 
     Args:
-        whole: int8 `[out, in]`; or uint8 `[out, groups, GROUP / 2]`: the first inputs of a group in the low halves, the others in the high.
-        scale: bfloat16 `[out]`, or `[out, groups]`.
+        whole: int8 `[out, in]`, −127 to 127; of int4 0 to 15.
+        scale: bfloat16 `[out]`; of int4 `[out, groups]`.
         zero: bfloat16 `[out, groups]` of int4.
     """
 
@@ -40,24 +41,34 @@ class Rounded(NamedTuple):
     scale: Tensor
     zero: Tensor | None = None
 
-    def numbers(self) -> Tensor:
-        """int4's whole numbers, 0 to 15, `[out, groups, GROUP]`."""
-        return torch.cat([self.whole & 15, self.whole >> 4], dim=-1)
-
     def dense(self) -> Tensor:
         """The rounded weight, float32 `[out, in]`."""
         if self.zero is None:
             return self.whole.float() * self.scale.float()[:, None]
-        return ((self.numbers().float() - 8) * self.scale.float()[..., None] + self.zero.float()[..., None]).flatten(1)
+        grouped = self.whole.float().view(*self.scale.shape, GROUP)
+        return ((grouped - 8) * self.scale.float()[..., None] + self.zero.float()[..., None]).flatten(1)
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """What kernels read: `whole` and `scale`; of int4 torch's packed layout, uint8, and `[groups, out, 2]` scales and zeros."""
+        if self.zero is None:
+            return self.whole, self.scale
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.whole.int(), 1)
+        return packed, torch.stack([self.scale.T, self.zero.T], dim=-1).contiguous()
 
 
 def rounded(weight: Tensor, weights: Weights) -> Rounded:
-    """A weight `[out, in]` in fewer bytes.
+    """A weight `[out, in]` rounded; to int8 also where int4's kernel does not take its shape."""
+    fits = weight.shape[1] % GROUP == 0 and weight.shape[0] % CHANNELS == 0
+    return _int4(weight.detach().float()) if weights == "int4" and fits else _int8(weight.detach().float())
 
-    Raises:
-        DraftwellError: int4, and the inputs are no multiple of `GROUP`.
-    """
-    return _int8(weight.detach().float()) if weights == "int8" else _int4(weight.detach().float())
+
+def product(x: Tensor, stored: tuple[Tensor, Tensor]) -> Tensor:
+    """bfloat16 rows `[rows, in]` → `[rows, out]`, by `Rounded.stored`."""
+    whole, scale = stored
+    if whole.dtype == torch.int8:
+        return torch._weight_int8pack_mm(x, whole, scale)
+    out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, whole, GROUP, scale)
+    return out
 
 
 def _int8(weight: Tensor) -> Rounded:
@@ -66,14 +77,9 @@ def _int8(weight: Tensor) -> Rounded:
 
 
 def _int4(weight: Tensor) -> Rounded:
-    outputs, inputs = weight.shape
-    if inputs % GROUP:
-        raise DraftwellError(f"int4 weights share a scale among {GROUP} inputs, and a layer of this model has {inputs}: choose int8",
-                             code="weights_unsupported")
-    grouped = weight.view(outputs, -1, GROUP)
+    grouped = weight.view(len(weight), -1, GROUP)
     least, most = grouped.aminmax(dim=-1)
     scale = ((most - least) / 15).clamp(min=LEAST).bfloat16()
     zero = (least + 8 * scale.float()).bfloat16()
-    whole = ((grouped - zero.float()[..., None]) / scale.float()[..., None] + 8).round().clamp(0, 15).to(torch.uint8)
-    low, high = whole.chunk(2, dim=-1)
-    return Rounded(low | high << 4, scale, zero)
+    whole = ((grouped - zero.float()[..., None]) / scale.float()[..., None] + 8).round().clamp(0, 15)
+    return Rounded(whole.to(torch.int8).flatten(1), scale, zero)

@@ -51,7 +51,7 @@ class Slots:
     def _wipe(self, slot: int) -> None:
         """Set what an earlier request wrote to 0: masked positions count with weight 0, and 0 · NaN is NaN."""
         for layer in range(len(self._shapes)):
-            for memory in self._memory(layer, slot):
+            for memory in self.memory(layer, slot):
                 memory[:, : self._written[slot]].zero_()
         self._written[slot] = 0
 
@@ -88,7 +88,7 @@ class Slots:
         if source == into or not 0 <= known <= length <= self.lengths[source]:
             raise ValueError(f"cannot fork {length} positions of slot {source} of length {self.lengths[source]} into slot {into}")
         for layer in range(len(self._shapes)):
-            for old, new in zip(self._memory(layer, source), self._memory(layer, into), strict=True):
+            for old, new in zip(self.memory(layer, source), self.memory(layer, into), strict=True):
                 new[:, known:length] = old[:, known:length]
         self.lengths[into] = length
 
@@ -105,12 +105,12 @@ class Slots:
     def write(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values `[kv_heads, tokens, head_dim]`; return views of all valid ones of the slot."""
         end = start + keys.shape[1]
-        all_keys, all_values = self._memory(layer, slot)
+        all_keys, all_values = self.memory(layer, slot)
         all_keys[:, start:end] = keys
         all_values[:, start:end] = values
         return all_keys[:, :end], all_values[:, :end]
 
-    def _memory(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+    def memory(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[kv_heads, max_context, head_dim]` of a slot."""
         if slot < self.count:
             return self.keys[layer][slot], self.values[layer][slot]

@@ -59,5 +59,5 @@ class StaticSlots(Slots):
         for layer in [*self.keys, *self.values]:
             layer[slot].zero_()
 
-    def _memory(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+    def memory(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
         return self.keys[layer][slot], self.values[layer][slot]

@@ -1,18 +1,23 @@
-"""One token by compiled layers equals the eager way; what is compiled is kept, and nothing is compiled unasked."""
+"""A few tokens by compiled layers equal the eager way; what is compiled is kept, and nothing is compiled unasked."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from serving.device import lacks_bfloat16
 from serving.number_format import WEIGHTS, Weights
 from serving.runtime.commands import Forward
-from serving.runtime.models import compiled_step
-from serving.runtime.models.compiled_layer import OneToken
-from serving.runtime.models.compiled_step import LIBRARY, CompiledStep, key, load
+from serving.runtime.models import compiled_library, compiled_step
+from serving.runtime.models.compiled_layer import CompiledLayer, OneRow, OneToken
+from serving.runtime.models.compiled_library import LIBRARY, key, load
+from serving.runtime.models.compiled_step import FORMS, LONGEST_ROW, CompiledStep, Form
 from serving.runtime.models.lean_layer import layer_weights
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
@@ -22,24 +27,29 @@ from tests.support.models.llama_shapes import llama, random_tokens
 
 
 class Uncompiled:
-    """What a library computes, by torch; counts its calls."""
+    """What a library computes, by torch; says when it is called."""
 
-    def __init__(self, module: OneToken):
-        self.module, self.calls = module, 0
+    def __init__(self, module: CompiledLayer, called: Callable[[], None]):
+        self.module, self.called = module, called
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        self.calls += 1
-        return [self.module((inputs[0], inputs[1], inputs[2]), (inputs[3], inputs[4]), (inputs[5], inputs[6], inputs[7]), inputs[8:])]
+        self.called()
+        end = 7 if isinstance(self.module, OneRow) else 8
+        return [self.module((inputs[0], inputs[1], inputs[2]), (inputs[3], inputs[4]), tuple(inputs[5:end]), inputs[end:])]
 
 
-def with_step(model: LeanLlama) -> dict[int | None, Uncompiled]:
-    """Give a model the step of compiled layers, less the compiler."""
+def with_step(model: LeanLlama, forms: Sequence[Form] = tuple(FORMS), most: int | None = None) -> Counter[Form]:
+    """Give a model the step of compiled layers, less the compiler; returns the calls of layers, by form."""
+    called: Counter[Form] = Counter()
     weights = [layer_weights(*pair) for pair in zip(model.layers, model.module.model.layers, strict=True)]
-    windows = model.shape.windows
-    runners = {window: Uncompiled(OneToken(model.layers[windows.index(window)], list(weights[windows.index(window)]), window))
-               for window in set(windows)}
-    model.step = CompiledStep(weights, windows, runners, model.slots)
-    return runners
+
+    def runner(form: Form, number: int) -> Uncompiled:
+        window = None if form == "row" else model.shape.windows[number]
+        return Uncompiled(FORMS[form](model.layers[number], list(weights[number]), window), partial(called.update, [form]))
+
+    calls = {form: [(runner(form, number), list(one.values())) for number, one in enumerate(weights)] for form in forms}
+    model.step = CompiledStep(calls, model.shape.windows, model.slots, most)
+    return called
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -49,7 +59,7 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     with torch.no_grad():
         expected = module(torch.tensor([text])).logits[0]
     model = LeanLlama(module, slots=3)
-    runners = with_step(model)
+    called = with_step(model)
     other, slot = model.open(), model.open()
     model.forward([Forward("target", other, random_tokens(20, 9))])
     model.forward([Forward("target", slot, text[:4]), Forward("target", other, (1,))])
@@ -58,35 +68,86 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     logits = [model.forward([Forward("target", slot, (token,))])[0].logits for token in text[4:12]]
     logits.append(model.forward([Forward("target", slot, text[12:], 2)])[0].logits)
     torch.testing.assert_close(torch.cat(logits), expected[4:], atol=1e-4, rtol=0)
-    assert sum(runner.calls for runner in runners.values()) == 8 * module.config.num_hidden_layers
+    # the first four tokens and the other row's one differ in length, hence are eager; a draft of three and the last two are one row
+    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("token", 8), ("row", 2))}
 
 
+@pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_single_tokens_read_rounded_weights_as_the_eager_way_does(weights: Weights) -> None:
-    model = LeanLlama(llama(hidden_size=64, intermediate_size=128, attention_bias=True), weights=weights, slots=2)
-    text = random_tokens(9, 4)
-    slot, other = model.open(), model.open()
-    expected = [model.forward([Forward("target", slot, (token,))])[0].logits for token in text]
-    (runner,) = with_step(model).values()
-    logits = [model.forward([Forward("target", other, (token,))])[0].logits for token in text]
-    torch.testing.assert_close(torch.cat(logits), torch.cat(expected), atol=1e-5, rtol=0)
-    assert runner.calls == 2 * len(text)
+def test_few_tokens_read_rounded_weights_as_the_eager_way_does(weights: Weights) -> None:
+    """And as many as the eager way takes the wide copy for are left to it."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.1}
+    model, full = (LeanLlama(llama(torch.bfloat16, **sizes), weights=each, slots=2) for each in (weights, None))
+    text = random_tokens(14, 4)
+
+    def say(one: LeanLlama) -> torch.Tensor:
+        slot = one.open()
+        parts = [one.forward([Forward("target", slot, part, len(part))])[0].logits for part in (text[:1], text[1:2], text[2:5], text[5:])]
+        return torch.cat(parts)
+
+    expected, other = say(model), say(full)
+    read = layer_weights(model.layers[0], model.module.model.layers[0])
+    assert read["down0"].dtype == {"int8": torch.int8, "int4": torch.uint8}[weights]
+    called = with_step(model, forms=("token",) if weights == "int8" else ("token", "row"), most=8)
+    found = say(model)
+    assert called == ({"token": 4} if weights == "int8" else {"token": 4, "row": 2})
+    assert (found - expected).abs().mean() < (other - expected).abs().mean() / 2
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_of_one_token_at_different_places_equal_the_plain_module(name: str) -> None:
+    """In any order of slots, with one between them that is not run."""
+    module = lean_family(name)
+    texts = [random_tokens(length, seed) for length, seed in ((9, 1), (2, 2), (14, 3))]
+    with torch.no_grad():
+        expected = [module(torch.tensor([text])).logits[0, -1] for text in texts]
+    model = LeanLlama(module, slots=4)
+    slots = [model.open() for _ in range(4)]
+    for slot in slots:
+        model.forward([Forward("target", slot, random_tokens(17, 8))])
+        model.rollback(slot, 0)
+    del slots[1]
+    slots = slots[::-1]
+    for slot, text in zip(slots, texts, strict=True):
+        model.forward([Forward("target", slot, text[:-1])])
+    called = with_step(model)
+    outputs = model.forward([Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)])
+    torch.testing.assert_close(torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0)
+    assert called == {"rows": module.config.num_hidden_layers}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
+    module = lean_family(name)
+    lengths = (5, 2, 3, 8, LONGEST_ROW, LONGEST_ROW + 1)
+    text = random_tokens(sum(lengths), 4)
+    with torch.no_grad():
+        expected = module(torch.tensor([text])).logits[0]
+    model = LeanLlama(module, slots=1)
+    called = with_step(model)
+    slot, at, logits = model.open(), 0, []
+    for count in lengths:
+        logits.append(model.forward([Forward("target", slot, text[at : at + count], count)])[0].logits)
+        at += count
+    torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=0)
+    assert called == {"row": 5 * module.config.num_hidden_layers}  # all but the last, which is longer than what is compiled
 
 
 def test_a_token_in_a_branch_goes_the_eager_way() -> None:
-    """Branches are no part of the slots' tensors."""
+    """Branches are no part of the slots' tensors; a row of several reads its slot alone."""
     module = lean_family("llama")
     model, plain = LeanLlama(module, slots=1), TransformersModel(module, slots=1)
-    (runner,) = with_step(model).values()
+    called = with_step(model)
     outputs = []
     for each in (model, plain):
         slot = each.open()
         each.forward([Forward("target", slot, random_tokens(5))])
         branch = each.open_branch()
         each.fork(slot, branch, 4)
-        outputs.append(each.forward([Forward("target", branch, (7,))])[0].logits)
+        one = each.forward([Forward("target", branch, (7,))])[0].logits
+        outputs.append(torch.cat([one, each.forward([Forward("target", branch, (5, 6), 2)])[0].logits]))
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
-    assert runner.calls == 0
+    assert called == {"row": 2 * module.config.num_hidden_layers}
 
 
 def test_nothing_is_compiled_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +201,23 @@ def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.Mo
     assert len({same, of(model), *others}) == 5
 
 
+STEPS: dict[Form, list[int]] = {"token": [1], "row": [2, 3, 8, LONGEST_ROW], "rows": [1, 1, 1]}
+"""Tokens of rows: of the row one pass after another, of rows at once."""
+
+
+def say(model: LeanLlama, form: Form) -> torch.Tensor:
+    """Logits of a form's passes over random tokens after 5 others."""
+    slots = [model.open() for _ in (STEPS[form] if form == "rows" else [0])]
+    for slot in slots:
+        model.forward([Forward("target", slot, random_tokens(5 + slot, slot))])
+    rows = [Forward("target", slots[i if form == "rows" else 0], random_tokens(n, i + n), n) for i, n in enumerate(STEPS[form])]
+    passes = [rows] if form == "rows" else [[row] for row in rows]
+    logits = torch.cat([output.logits for one in passes for output in model.forward(one)])
+    for slot in slots:
+        model.close(slot)
+    return logits
+
+
 def test_a_library_for_rounded_weights_is_another_one() -> None:
     keys = set()
     for weights in (None, *WEIGHTS):
@@ -150,21 +228,35 @@ def test_a_library_for_rounded_weights_is_another_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(compiled_step.compiler() is None, reason="no C++ compiler")
-def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slot, the smallest of sizes that vary, and a start without a compiler from what is kept."""
+@pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_compiled_layers_read_rounded_weights(weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    module, text = lean_family("qwen3", torch.bfloat16), random_tokens(12, 5)
-    eager = LeanLlama(module)
-    models = [LeanLlama(module, compiled="on")]
-    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 1
+    module = llama(torch.bfloat16, hidden_size=64, intermediate_size=128)
+    eager, model = LeanLlama(module, slots=3, weights=weights), LeanLlama(module, slots=3, weights=weights, compiled="on")
+    assert model.step is not None
+    for form in FORMS:
+        torch.testing.assert_close(say(model, form), say(eager, form), atol=0.02, rtol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize(("name", "int8"), [("qwen3", False), ("gemma2", False), ("llama", True)])
+def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, int8: bool, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """All forms, few slots and many, and a start without a compiler from what is kept."""
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    module = lean_family(name, torch.bfloat16)
+    eager = LeanLlama(module, slots=3, int8=int8)
+    models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
+    windows = len(set(eager.shape.windows))
+    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 2 * windows + 1
     monkeypatch.setenv("CXX", "no-such-compiler")
-    models.append(LeanLlama(module, slots=3, compiled="auto"))
+    models.append(LeanLlama(module, slots=3, int8=int8, compiled="auto"))
     for model in models:
         assert model.step is not None
-        mine, theirs = model.open(), eager.open()
-        for token in text:
-            logits = [one.forward([Forward("target", slot, (token,))])[0].logits for one, slot in ((model, mine), (eager, theirs))]
-            torch.testing.assert_close(*logits, atol=0.15, rtol=0.05)
-        eager.close(theirs)
+        for form in FORMS:
+            if form != "rows" or model.slots.count > 1:
+                torch.testing.assert_close(say(model, form), say(eager, form), atol=0.15, rtol=0.05)

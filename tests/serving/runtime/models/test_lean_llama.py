@@ -9,7 +9,7 @@ import transformers as tf
 from serving.artifacts.distilled_draft import quantise
 from serving.runtime.commands import Forward
 from serving.runtime.models.lean_llama import LeanLlama, fits
-from serving.runtime.models.linear import linear, linear_int8
+from serving.runtime.models.linear import Int8Linear, linear
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from tests.support.models.llama_shapes import SHAPES, SIZES, TEXTS, check_ragged, llama, ragged
@@ -59,7 +59,7 @@ def test_eight_bit_weights_are_the_rounded_weight_whatever_the_number_of_rows(ro
     weight, x = torch.randn(96, 64).bfloat16(), torch.randn(rows, 64).bfloat16()
     whole, scale = quantise(weight)
     exact = x.double() @ (whole * scale[:, None]).double().T
-    torch.testing.assert_close(linear_int8(weight)(x).double(), exact, atol=0.15, rtol=0.02)
+    torch.testing.assert_close(Int8Linear(weight)(x).double(), exact, atol=0.15, rtol=0.02)
 
 
 def test_a_draft_in_float32_keeps_its_weights():

@@ -1,0 +1,129 @@
+"""Shared libraries of layers: compiled once, kept in the project's home, loaded without a compiler.
+
+AOTInductor, torch's own ahead-of-time compiler, makes a library of one layer (`compiled_layer`). Weights and slots are its arguments,
+so one library serves all layers of a shape, and any number of tokens. It is kept by shape, kind of machine, torch and the code it was
+made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from serving.device import device_class
+from serving.errors import DraftwellError
+from serving.runtime.models import compiled_layer, lean_layer, row_attention
+from serving.runtime.models.compiled_layer import CompiledLayer, ManyRows, OneRow
+
+OPTIONS: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.enable_floating_point_contract_flag": "fast"}
+"""Of Inductor: as many threads as torch has when called, not when compiled; a product and a sum may be one instruction."""
+LIBRARY = "layer.so"
+VARIES = torch.export.Dim.AUTO
+
+
+class Runner(Protocol):
+    """A loaded library."""
+
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Outputs of a call; inputs are the flattened arguments."""
+
+
+def library(module: CompiledLayer, weights: Mapping[str, Tensor], home: Path) -> Path:
+    """Where a layer's library is, or will be."""
+    return home / "compiled" / key(module, weights) / LIBRARY
+
+
+def load(file: Path) -> Runner:
+    """A kept library."""
+    try:
+        runner: Runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
+    except RuntimeError as error:
+        raise DraftwellError(f"the compiled layer {file} cannot be loaded: delete its folder; it is then compiled again",
+                             code="broken_compiled_layer") from error
+    return runner
+
+
+def key(module: CompiledLayer, weights: Mapping[str, Tensor]) -> str:
+    """What a library depends on: the layer's form, plan and weights' shapes, the kind of machine, torch, and the code compiled."""
+    plan = replace(module.layer.shape, windows=(module.window,), ropes=())
+    tensors = [(name, tuple(one.shape), str(one.dtype)) for name, one in weights.items()]
+    code = [Path(str(part.__file__)).read_bytes() for part in (compiled_layer, lean_layer, row_attention)]
+    text = repr((type(module).__name__, plan, tensors, device_class("cpu"), torch.__version__, sorted(OPTIONS.items())))
+    return hashlib.sha256(b"".join([text.encode(), *code])).hexdigest()[:32]
+
+
+def compiler() -> str | None:
+    """Path of the C++ compiler that Inductor calls, or None."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def examples(module: CompiledLayer, weights: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Arguments of `forward` to trace a layer with, and which of their sizes vary.
+
+    Sizes that vary are neither 0 nor 1, which would be taken as fixed, and all different, so that none is taken for another.
+    """
+    shape, dtype = module.layer.shape, torch.bfloat16
+    several = isinstance(module, OneRow | ManyRows)
+    tokens = 4 if several else 1
+    rope = torch.zeros(tokens, 1, shape.head_dim, dtype=dtype)
+    states = torch.zeros(tokens, len(weights["attention_norm"]), dtype=dtype), rope, rope.clone()
+    by_token = {0: VARIES} if several else None
+    slots = (shape.kv_heads, 48, shape.head_dim) if isinstance(module, OneRow) else (3, shape.kv_heads, 48, shape.head_dim)
+    memory = tuple(torch.zeros(*slots, dtype=dtype) for _ in range(2))
+    vary_memory = {1: VARIES} if isinstance(module, OneRow) else {0: VARIES, 2: VARIES}
+    positions = torch.arange(5, 5 + tokens)
+    if isinstance(module, OneRow):
+        place, vary_place = (positions, torch.zeros(tokens, 9, dtype=dtype)), (by_token, {0: VARIES, 1: VARIES})
+    else:
+        place, vary_place = (torch.zeros_like(positions), positions, torch.arange(9)), (by_token, by_token, {0: VARIES})
+    dense = [torch.zeros(one.shape, dtype=one.dtype) for one in weights.values()]  # oneDNN's layout stays unknown to the tracer
+    return (states, memory, place, dense), ((by_token,) * 3, (vary_memory,) * 2, vary_place, [None] * len(dense))
+
+
+def build(module: CompiledLayer, weights: Mapping[str, Tensor], file: Path) -> None:
+    """Compile a layer into the shared library `file`."""
+    if compiler() is None:
+        raise DraftwellError("layers cannot be compiled, there is no C++ compiler here: install g++, or load the pair with compile=off",
+                             code="no_compiler")
+    arguments, vary = examples(module, weights)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own, about itself
+        try:
+            traced = torch.export.export(module, arguments, dynamic_shapes=vary).module()
+            options = {**OPTIONS, "aot_inductor.output_path": str(Path(folder) / LIBRARY)}
+            with packed_as_arguments():
+                made = torch._inductor.aot_compile(traced, arguments, options=options)
+        except Exception as error:  # tracer, compiler and linker have errors of their own
+            raise DraftwellError(f"the layers could not be compiled ({str(error)[:200]!r}): load the pair with compile=off",
+                                 code="compile_failed") from error
+        Path(str(made)).replace(file)
+
+
+@contextmanager
+def packed_as_arguments() -> Iterator[None]:
+    """While this lasts, Inductor takes the weight of oneDNN's product as an argument of a library; by itself it insists on a constant."""
+    from torch._inductor import lowering, mkldnn_ir
+    from torch._inductor.ir import TensorBox
+
+    def call(*arguments: Any) -> Any:
+        return TensorBox.create(mkldnn_ir.LinearUnary.create(*arguments))
+
+    operator = torch.ops.mkldnn._linear_pointwise.default
+    before = lowering.lowerings[operator]
+    lowering.lowerings[operator] = call
+    try:
+        yield
+    finally:
+        lowering.lowerings[operator] = before
