@@ -6,12 +6,12 @@ some weights is never taken for others.
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
-DTYPES = ("bfloat16", "float32", "float16")
 Weights = Literal["int8", "int4"]
-WEIGHTS: tuple[Weights, ...] = ("int8", "int4")
-FORMATS = (*DTYPES, *(f"{dtype}-{weights}" for dtype in ("bfloat16", "float32") for weights in WEIGHTS))
+NumberFormat = Literal["bfloat16", "float32", "float16", "bfloat16-int8", "bfloat16-int4", "float32-int8", "float32-int4"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+FORMATS: tuple[NumberFormat, ...] = get_args(NumberFormat)
 
 
 def dtype_of(name: str) -> str:
@@ -32,7 +32,7 @@ def weights_of(name: str) -> Weights | None:
     return cast("Weights | None", name.partition("-")[2] or None)
 
 
-def in_dtype(name: str, dtype: str) -> str:
+def in_dtype(name: str, dtype: str) -> NumberFormat:
     """The same weights, computed with in another dtype.
 
     >>> in_dtype("bfloat16-int8", "float32"), in_dtype("bfloat16", "float32")
@@ -41,6 +41,6 @@ def in_dtype(name: str, dtype: str) -> str:
     return named(dtype, weights_of(name))
 
 
-def named(dtype: str, weights: Weights | None) -> str:
-    """The name of both."""
-    return f"{dtype}-{weights}" if weights else dtype
+def named(dtype: str, weights: Weights | None) -> NumberFormat:
+    """The name of both, which is one of `FORMATS` where they go together."""
+    return cast("NumberFormat", f"{dtype}-{weights}" if weights else dtype)

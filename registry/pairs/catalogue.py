@@ -18,7 +18,7 @@ from registry.strict import Strict, read_yaml
 from serving.artifacts.pair_files import ModelRole, draftwell_home
 from serving.errors import DraftwellError
 from serving.files import write_atomically
-from serving.number_format import FORMATS, Weights, named
+from serving.number_format import FORMATS, NumberFormat, Weights, named
 
 DEFAULT = "smollm2-135m"
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
@@ -87,7 +87,7 @@ class PairSpec(Strict):
         return self
 
     @property
-    def number_format(self) -> str:
+    def number_format(self) -> NumberFormat:
         """dtype and weights in one name, such as `bfloat16-int8`."""
         return named(self.dtype, self.weights)
 

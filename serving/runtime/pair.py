@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
 from serving.device import core_ids
 from serving.errors import DraftwellError
-from serving.number_format import Weights, dtype_of, weights_of
+from serving.number_format import NumberFormat, Weights, dtype_of, weights_of
 from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
 from serving.runtime.engine.workers import shares
@@ -42,8 +42,6 @@ from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
 from serving.settings import Settings
 
-Dtype = Literal["float32", "bfloat16", "float16", "bfloat16-int8", "bfloat16-int4", "float32-int8", "float32-int4"]
-"""Names of `serving.number_format`."""
 MOST_ONNX_CORES = 8
 """A draft is small: more threads wait for each other longer than they compute (a guess, not measured)."""
 
@@ -61,7 +59,7 @@ class LoadedPair:
     """
 
     name: str
-    dtype: Dtype
+    dtype: NumberFormat
     device: str
     models: dict[Role, Model]
     modules: dict[Role, Any]
@@ -132,7 +130,7 @@ class LoadSettings(Settings):
 
     called = "loading setting"
 
-    dtype: Dtype = Field("bfloat16", description="what the models compute in; with -int8 or -int4 the target's weights are rounded "
+    dtype: NumberFormat = Field("bfloat16", description="what the models compute in; with -int8 or -int4 the target's weights are rounded "
                          "when they are loaded (models/quantised.py; CPU only)")
     device: str = Field("cpu", description="where the models compute: cpu, cuda or cuda:<index>")
     slots: int = Field(1, ge=1, description="requests that can run at once")

@@ -53,7 +53,7 @@ class LeanLlama(TransformersModel):
     Args:
         int8: forward passes of a token or two read 8-bit weights (a draft's, which are stored in 8 bits anyway).
         compiled: whether a bfloat16 model on the CPU decodes by compiled layers; it then holds its weights twice.
-        weights: what the weights of all products are rounded to (`quantised`), None for none; `int8` is for a draft, this for a target.
+        weights: what the weights of the layers' products are rounded to (`quantised`); `int8` is for a draft, this for a target.
     """
 
     def __init__(self, module: Any, *, int8: bool = False, compiled: Compile = "off", weights: Weights | None = None, **settings: Any):
@@ -80,7 +80,7 @@ class LeanLlama(TransformersModel):
                 self.layers.append(Layer(layer, make, shape))
                 if compiles:
                     stored.append(layer_weights(self.layers[-1], layer))
-            self._head = linear(self.head_weight) if weights is None else RoundedLinear(self.head_weight, weights=weights)
+            self._head = linear(self.head_weight)
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
         self.step = compiled_step(self.layers, stored, self.slots, compiled, draftwell_home()) if compiles else None
 

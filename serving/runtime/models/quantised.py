@@ -8,7 +8,8 @@ from the full weights is measured by the gate (`components/gate/weights_check.py
 - int4: `(whole - 8) * scale + zero`, a scale and a zero for each `GROUP` inputs of an output channel, from their least to their largest
   weight, as llama.cpp's Q4_1 has them: 5 bits a weight.
 
-Scales and zeros are bfloat16 numbers in every dtype, as torch's kernels want them.
+Scales and zeros are bfloat16 numbers in every dtype, as torch's kernels want them. Embeddings and head keep their weights: rounding a head
+cost more agreement than time (docs/log.md).
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ def planted(weights: Weights) -> torch.Tensor:
 
 
 def with_rounded(module: Any, weights: Weights) -> Any:
-    """The module with every product's weight replaced by what it is rounded to."""
+    """The module with the weight of every layer's products replaced by what it is rounded to; the head keeps its own."""
     with torch.no_grad():
-        for part in module.modules():
+        for part in module.model.modules():
             if isinstance(part, torch.nn.Linear):
                 part.weight = torch.nn.Parameter(rounded(part.weight, weights).dense())
     return module
