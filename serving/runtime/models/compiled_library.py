@@ -83,6 +83,8 @@ def examples(module: CompiledLayer, weights: Mapping[str, Tensor]) -> tuple[tupl
     memory = tuple(torch.zeros(*slots, dtype=dtype) for _ in range(2))
     vary_memory = {1: VARIES} if isinstance(module, OneRow) else {0: VARIES, 2: VARIES}
     positions = torch.arange(5, 5 + tokens)
+    place: tuple[Tensor, ...]
+    vary_place: tuple[Any, ...]
     if isinstance(module, OneRow):
         place, vary_place = (positions, torch.zeros(tokens, 9, dtype=dtype)), (by_token, {0: VARIES, 1: VARIES})
     else:

@@ -109,6 +109,22 @@ def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
     assert called == {"row": 5 * module.config.num_hidden_layers}  # all but the last, which is longer than what is compiled
 
 
+def test_padding_writes_nowhere_else() -> None:
+    """A row may end where its slot ends, and what lies after a shorter one belongs to nobody yet."""
+    model = LeanLlama(lean_family("llama"), slots=2, max_context=9)
+    with_step(model)
+    slots = [model.open(), model.open()]
+    for slot, lengths in zip(slots, ((4, 3, 2), (2, 3)), strict=True):
+        for count in lengths:
+            model.forward([Forward("target", slot, random_tokens(count, count))])
+    model.rollback(slots[0], 8)
+    model.forward([Forward("target", slot, (7,)) for slot in slots])
+    for memory in (*model.slots.keys, *model.slots.values):
+        assert memory[slots[0]].any(-1).all()
+        assert memory[slots[1], :, :6].any(-1).all()
+        assert not memory[slots[1], :, 6:].any()
+
+
 def test_a_token_in_a_branch_goes_the_eager_way() -> None:
     """Branches are no part of the slots' tensors; a row of several reads its slot alone."""
     module = lean_family("llama")
@@ -182,10 +198,10 @@ STEPS: dict[Form, list[int]] = {"token": [1], "row": [2, 3, 8, LONGEST_ROW], "ro
 
 
 def say(model: LeanLlama, form: Form) -> torch.Tensor:
-    """Logits of a form's passes over random tokens after 5 others."""
+    """Logits of a form's passes over random tokens after some others."""
     slots = [model.open() for _ in (STEPS[form] if form == "rows" else [0])]
-    for slot in slots:
-        model.forward([Forward("target", slot, random_tokens(5 + slot, slot))])
+    for i, slot in enumerate(slots):
+        model.forward([Forward("target", slot, random_tokens(17 + i, i))])  # too long to be compiled
     rows = [Forward("target", slots[i if form == "rows" else 0], random_tokens(n, i + n), n) for i, n in enumerate(STEPS[form])]
     passes = [rows] if form == "rows" else [[row] for row in rows]
     logits = torch.cat([output.logits for one in passes for output in model.forward(one)])
