@@ -73,6 +73,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None
 
 def kept(x: Tensor) -> Tensor:
     """x as it is, for a compiler that would compute it again wherever it is read, for every row of a weight or position of a slot."""
+    x = x.contiguous()  # of a part of something the compiler keeps that part alone, not with the strides that it had
     return x.as_strided(x.shape, x.stride())
 
 

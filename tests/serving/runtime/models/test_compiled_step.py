@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -219,7 +220,7 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     module = lean_family(name, torch.bfloat16)
-    eager = LeanLlama(module, slots=3, int8=int8)
+    exact, eager = LeanLlama(copy.deepcopy(module).float(), slots=3), LeanLlama(module, slots=3, int8=int8)
     models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
     windows = len(set(eager.shape.windows))
     assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 2 * windows + 1
@@ -229,4 +230,6 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
         assert model.step is not None
         for form in FORMS:
             if form != "rows" or model.slots.count > 1:
-                torch.testing.assert_close(say(model, form), say(eager, form), atol=0.15, rtol=0.05)
+                right = say(exact, form)
+                mine, theirs = ((say(one, form) - right).abs().mean() for one in (model, eager))
+                assert mine < 1.2 * theirs, form  # what is computed is as near to float32 as the eager bfloat16 is
