@@ -145,8 +145,8 @@ class LoadSettings(Settings):
         False, description="keep the transformers modules able to run, as peers need them; the weights are then held twice"
     )
     compile: Compile = Field(
-        "auto", description="bfloat16 on CPUs: single tokens by compiled layers (models/compiled_step.py), if they were compiled before "
-        "(auto); compiled now where missing (on, once about a minute); or never (off)"
+        "auto", description="bfloat16 on CPUs: decoding by compiled layers (models/compiled_step.py), if they were compiled before "
+        "(auto); compiled now where missing (on, once about a minute for each model); or never (off)"
     )
     qualifier: bool = Field(True, description="load the model between the two, if there is one; the fingerprint is of all models")
 

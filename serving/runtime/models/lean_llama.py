@@ -20,7 +20,7 @@ from torch import Tensor
 from serving.artifacts.pair_files import draftwell_home
 from serving.number_format import Weights
 from serving.runtime.models.architecture import architecture_of
-from serving.runtime.models.compiled_step import Compile, compiled_step, is_compiled
+from serving.runtime.models.compiled_step import Compile, compiled_step, is_compiled, padded
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
 from serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
 from serving.runtime.models.module_model import Placed
@@ -108,8 +108,9 @@ class LeanLlama(TransformersModel):
             end = at + sum(count for _, _, count in rows)
             form = None if self.step is None else self.step.form(rows)
             if self.step is not None and form is not None:
-                x = self.step(form, self._embed(ids[at:end]), self._layer_ropes(positions[at:end]), rows)
-                states.append(norm(x, self.final_norm, self.eps))
+                own = padded(positions[at:end], self.step.pads)
+                x = self.step(form, padded(self._embed(ids[at:end]), self.step.pads), self._layer_ropes(own), own, rows)
+                states.append(norm(x[: end - at], self.final_norm, self.eps))
             else:
                 states.append(self.run_layers(ids[at:end], positions[at:end], RowAttention(self.slots, rows, self.shape)))
             at = end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -133,6 +134,22 @@ def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
     assert called == {"row": 5 * module.config.num_hidden_layers}  # all but the last, which is longer than what is compiled
 
 
+def test_padding_writes_nowhere_else() -> None:
+    """A row may end where its slot ends, and what lies after a shorter one belongs to nobody yet."""
+    model = LeanLlama(lean_family("llama"), slots=2, max_context=9)
+    with_step(model)
+    slots = [model.open(), model.open()]
+    for slot, lengths in zip(slots, ((4, 3, 2), (2, 3)), strict=True):
+        for count in lengths:
+            model.forward([Forward("target", slot, random_tokens(count, count))])
+    model.rollback(slots[0], 8)
+    model.forward([Forward("target", slot, (7,)) for slot in slots])
+    for memory in (*model.slots.keys, *model.slots.values):
+        assert memory[slots[0]].any(-1).all()
+        assert memory[slots[1], :, :6].any(-1).all()
+        assert not memory[slots[1], :, 6:].any()
+
+
 def test_a_token_in_a_branch_goes_the_eager_way() -> None:
     """Branches are no part of the slots' tensors; a row of several reads its slot alone."""
     module = lean_family("llama")
@@ -206,10 +223,10 @@ STEPS: dict[Form, list[int]] = {"token": [1], "row": [2, 3, 8, LONGEST_ROW], "ro
 
 
 def say(model: LeanLlama, form: Form) -> torch.Tensor:
-    """Logits of a form's passes over random tokens after 5 others."""
+    """Logits of a form's passes over random tokens after some others."""
     slots = [model.open() for _ in (STEPS[form] if form == "rows" else [0])]
-    for slot in slots:
-        model.forward([Forward("target", slot, random_tokens(5 + slot, slot))])
+    for i, slot in enumerate(slots):
+        model.forward([Forward("target", slot, random_tokens(17 + i, i))])  # too long to be compiled
     rows = [Forward("target", slots[i if form == "rows" else 0], random_tokens(n, i + n), n) for i, n in enumerate(STEPS[form])]
     passes = [rows] if form == "rows" else [[row] for row in rows]
     logits = torch.cat([output.logits for one in passes for output in model.forward(one)])
@@ -249,7 +266,7 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     module = lean_family(name, torch.bfloat16)
-    eager = LeanLlama(module, slots=3, int8=int8)
+    exact, eager = LeanLlama(copy.deepcopy(module).float(), slots=3), LeanLlama(module, slots=3, int8=int8)
     models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
     windows = len(set(eager.shape.windows))
     assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 2 * windows + 1
@@ -259,4 +276,6 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
         assert model.step is not None
         for form in FORMS:
             if form != "rows" or model.slots.count > 1:
-                torch.testing.assert_close(say(model, form), say(eager, form), atol=0.15, rtol=0.05)
+                right = say(exact, form)
+                mine, theirs = ((say(one, form) - right).abs().mean() for one in (model, eager))
+                assert mine < 1.2 * theirs, form  # what is computed is as near to float32 as the eager bfloat16 is
