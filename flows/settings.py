@@ -30,7 +30,7 @@ class PipelineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pair: str = Field("default", description="name, alias or YAML file of a pair")
-    dtype: str | None = Field(None, pattern="^(float32|bfloat16)$", description="None takes the pair's own")
+    dtype: str | None = Field(None, pattern="^(float32|bfloat16)(-int8|-int4)?$", description="None takes the pair's own")
     prompts: Path | None = Field(None, description="JSONL of prompts; None takes the shipped demo prompts")
     collect_prompts: int = Field(16, ge=1, description="prompts to collect traces on")
     collect_tokens: int = Field(48, ge=8, description="tokens per collected prompt")

@@ -19,6 +19,7 @@ from serving.artifacts.base import ArtifactError, read_manifest
 from serving.artifacts.kinds import KINDS, device_of, find_kind
 from serving.artifacts.pair_files import PairFiles, draftwell_home
 from serving.errors import DraftwellError
+from serving.number_format import dtype_of
 from serving.temperature import class_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Workspace:
 
     Args:
         name: name or alias of the pair, or the path of a pair's YAML file.
-        dtype: None takes the pair's own.
+        dtype: the number format (`serving.number_format`); None takes the pair's own.
         device: cpu or cuda, of what is valid on one device only; None takes `serving.device.default_device`.
         say: called with a line before each step that takes long.
     """
@@ -42,7 +43,7 @@ class Workspace:
     def __init__(self, name: str, dtype: str | None = None, say: Say = lambda line: None, device: str | None = None):
         self.name, self.spec = name, find_pair(name)
         self._device = device
-        self.dtype = dtype or self.spec.dtype
+        self.dtype = dtype or self.spec.number_format
         self.say = say
         self.root = draftwell_home() / "pairs" / self.spec.name / self.dtype
         self.traces, self.artifacts, self.reports = (self.root / n for n in ("traces", "artifacts", "reports"))
@@ -152,7 +153,7 @@ class Workspace:
 
         logging.disable_progress_bar()
         padding = "" if pad_target is None else f", the target padded to {pad_target:g} parameters"
-        slow = self.dtype == "bfloat16" and device == "cpu" and lacks_bfloat16()
+        slow = dtype_of(self.dtype) == "bfloat16" and device == "cpu" and lacks_bfloat16()
         advice = " (this CPU has no instructions for it: float32 is faster here)" if slow else ""
         self.say(f"loading {self.spec.name} in {self.dtype}{padding}{advice}")
         return load_pair(files, LoadSettings.model_validate({

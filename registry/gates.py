@@ -20,6 +20,8 @@ class Gates(Strict):
     lossless_identical: bool = Field(description="lossless strategies give autoregressive's tokens in float32")
     min_acceptance_ratio: float = Field(ge=0, description="acceptance rate over the recorded baseline's, of deterministic counts")
     min_quality_ratio: float = Field(ge=0, le=1, description="quality of a lossy strategy over autoregressive's")
+    min_weights_agreement: float = Field(ge=0, le=1, description="share of positions where a target with rounded weights chooses the "
+                                         "full weights' token")
     max_rouge_l_loss: float = Field(ge=0, description="ROUGE-L points that a lossy strategy may lose to autoregressive decoding")
     max_surprisal_shift: float = Field(ge=0, description="nats a token by which the target may find a lossy strategy's samples more or "
                                        "less likely than samples of its own")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from components.bench.schema import Difference
+from serving.number_format import dtype_of
 from serving.runtime.commands import Forward
 from serving.runtime.pair import LoadedPair
 
@@ -50,7 +51,7 @@ def difference(pair: LoadedPair, prompt_id: str, prompt: Sequence[int], tokens: 
 
 def near_tie_gap(dtype: str, logits: Tensor) -> float:
     """Largest gap in a row of `logits` `[vocab]` that rounding in this dtype can turn round."""
-    bits = SIGNIFICANT_BITS.get(dtype)
+    bits = SIGNIFICANT_BITS.get(dtype_of(dtype))
     if bits is None:
         return NEAR_TIE
     largest = float(logits[logits.isfinite()].abs().max())

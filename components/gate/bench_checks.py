@@ -15,6 +15,7 @@ from components.gate.evidence import Interval, at_least, at_most
 from components.gate.verdict import Check, GateVerdict, Thresholds
 from components.report.intervals import bootstrap_of_sums, expanded_tail, paired_bootstrap_ratio, resamples_for
 from serving.errors import DraftwellError
+from serving.number_format import dtype_of
 
 CLOCKED = ("speedup", "regression", "time per token")
 """Checks that depend on a clock."""
@@ -109,7 +110,7 @@ class _Judging:
         total = len(c.per_prompt)
         wrong = total - c.identical_outputs - (c.near_ties or 0)
         text = f"{c.identical_outputs} of {total} outputs identical, {c.near_ties} first differ at near-ties"
-        if c.dtype != "float32":
+        if c.dtype is None or dtype_of(c.dtype) != "float32":
             self.notes.append(f"{text} in {c.dtype}; identity is judged in float32")
             return
         rescued = f", {c.rescued} tokens were kept that the target did not choose" if c.rescued else ""

@@ -23,6 +23,7 @@ class Thresholds:
     lossless_identical: bool = False
     min_acceptance_ratio: float | None = None
     min_quality_ratio: float | None = None
+    min_weights_agreement: float | None = None
     max_rouge_l_loss: float | None = None  # read by the bench of the gate, which marks whether the floors are held
     max_surprisal_shift: float | None = None
     max_tpot_ratio: float | None = None

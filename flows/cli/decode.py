@@ -54,7 +54,7 @@ def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     for spec in found:
         models = {role: s.hub or (s.package and s.package.package) or s.artifact or s.path for role, s in spec.sources().items()}
         table.add_row(spec.name, ", ".join(spec.aliases), models["target"], models.get("draft", "-"), models.get("qualifier", "-"),
-                      spec.dtype, spec.description)
+                      spec.number_format, spec.description)
     wide_console().print(table)
 
 

@@ -76,18 +76,19 @@ def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None) ->
 
     from components.export.checkpoint import save_draft
     from registry.pairs import fetch
+    from serving.number_format import dtype_of
 
     if not pins_draft(release) and (spec.draft is None or spec.draft.artifact is None):
         raise DraftwellError(f"the draft of {spec.name} is not distilled: other engines read it as it is, leave --save-draft out",
                              code="draft_not_distilled")
     check_folder(folder)
     files: PairFiles = fetch(spec, progress=say)
-    dtype: str = spec.dtype
+    dtype: str = spec.number_format
     with tempfile.TemporaryDirectory() as place:
         if release is not None:
             files, dtype = released_files(files, release, Path(place))
         assert files.draft is not None
-        save_draft(files.target, files.draft, folder, dtype)
+        save_draft(files.target, files.draft, folder, dtype_of(dtype))
     say(f"saved the draft to {folder}; other engines let it propose every token, Draftwell only those that its head was distilled for")
 
 
@@ -100,13 +101,14 @@ def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tu
     from dataclasses import replace
 
     from registry.store import Store
-    from serving.artifacts.pair_files import DTYPES, fingerprint
+    from serving.artifacts.pair_files import fingerprint
+    from serving.number_format import FORMATS
 
     if pins_draft(release):
         store = Store()
         draft = store.resolve("distilled_draft", release.pair, release.pins["distilled_draft"])
         files = replace(files, draft=store.download(draft, place / "distilled_draft"))
-    for dtype in DTYPES:
+    for dtype in FORMATS:
         if fingerprint(files, dtype) == release.fingerprint:
             return files, dtype
     raise DraftwellError(f"{release.name} was made for other models (fingerprint {release.fingerprint[:12]}) than those of pair "

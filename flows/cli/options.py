@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 class Dtype(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
+    bfloat16_int8 = "bfloat16-int8"
+    bfloat16_int4 = "bfloat16-int4"
+    float32_int8 = "float32-int8"
+    float32_int4 = "float32-int4"
 
 
 class Runner(StrEnum):
@@ -27,7 +31,8 @@ class Runner(StrEnum):
 
 
 Pair = Annotated[str, typer.Option("--pair", help="Name or alias of a pair (see `draftwell pairs`), or a pair's YAML file.")]
-DtypeOption = Annotated[Dtype | None, typer.Option("--dtype", help="Number format of weights and cache. Default: the pair's own.")]
+DtypeOption = Annotated[Dtype | None, typer.Option(
+    "--dtype", help="Number format of weights and cache; -int8 and -int4 round the target's weights. Default: the pair's own.")]
 DeviceOption = Annotated[str | None, typer.Option(
     "--device", help="cpu or cuda. Default: $DRAFTWELL_DEVICE, else cuda where there is such a device.")]
 DraftDevice = Annotated[str | None, typer.Option(

@@ -92,7 +92,7 @@ def context_for(workspace: Workspace, prompts: Sequence[Prompt], settings: Colle
 
     files, spec, max_tokens = workspace.files(), workspace.spec, settings.max_tokens
     # Without models it can only encode, but just as the pair will.
-    encoder = LoadedPair(spec.name, spec.dtype, "cpu", {}, {}, load_tokenizer(files.target), "", spec.chat)
+    encoder = LoadedPair(spec.name, spec.number_format, "cpu", {}, {}, load_tokenizer(files.target), "", spec.chat)
 
     def length(prompt: Prompt) -> int:
         if prompt.raw:

@@ -13,6 +13,7 @@ from registry.pairs import NAME, ModelSource, PairSpec, fetch, find_pair, list_p
 from serving.artifacts.pair_files import PairFiles, draftwell_home
 from serving.errors import DraftwellError
 from serving.files import write_json
+from serving.number_format import dtype_of, weights_of
 
 if TYPE_CHECKING:
     from components.distil.distil import Source
@@ -84,7 +85,7 @@ def run_distil(wanted: DistilRequest, *, say: Say = print, log: Log = lambda nam
     chosen = None if wanted.prompts is None else split(wanted.prompts)
     spec = PairSpec(name=name, description=f"{wanted.target} with a draft distilled from it",
                     licence=known.licence if known else "that of the target", target=source, chat=known.chat if known else True,
-                    dtype=wanted.dtype, draft=ModelSource(artifact=written(out, file.parent)))
+                    dtype=dtype_of(wanted.dtype), weights=weights_of(wanted.dtype), draft=ModelSource(artifact=written(out, file.parent)))
     files = fetch(spec.model_copy(update={"draft": None}), progress=say)
     config = read_config(files.target)
     recipe, longest = recipe_of(wanted, config), longest_of(wanted, config)
@@ -228,8 +229,8 @@ def load_target(files: PairFiles, spec: PairSpec, wanted: DistilRequest, longest
 
     logging.disable_progress_bar()
     say(f"loading {wanted.target} in {wanted.dtype}")
-    return load_pair(PairFiles(spec.name, files.target), LoadSettings(dtype=spec.dtype, device=wanted.device, slots=AT_ONCE[wanted.device],
-                     max_context=longest, chat=spec.chat, keep_modules=True))
+    return load_pair(PairFiles(spec.name, files.target), LoadSettings(dtype=spec.number_format, device=wanted.device,
+                     slots=AT_ONCE[wanted.device], max_context=longest, chat=spec.chat, keep_modules=True))
 
 
 def source_of(pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen: tuple[list[Prompt], list[Prompt]] | None,

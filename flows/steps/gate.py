@@ -18,7 +18,7 @@ from flows.context import StepContext, artifact_prompts
 from flows.steps.champion import artifacts_of
 from flows.steps.gate_parts.bench import BenchJudge, comparison, measured, sampled_verdict
 from flows.steps.gate_parts.champion import ChampionComparison, find_rival
-from flows.steps.gate_parts.checks import footprint_check, identity_verdict, missing, prediction_check
+from flows.steps.gate_parts.checks import footprint_check, identity_verdict, missing, prediction_check, weights_check
 from flows.steps.gate_parts.record import keep_bundle, keep_verdict, record_of, serves
 from serving.artifacts.kinds import refuse_other_device
 from serving.device import device_type
@@ -165,6 +165,7 @@ def judged(step: StepContext, prompts: Sequence[Prompt], candidate: Candidate, r
     verdict = rows.excuse(verdict) + rows.verdict(thresholds) + judge_artifacts(config, candidate.artifacts) + rows.excuse(sampled)
     if thresholds.lossless_identical:
         verdict += identity_verdict(step, config, resources, rows.prompts)
+    verdict += weights_check(step, rows.prompts, thresholds)
     if rival.unmeasured:
         verdict += missing("champion measured", rival.unmeasured, settings.unmeasured)
     verdict += prediction_check(step, candidate.artifacts, rival.comparable, thresholds, settings.unmeasured)

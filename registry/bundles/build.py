@@ -29,10 +29,11 @@ from registry.releases import ReleaseVersion, find_release, gate_record, is_cham
 from registry.store import Published, Store
 from serving.artifacts.base import read_manifest
 from serving.artifacts.compiled_libraries import COMPILED, used_by
-from serving.artifacts.pair_files import DTYPES, PairFiles, combine_fingerprint, is_artifact, models_root, tokenizer_digest
+from serving.artifacts.pair_files import PairFiles, combine_fingerprint, is_artifact, models_root, tokenizer_digest
 from serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
 from serving.errors import DraftwellError
 from serving.files import file_lock, sha256_file
+from serving.number_format import FORMATS
 
 UNFINISHED = ".build."
 """How names of folders begin that are still being built, or that a killed deployment left."""
@@ -246,7 +247,7 @@ def _dtype(release: ReleaseVersion, files: PairFiles, records: dict[str, ModelRe
     """The dtype under which these models have the release's fingerprint."""
     weights = {role: records[role].weights_sha256 for role in files.roles()}
     tokenizer = tokenizer_digest(files.target)
-    for dtype in DTYPES:
+    for dtype in FORMATS:
         if combine_fingerprint(weights, tokenizer, dtype) == release.fingerprint:
             return dtype
     raise DraftwellError(f"{release.name} was made for other models (fingerprint {release.fingerprint[:12]}) than those "

@@ -18,6 +18,7 @@ from registry.strict import Strict, read_yaml
 from serving.artifacts.pair_files import ModelRole, draftwell_home
 from serving.errors import DraftwellError
 from serving.files import write_atomically
+from serving.number_format import FORMATS, NumberFormat, Weights, named
 
 DEFAULT = "smollm2-135m"
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
@@ -63,6 +64,8 @@ class PairSpec(Strict):
     draft: ModelSource | None = Field(None, description="left out where only draftless strategies are used")
     qualifier: ModelSource | None = Field(None, description="the model between the two of PyramidSD")
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
+    weights: Weights | None = Field(None, description="int8 or int4: the target's weights are rounded when they are loaded (CPU, with "
+                                    "dtype bfloat16 or float32); left out, they are in the dtype")
     devices: tuple[Literal["cpu", "cuda"], ...] = Field(("cpu", "cuda"), min_length=1)
     chat: bool = Field(True, description="prompts go through the tokenizer's chat template, where it has one")
     promote: Literal["auto", "manual"] = Field("auto", description="what becomes of a release that passed its gate in a flow: it is "
@@ -76,6 +79,17 @@ class PairSpec(Strict):
     def folder(self) -> Path:
         """Folder that relative paths start from: that of the YAML file."""
         return self._folder
+
+    @model_validator(mode="after")
+    def _known_format(self) -> PairSpec:
+        if self.number_format not in FORMATS:
+            raise ValueError(f"weights {self.weights} go with dtype bfloat16 or float32, not {self.dtype}")
+        return self
+
+    @property
+    def number_format(self) -> NumberFormat:
+        """dtype and weights in one name, such as `bfloat16-int8`."""
+        return named(self.dtype, self.weights)
 
     def sources(self) -> dict[ModelRole, ModelSource]:
         """The sources that are given, by role."""

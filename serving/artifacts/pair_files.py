@@ -1,7 +1,7 @@
 """The model files of a pair on this machine, and the digests that identify them.
 
 The *pair fingerprint* is what artifacts are bound to: sha256 over the weights of every model, the target's tokenizer
-and the dtype. Paths, machines and file dates do not enter it.
+and the number format. Paths, machines and file dates do not enter it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Literal
 from serving.artifacts.base import MANIFEST, digest_of
 from serving.errors import DraftwellError
 from serving.files import sha256_file, write_atomically
+from serving.number_format import FORMATS
 
 SIDECAR = ".weights.sha256.json"
 """Digests of a folder's weight files, with the size and date they were computed at."""
 
-DTYPES = ("bfloat16", "float32", "float16")
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Files that fix a vocabulary; the first complete set counts (settings and chat templates do not)."""
 SETTINGS = (".json", ".model", ".txt", ".jinja")
@@ -147,10 +147,10 @@ def combine_fingerprint(weights: Mapping[ModelRole, str], tokenizer: str, dtype:
     Args:
         weights: role → digest of the model's weights; roles that a pair lacks are left out.
         tokenizer: digest of the target's tokenizer.
-        dtype: one of `DTYPES`.
+        dtype: one of `serving.number_format.FORMATS`.
     """
-    if dtype not in DTYPES:
-        raise DraftwellError(f"unknown dtype {dtype}: choose from {', '.join(DTYPES)}", code="unknown_dtype")
+    if dtype not in FORMATS:
+        raise DraftwellError(f"unknown dtype {dtype}: choose from {', '.join(FORMATS)}", code="unknown_dtype")
     return hashlib.sha256(json.dumps([sorted(weights.items()), tokenizer, dtype]).encode()).hexdigest()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -17,6 +17,7 @@ from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
 from serving.device import core_ids
 from serving.errors import DraftwellError
+from serving.number_format import NumberFormat, Weights, dtype_of, weights_of
 from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
 from serving.runtime.engine.workers import shares
@@ -42,7 +43,6 @@ from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
 from serving.settings import Settings
 
-Dtype = Literal["float32", "bfloat16", "float16"]
 MOST_ONNX_CORES = 8
 """A draft is small: more threads wait for each other longer than they compute (a guess, not measured)."""
 
@@ -60,7 +60,7 @@ class LoadedPair:
     """
 
     name: str
-    dtype: Dtype
+    dtype: NumberFormat
     device: str
     models: dict[Role, Model]
     modules: dict[Role, Any]
@@ -131,7 +131,8 @@ class LoadSettings(Settings):
 
     called = "loading setting"
 
-    dtype: Dtype = "bfloat16"
+    dtype: NumberFormat = Field("bfloat16", description="what the models compute in; with -int8 or -int4 the target's weights are rounded "
+                         "when they are loaded (models/quantised.py; CPU only)")
     device: str = Field("cpu", description="where the models compute: cpu, cuda or cuda:<index>")
     slots: int = Field(1, ge=1, description="requests that can run at once")
     max_context: int | None = Field(None, ge=1, description="positions per slot; None: the models' own limit, at most 4096")
@@ -164,12 +165,14 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     settings = settings or LoadSettings()
     files_digest = settings_digest(files)  # before they are read: what is replaced meanwhile then differs from what is there
     tokenizer = load_tokenizer(files.target)
-    modules: dict[Role, Any] = {"target": load_module(files.target, getattr(torch, settings.dtype), settings.device)}
+    weights = weights_of(settings.dtype)
+    check_weights(weights, settings)
+    modules: dict[Role, Any] = {"target": load_module(files.target, getattr(torch, dtype_of(settings.dtype)), settings.device)}
     with room_for("the padded weights", "name fewer parameters"):
         padded_to = None if settings.pad_target is None else pad_to(modules["target"], settings.pad_target)
     compiling: dict[str, Any] = {"compiled": settings.compile, "libraries": [settings.libraries] if settings.libraries else []}
     target = over_slots(modules["target"], release=not settings.keep_modules, slots=settings.slots, max_context=settings.max_context,
-                        **compiling)
+                        **compiling, weights=weights)
     models: dict[Role, Model] = {"target": target}
     vocab = min(target.vocab_size, len(tokenizer))
     smaller: tuple[tuple[Role, Path | None], ...] = (("draft", files.draft), ("qualifier", files.qualifier))
@@ -197,6 +200,18 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
     return pair
 
 
+def check_weights(weights: Weights | None, settings: LoadSettings) -> None:
+    """Refuse rounded weights where nothing would read them."""
+    if weights is None:
+        return
+    if settings.device != "cpu":
+        raise DraftwellError(f"{weights} weights are read on CPUs only, not on {settings.device}: use --device cpu, or --dtype "
+                             f"{dtype_of(settings.dtype)}", code="weights_unsupported")
+    if settings.keep_modules:
+        raise DraftwellError(f"other libraries and distillation run transformers' module, which has the full weights, not {weights}: use "
+                             f"--dtype {dtype_of(settings.dtype)}", code="weights_unsupported")
+
+
 def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Role, tokenizer: Any, target: Any) -> tuple[Any, Any]:
     """A draft's or qualifier's module, and the `[head]` token ids that its head covers (None: all).
 
@@ -208,7 +223,7 @@ def load_small(folder: Path, files: PairFiles, settings: LoadSettings, role: Rol
         draft.check_donor(weights_digest(files.target))
         return build_distilled(draft, target, device), draft.head_tokens
     check_same_tokenizer(files.target, folder, tokenizer)
-    return load_module(folder, getattr(torch, settings.dtype), device), None
+    return load_module(folder, getattr(torch, dtype_of(settings.dtype)), device), None
 
 
 def over_slots(module: Any, *, release: bool = False, lender: Any = None, **settings: Any) -> ModuleModel:
@@ -226,13 +241,18 @@ def over_slots(module: Any, *, release: bool = False, lender: Any = None, **sett
 
 
 def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compiled: Compile = "off", libraries: Sequence[Path] = (),
-           **settings: Any) -> ModuleModel:
+           weights: Weights | None = None, **settings: Any) -> ModuleModel:
     """A module in the slot interface that suits it.
 
     Args:
-        int8, compiled, libraries: as in `LeanLlama`.
+        int8, compiled, libraries, weights: as in `LeanLlama`.
         static: fixed shapes, which CUDA graphs need; None takes them on CUDA only.
+    Raises:
+        DraftwellError: `weights` for a module that is not on the fast path.
     """
+    if weights is not None and (module.config.model_type in UNBATCHED or not runs(module)):
+        raise DraftwellError(f"{module.config.model_type} models have no {weights} weights here, only Llama-like ones on the fast path: "
+                             "load the pair with full weights", code="weights_unsupported")
     if module.config.get_text_config().model_type in UNBATCHED:
         return UnbatchedModel(module, **settings)
     on_cuda = module.device.type == "cuda"
@@ -240,7 +260,7 @@ def chosen(module: Any, *, int8: bool = False, static: bool | None = None, compi
         return StaticLlama(module, int8=int8, **settings)
     if not runs(module):
         return TransformersModel(module, **settings)
-    return LeanLlama(module, int8=int8, compiled=compiled, libraries=libraries, **settings)
+    return LeanLlama(module, int8=int8, compiled=compiled, libraries=libraries, weights=weights, **settings)
 
 
 def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:

@@ -14,9 +14,12 @@ from flows.context import StepContext, pictures_of
 from flows.settings import PipelineSettings
 from flows.steps.publish import run_publish
 from flows.workspace import Workspace
+from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.pair_files import fingerprint
 from serving.device import checked_device, default_device
+from serving.number_format import WEIGHTS, Weights, named
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import profile, verifier
 
@@ -146,3 +149,24 @@ def test_a_cpu_config_under_a_cuda_name_is_refused(own_stores: Path, pair_file: 
         run_publish(step, {}, device="cuda")
     with raises_code("nothing_to_release", "--device cuda"):
         run_publish(StepContext(Workspace(str(pair_file), device="cuda"), None), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_rounded_weights_have_a_workspace_of_their_own_and_refuse_the_others_artifacts(own_stores: Path, pair_file: Path,
+                                                                                       weights: Weights) -> None:
+    full, less = Workspace(str(pair_file)), Workspace(str(pair_file), named("float32", weights))
+    assert less.root.name == f"float32-{weights}"
+    marks = {space: fingerprint(space.files(), space.dtype) for space in (full, less)}
+    for space, mark in marks.items():
+        AcceptanceTable.empty(Provenance(pair="tiny", fingerprint=mark)).save(space.folder("acceptance_table"))
+    pair = less.load()
+    assert less.resources(pair, ["spide"]).artifacts["acceptance_table"].provenance.fingerprint == marks[less]
+    with raises_code("another_pair", marks[full][:12], marks[less][:12]):
+        less.resources(pair, ["spide"], folder=full.artifacts)
+    assert full.root.name == "float32"
+
+
+def test_a_pairs_own_weights_are_its_default(own_stores: Path, pair_file: Path) -> None:
+    file = pair_file.with_name("rounded.yaml")
+    file.write_text(pair_file.read_text() + "weights: int8\n")
+    assert [Workspace(str(file), dtype).dtype for dtype in (None, "float32")] == ["float32-int8", "float32"]

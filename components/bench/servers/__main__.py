@@ -24,6 +24,7 @@ from serving.bundle.bundle import Bundle, open_bundle
 from serving.device import usable_cores
 from serving.errors import DraftwellError
 from serving.files import write_json
+from serving.number_format import dtype_of, weights_of
 
 CONTEXT = 4352
 STREAMS = 8
@@ -78,11 +79,12 @@ def commands(bundle: Bundle, target: Path, slots: int) -> list[tuple[str, list[s
     cores = usable_cores()
     ours = [sys.executable, "-m", "serving.server.main", "--bundle", str(bundle.path), "--slots", str(slots), "--threads", str(cores),
             "--max-context", str(context)]
-    theirs = [str(interpreter("vllm")), str(VLLM_COMMAND), "serve", str(target), "--dtype", bundle.manifest.dtype,
+    theirs = [str(interpreter("vllm")), str(VLLM_COMMAND), "serve", str(target), "--dtype", dtype_of(bundle.manifest.dtype),
               "--max-num-seqs", str(slots), "--max-model-len", str(context), "--served-model-name", bundle.manifest.pair,
               "--no-enable-prefix-caching"]
-    return [("draftwell-serve", ours, None), ("vllm serve", theirs, peer_environment(cores)),
-            ("vllm serve, ngram", [*theirs, "--speculative-config", json.dumps(NGRAM)], peer_environment(cores))]
+    name = "vllm serve" if weights_of(bundle.manifest.dtype) is None else "vllm serve, full weights"
+    return [("draftwell-serve", ours, None), (name, theirs, peer_environment(cores)),
+            (f"{name}, ngram", [*theirs, "--speculative-config", json.dumps(NGRAM)], peer_environment(cores))]
 
 
 def numbers(text: str) -> list[int]:

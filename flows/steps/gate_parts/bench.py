@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from components.gate.settings import GateSettings
 from components.gate.verdict import GateVerdict, Thresholds
 from flows.context import StepContext
+from serving.number_format import dtype_of
 
 if TYPE_CHECKING:
     from components.bench.schema import BenchEntry, BenchReport
@@ -46,7 +47,7 @@ class BenchJudge:
         entry, rival = self.entry(entries), entries.get("champion")
         same = rival if rival is not None and (rival.strategy, rival.parameters) == (self.strategy, self.parameters) else None
         thresholds = self.thresholds
-        if entry.dtype == "float32":
+        if entry.dtype is not None and dtype_of(entry.dtype) == "float32":
             thresholds = replace(thresholds, lossless_identical=False)  # `identity_check` judges it, on longer texts
         return judge_release(entry, rival, same, thresholds, reference=entries["autoregressive"])
 

@@ -11,6 +11,7 @@ from components.gate.verdict import Check, GateVerdict, Thresholds
 from flows.context import StepContext
 from flows.workspace import Workspace
 from serving.errors import DraftwellError
+from serving.number_format import dtype_of, in_dtype, weights_of
 
 if TYPE_CHECKING:
     from components.gate.losslessness import OutputReader
@@ -114,7 +115,7 @@ def identity_verdict(step: StepContext, config: DecodingConfig, resources: Any, 
                if find_strategy(choice.name).lossless and choice.name != PLAIN.name]
     if not classes:
         return GateVerdict(())
-    reader = OutputReader(float32_pair(step.workspace) if step.pair.dtype != "float32" else step.pair, IDENTITY_TOKENS)
+    reader = OutputReader(float32_pair(step.workspace) if dtype_of(step.pair.dtype) != "float32" else step.pair, IDENTITY_TOKENS)
     found = {choice: identity_check(reader, choice, resources, prompts[:IDENTITY_PROMPTS])
              for choice in dict.fromkeys(choice for choice, _ in classes)}
     return GateVerdict(tuple(replace(check, name=f"sampled {check.name}") if temperature else check
@@ -131,6 +132,17 @@ def identity_check(reader: OutputReader, choice: StrategyChoice, resources: Stra
     return judge_release(entry, None, None, Thresholds(lossless_identical=True)).checks
 
 
+def weights_check(step: StepContext, prompts: Sequence[Prompt], thresholds: Thresholds) -> GateVerdict:
+    """How a target with rounded weights compares with the full ones; nothing for a target that has these."""
+    weights = weights_of(step.pair.dtype)
+    if weights is None or thresholds.min_weights_agreement is None:
+        return GateVerdict(())
+    from components.gate.weights_check import judge_weights, weights_agreement
+
+    full = step.workspace.in_dtype(dtype_of(step.pair.dtype)).load()
+    return judge_weights(weights_agreement(step.pair, full, prompts, max_tokens=IDENTITY_TOKENS), weights, thresholds)
+
+
 def float32_pair(workspace: Workspace) -> LoadedPair:
-    """The same pair in float32."""
-    return workspace.in_dtype("float32").load(slots=IDENTITY_SLOTS)
+    """The same pair, with the same weights, in float32."""
+    return workspace.in_dtype(in_dtype(workspace.dtype, "float32")).load(slots=IDENTITY_SLOTS)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from serving.runtime.models import quantised
 from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.lean_layer import NORMS, Layer
 from serving.runtime.models.row_attention import weigh
@@ -65,18 +66,27 @@ def bound(layer: Layer, weights: Mapping[str, Tensor], product: Callable[..., Te
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Tensor:
-    """`[1, in]` → `[1, out]`, float32, by a weight `[out, in]`, which is multiplied by `scale` `[out]` where it is int8."""
-    once = x.as_strided(x.shape, (x.shape[1], 1))  # keeps the compiler from computing x again for every row of the weight
-    out = (weight.float() * once).sum(-1)[None]
+    """`[1, in]` → `[1, out]`, float32, by a weight `[out, in]`, or by what it was rounded to (`quantised.Rounded.stored`)."""
+    if weight.dtype == torch.uint8:
+        return packed_product(x, weight, bias, scale)
+    out = (weight.float() * kept(x)).sum(-1)[None]
     out = out if scale is None else out * scale.float()
     return out if bias is None else out + bias.float()
 
 
+def kept(x: Tensor) -> Tensor:
+    """x as it is, for a compiler that would compute it again wherever it is read, for every row of a weight or position of a slot."""
+    x = x.contiguous()  # of a part of something the compiler keeps that part alone, not with the strides that it had
+    return x.as_strided(x.shape, x.stride())
+
+
 def packed_product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Tensor:
-    """`[n, in]` → `[n, out]`, float32, by oneDNN with a weight in its layout."""
-    assert scale is None, "weights in oneDNN's layout have been multiplied by their scales"
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(weight.dtype), weight, bias, "none", [], "")
-    return out.float()
+    """`[n, in]` → `[n, out]`, float32, by oneDNN with a weight in its layout, or by torch's int4 kernel with one in that's."""
+    if scale is None:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(weight.dtype), weight, bias, "none", [], "")
+        return out.float()
+    out = quantised.product(x.to(scale.dtype), (weight, scale)).float()
+    return out if bias is None else out + bias.float()
 
 
 def attend(shape: Architecture, window: int | None, heads: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor],
@@ -94,15 +104,18 @@ def attend(shape: Architecture, window: int | None, heads: tuple[Tensor, Tensor,
     slots, positions, columns = place
     for old, new in zip(memory, (key, value), strict=True):
         old.transpose(1, 2)[slots, positions] = new.to(old.dtype)
-    keys, values = (one[:, :, : columns.shape[0]][slots].float()[:, :, None] for one in memory)  # [n, kv_heads, 1, end, head_dim]
-    grouped = query.float().reshape(query.shape[0], shape.kv_heads, shape.groups, 1, shape.head_dim)
-    scores = (grouped * keys).sum(-1) * shape.scale
-    if shape.attention_softcap is not None:
-        scores = shape.attention_softcap * torch.tanh(scores / shape.attention_softcap)
-    ahead = positions[:, None] - columns
+    keys, values = (one[:, :, : columns.shape[0]][slots].float() for one in memory)  # [n, kv_heads, end, head_dim]
+    ahead = positions[:, None, None] - columns
     seen = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)
-    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
-    return (weights[..., None] * values).sum(-2).reshape(query.shape[0], -1)
+    grouped = kept(query.float()).reshape(query.shape[0], shape.kv_heads, shape.groups, 1, shape.head_dim)
+    out = []
+    for one in grouped.unbind(2):  # a loop each over the slots, from the cache after the first, is faster than one loop for all groups
+        scores = (one * keys).sum(-1) * shape.scale
+        if shape.attention_softcap is not None:
+            scores = shape.attention_softcap * torch.tanh(scores / shape.attention_softcap)
+        weights = kept(scores.masked_fill(~seen, float("-inf")).softmax(-1))
+        out.append((weights[..., None] * values).sum(-2))
+    return torch.stack(out, 2).reshape(query.shape[0], -1)
 
 
 def attend_row(shape: Architecture, _: int | None, heads: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor],

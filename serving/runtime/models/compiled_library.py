@@ -24,7 +24,7 @@ from torch import Tensor
 from serving.artifacts.compiled_libraries import LIBRARY
 from serving.device import device_class
 from serving.errors import DraftwellError
-from serving.runtime.models import compiled_layer, lean_layer, row_attention
+from serving.runtime.models import compiled_layer, lean_layer, quantised, row_attention
 from serving.runtime.models.compiled_layer import CompiledLayer, ManyRows, OneRow
 
 OPTIONS: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.enable_floating_point_contract_flag": "fast"}
@@ -59,7 +59,7 @@ def key(module: CompiledLayer, weights: Mapping[str, Tensor]) -> str:
     """What a library depends on: the layer's form, plan and weights' shapes, the kind of machine, torch, and the code compiled."""
     plan = replace(module.layer.shape, windows=(module.window,), ropes=())
     tensors = [(name, tuple(one.shape), str(one.dtype)) for name, one in weights.items()]
-    code = [Path(str(part.__file__)).read_bytes() for part in (compiled_layer, lean_layer, row_attention)]
+    code = [Path(str(part.__file__)).read_bytes() for part in (compiled_layer, lean_layer, quantised, row_attention)]
     text = repr((type(module).__name__, plan, tensors, device_class("cpu"), torch.__version__, sorted(OPTIONS.items())))
     return hashlib.sha256(b"".join([text.encode(), *code])).hexdigest()[:32]
 
@@ -84,6 +84,8 @@ def examples(module: CompiledLayer, weights: Mapping[str, Tensor]) -> tuple[tupl
     memory = tuple(torch.zeros(*slots, dtype=dtype) for _ in range(2))
     vary_memory = {1: VARIES} if isinstance(module, OneRow) else {0: VARIES, 2: VARIES}
     positions = torch.arange(5, 5 + tokens)
+    place: tuple[Tensor, ...]
+    vary_place: tuple[Any, ...]
     if isinstance(module, OneRow):
         place, vary_place = (positions, torch.zeros(tokens, 9, dtype=dtype)), (by_token, {0: VARIES, 1: VARIES})
     else:

@@ -19,6 +19,7 @@ from serving.errors import DraftwellError
 from serving.runtime.models.compiled_layer import CompiledLayer, ManyRows, OneRow, OneToken
 from serving.runtime.models.compiled_library import Runner, build, library, load
 from serving.runtime.models.lean_layer import Layer, packed_weights
+from serving.runtime.models.linear import FEW
 from serving.runtime.models.row_attention import Placed, additive
 from serving.runtime.models.slots import Slots
 
@@ -27,13 +28,15 @@ log = logging.getLogger(__name__)
 Compile = Literal["auto", "try", "on", "off"]
 """Compiled layers: those that were compiled before (auto); all, compiled now where they are missing, of a model that is large enough, and
 the eager way where that fails (try); all, or an error (on); none."""
-WORTH_COMPILING = 32 << 20
+WORTH_COMPILING = 16 << 20
 """Bytes of the layers of a model that is large enough: a smaller one never makes good the minute that compiling takes."""
 Form = Literal["token", "row", "rows"]
 FORMS: dict[Form, type[CompiledLayer]] = {"token": OneToken, "row": OneRow, "rows": ManyRows}
 """Forward passes that are compiled."""
 LONGEST_ROW = 16
 """Tokens of a row up to which it is compiled."""
+PADDED = {2: 4, 7: 8}
+"""Tokens → how many are computed: oneDNN's products of a model took 24.9 ms over two rows, 18.8 over four, 25 over seven, 23 over eight."""
 Calls = list[tuple[Runner, list[Tensor]]]
 """For each layer its library and weights."""
 
@@ -44,16 +47,21 @@ class CompiledStep:
     Args:
         calls: of each form that is compiled.
         windows: as in `Architecture`.
+        most: tokens of a forward pass up to which int4 weights are read, which need no padding; None for other weights.
         files: the libraries.
     """
 
-    def __init__(self, calls: Mapping[Form, Calls], windows: Sequence[int | None], slots: Slots, files: Sequence[Path] = ()):
-        self._calls, self._windows, self._slots = calls, windows, slots
+    def __init__(self, calls: Mapping[Form, Calls], windows: Sequence[int | None], slots: Slots, most: int | None = None,
+                 files: Sequence[Path] = ()):
+        self._calls, self._windows, self._slots, self._most = calls, windows, slots, most
+        self.pads = PADDED if most is None else {}
         self._columns = torch.arange(slots.max_context)
         self.files = tuple(files)
 
     def form(self, rows: Sequence[Placed]) -> Form | None:
         """The form that packed rows have, or None where they are not compiled."""
+        if self._most is not None and sum(count for _, _, count in rows) > self._most:
+            return None
         if len(rows) == 1 and 1 < rows[0][2] <= LONGEST_ROW:
             form: Form = "row"
         elif all(count == 1 and slot < self._slots.count for slot, _, count in rows):  # branches are no part of the slots' tensors
@@ -62,29 +70,39 @@ class CompiledStep:
             return None
         return form if form in self._calls else None
 
-    def __call__(self, form: Form, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], rows: Sequence[Placed]) -> Tensor:
-        """States `[n, hidden]` of the tokens of packed rows before the first layer → after the last.
+    def __call__(self, form: Form, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], positions: Tensor, rows: Sequence[Placed]) -> Tensor:
+        """States `[n, hidden]` of the `padded` tokens of packed rows before the first layer → after the last.
 
         Args:
             ropes: for each layer cosines and sines of their positions, `[n, 1, head_dim]`.
+            positions: `[n]`.
         """
-        memories, places = self._one_row(*rows[0]) if form == "row" else self._rows(rows)
+        memories, places = self._one_row(positions, *rows[0]) if form == "row" else self._rows(positions, rows)
         for (runner, weights), rope, memory, place in zip(self._calls[form], ropes, memories, places, strict=True):
             (x,) = runner.run([x, *rope, *memory, *place, *weights])
         return x
 
-    def _one_row(self, slot: int, start: int, count: int) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+    def _one_row(self, positions: Tensor, slot: int, start: int, count: int) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
         """For each layer its memory and place as in `attend_row`."""
-        end, windows = start + count, self._windows
-        positions = self._columns[start:end]
-        masks = {window: additive(positions, end, window, self._slots.keys[0]) for window in set(windows)}
+        windows = self._windows
+        masks = {window: additive(positions, start + count, window, self._slots.keys[0]) for window in set(windows)}
         return [self._slots.memory(layer, slot) for layer in range(len(windows))], [(positions, masks[window]) for window in windows]
 
-    def _rows(self, rows: Sequence[Placed]) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor, Tensor]]]:
+    def _rows(self, positions: Tensor, rows: Sequence[Placed]) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
         """For each layer its memory and place as in `attend`."""
-        slots, positions, _ = zip(*rows, strict=True)
-        place = torch.tensor(slots), torch.tensor(positions), self._columns[: max(positions) + 1]
+        slots = padded(torch.tensor([slot for slot, _, _ in rows]), self.pads)
+        place = slots, positions, self._columns[: max(start for _, start, _ in rows) + 1]
         return list(zip(self._slots.keys, self._slots.values, strict=True)), [place] * len(self._windows)
+
+
+def padded(each: Tensor, pads: Mapping[int, int]) -> Tensor:
+    """What belongs to each of some tokens `[n, …]`, the last repeated up to `pads[n]`: it is computed again, into the same place.
+
+    >>> padded(torch.tensor([3, 7]), PADDED).tolist()
+    [3, 7, 7, 7]
+    """
+    more = pads.get(len(each), len(each)) - len(each)
+    return torch.cat([each, each[-1:].expand(more, *each.shape[1:])]) if more else each
 
 
 def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], slots: Slots, wanted: Compile,
@@ -108,7 +126,8 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
         if found is not None:
             calls[form] = found[0]
             files += found[1]
-    return CompiledStep(calls, layers[0].shape.windows, slots, files) if calls else None
+    most = FEW["int4"] if weights[0]["qkv"].dtype == torch.uint8 else None
+    return CompiledStep(calls, layers[0].shape.windows, slots, most, files) if calls else None
 
 
 def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], wanted: Compile,
@@ -116,7 +135,7 @@ def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mappin
     """A form's library and weights for each layer, and the libraries' files; arguments and errors as in `compiled_step`."""
     runners: dict[int | None, Runner] = {}
     files = []
-    windows = layers[0].shape.windows if form != "row" else [None] * len(layers)  # a row's windows are in its mask
+    windows = layers[0].shape.windows if form != "row" else (None,) * len(layers)  # a row's windows are in its mask
     for window in dict.fromkeys(windows):
         number = windows.index(window)
         module = FORMS[form](layers[number], list(weights[number]), window)

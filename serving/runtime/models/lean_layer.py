@@ -94,9 +94,12 @@ def stored(name: str, weight: Tensor, product: Linear) -> dict[str, Tensor]:
 
 
 def packed_weights(own: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """`layer_weights` with the weights of products as oneDNN keeps them; None where they are not packed."""
-    packed = {name: getattr(product, "packed", None) for name, product in own.products().items()}
-    if any(one is None for one in packed.values()):
+    """`layer_weights` with the weights of products as oneDNN keeps them, or int4 as it is; None where they are not packed."""
+    if weights["qkv"].dtype == torch.uint8:
+        return dict(weights)
+    found = {name: getattr(product, "packed", None) for name, product in own.products().items()}
+    packed: dict[str, Tensor] = {name: one for name, one in found.items() if one is not None}
+    if len(packed) < len(found):
         return None
     return {name: packed.get(name, one) for name, one in weights.items() if not name.endswith(".scale")}
 

@@ -11,6 +11,7 @@ ragged rows and heads are inherited. Parity with transformers: tests/serving/run
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 
 from serving.artifacts.compiled_libraries import libraries_folder
+from serving.number_format import Weights
 from serving.runtime.models.architecture import architecture_of
 from serving.runtime.models.compiled_library import compiler
-from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, compiled_step, is_compiled
+from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, compiled_step, is_compiled, padded
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
-from serving.runtime.models.linear import Int8Linear, linear
+from serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
 from serving.runtime.models.module_model import Placed
 from serving.runtime.models.padding import feed_forwards
 from serving.runtime.models.row_attention import RowAttention
@@ -54,14 +56,18 @@ class LeanLlama(TransformersModel):
         int8: forward passes of a token or two read 8-bit weights (a draft's, which are stored in 8 bits anyway).
         compiled: whether a bfloat16 model on the CPU decodes by compiled layers; it then holds its weights twice.
         libraries: folders of compiled layers besides this machine's own, such as a bundle's.
+        weights: what the weights of the layers' products are rounded to (`quantised`); `int8` is for a draft, this for a target.
     """
 
-    def __init__(self, module: Any, *, int8: bool = False, compiled: Compile = "off", libraries: Sequence[Path] = (), **settings: Any):
+    def __init__(self, module: Any, *, int8: bool = False, compiled: Compile = "off", libraries: Sequence[Path] = (),
+                 weights: Weights | None = None, **settings: Any):
         super().__init__(module, **settings)
         shape = architecture_of(module.config)
         assert shape is not None, module.config.model_type
         self.shape = shape
-        make = Int8Linear if int8 and self.dtype == torch.bfloat16 and self.device.type == "cpu" else linear
+        make: MakeLinear = Int8Linear if int8 and self.dtype == torch.bfloat16 and self.device.type == "cpu" else linear
+        if weights is not None:
+            make = partial(RoundedLinear, weights=weights)
         self.heads, self.kv_heads, self.head_dim, self.eps, self.scale = shape.heads, shape.kv_heads, shape.head_dim, shape.eps, shape.scale
         body = module.model
         self.embedding = body.embed_tokens.weight
@@ -109,8 +115,9 @@ class LeanLlama(TransformersModel):
             end = at + sum(count for _, _, count in rows)
             form = None if self.step is None else self.step.form(rows)
             if self.step is not None and form is not None:
-                x = self.step(form, self._embed(ids[at:end]), self._layer_ropes(positions[at:end]), rows)
-                states.append(norm(x, self.final_norm, self.eps))
+                own = padded(positions[at:end], self.step.pads)
+                x = self.step(form, padded(self._embed(ids[at:end]), self.step.pads), self._layer_ropes(own), own, rows)
+                states.append(norm(x[: end - at], self.final_norm, self.eps))
             else:
                 states.append(self.run_layers(ids[at:end], positions[at:end], RowAttention(self.slots, rows, self.shape)))
             at = end

@@ -10,12 +10,16 @@ from torch import Tensor
 
 from serving.artifacts.distilled_draft import quantise
 from serving.device import lacks_bfloat16
+from serving.number_format import Weights
+from serving.runtime.models.quantised import product, rounded
 
 Linear = Callable[[Tensor], Tensor]
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 """A weight `[out, in]` and its bias `[out]` → their product."""
 INT8_ROWS = 2
 """Rows up to which 8-bit weights win: 203 against 312 µs for one row of 3072 × 576, 274 against 310 for four (one core)."""
+FEW: dict[Weights, int] = {"int8": 2, "int4": 8}
+"""Rows up to which a target's rounded weights win (docs/log.md, "Weights of fewer bytes")."""
 PACKED_FOR_ROWS = 8
 """Rows that oneDNN's weight layout is chosen for; layouts chosen for 1 to 64 rows were measured within 3 %."""
 
@@ -68,3 +72,25 @@ class Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in]` → `[rows, out]`."""
         return torch._weight_int8pack_mm(x, *self.rounded) + self._plus if x.shape[0] <= INT8_ROWS else self._wide(x)
+
+
+class RoundedLinear:
+    """As `linear`, with the weight rounded (`quantised`): on CPUs a few bfloat16 rows read the rounded weight itself.
+
+    More rows multiply by a second copy of it in the model's dtype, in the layout of the matrix unit, where that is faster.
+
+    Attributes:
+        rounded: what a few rows read, `Rounded.stored`; None in other dtypes.
+        packed: as in `PackedLinear`, of the second copy; None where `linear` packs nothing.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, weights: Weights):
+        whole = rounded(weight, weights)
+        self._wide = linear(whole.dense().to(weight.dtype), bias)
+        self.packed: Tensor | None = getattr(self._wide, "packed", None)
+        self.rounded = None if self.packed is None else whole.stored()
+        self._few, self._plus = FEW["int8" if whole.zero is None else "int4"], 0 if bias is None else bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` → `[rows, out]`."""
+        return self._wide(x) if self.rounded is None or x.shape[0] > self._few else product(x, self.rounded) + self._plus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from flows.context import StepContext
 from flows.steps.gate_parts import checks
 from flows.steps.gate_parts.bench import SHOWN, BenchJudge, comparison, measured, sampled_verdict
 from flows.steps.gate_parts.champion import ChampionComparison
-from flows.steps.gate_parts.checks import identity_verdict, prediction_check
+from flows.steps.gate_parts.checks import float32_pair, identity_verdict, prediction_check, weights_check
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.decoding_config import DecodingConfig, SampledChoice
@@ -225,3 +226,14 @@ def test_the_gate_refuses_a_cpu_config_under_a_cuda_name(step: StepContext, monk
     store: Any = None
     with raises_code("made_on_other_device", "the decoding_config of release.tiny.cuda version 3 was made on cpu-x86-2c"):
         flows.steps.gate.open_candidate(step, store, "cuda", 3)
+
+
+def test_rounded_weights_are_compared_with_the_full_ones_and_identity_keeps_them(pair: LoadedPair) -> None:
+    asked: list[str] = []
+    space: Any = SimpleNamespace(dtype="bfloat16-int8", in_dtype=lambda name: (asked.append(name), SimpleNamespace(load=lambda: pair))[1])
+    limit = Thresholds(min_weights_agreement=0.97)
+    assert weights_check(StepContext(space, pair), ROWS, limit).checks == (), "these are the full ones"
+    [check] = weights_check(StepContext(space, replace(pair, dtype="bfloat16-int8")), ROWS, limit).checks
+    assert (check.name, check.value, check.passed) == ("int8 weights", 1.0, True)
+    float32_pair(space)
+    assert asked == ["bfloat16", "float32-int8"]

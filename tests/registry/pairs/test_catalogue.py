@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 import registry.pairs
 from registry.pairs import ModelSource, find_pair, list_pairs
+from registry.pairs.catalogue import write_pair
 from serving.errors import DraftwellError
 from tests.support.errors import raises_code
 
@@ -90,3 +91,22 @@ def test_two_pairs_cannot_have_one_name(tmp_path: Path) -> None:
 def test_a_spec_does_not_change() -> None:
     with pytest.raises(ValidationError):
         find_pair("default").name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("more", "name"), [("", "bfloat16"), ("weights: int8\n", "bfloat16-int8"),
+                                            ("dtype: float32\nweights: int4\n", "float32-int4")])
+def test_weights_of_fewer_bytes_are_the_pairs_and_written_again(tmp_path: Path, more: str, name: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(MINE + more)
+    spec = find_pair(str(file))
+    assert spec.number_format == name
+    write_pair(spec, tmp_path / "again.yaml")
+    assert find_pair(str(tmp_path / "again.yaml")) == spec
+
+
+@pytest.mark.parametrize("more", ["weights: int3\n", "dtype: float16\nweights: int8\n"])
+def test_weights_that_nothing_reads_are_refused(tmp_path: Path, more: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(MINE + more)
+    with pytest.raises(DraftwellError, match="weights"):
+        find_pair(str(file))

@@ -298,8 +298,9 @@ def test_a_folder_that_cannot_be_written_to_is_only_slower(tmp_path: Path, monke
 def test_every_part_of_a_pair_enters_its_fingerprint(tmp_path: Path) -> None:
     one, two, three = (model_folder(tmp_path / str(n), n) for n in (1, 2, 3))
     files = [PairFiles("a", one, two), PairFiles("a", two, one), PairFiles("a", one), PairFiles("a", one, two, three)]
-    marks = {fingerprint(f, dtype) for f in files for dtype in ("float32", "bfloat16")}
-    assert len(marks) == 8
+    formats = ("float32", "bfloat16", "bfloat16-int8", "bfloat16-int4", "float32-int8")
+    marks = {fingerprint(f, dtype) for f in files for dtype in formats}
+    assert len(marks) == 20
     assert fingerprint(PairFiles("b", one, two), "float32") in marks  # names and paths do not
     (one / "tokenizer.json").write_text("{ }")
     assert fingerprint(files[0], "float32") not in marks

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from serving.device import lacks_bfloat16
 from serving.errors import DraftwellError
+from serving.number_format import WEIGHTS, Weights
 from serving.runtime.commands import Forward
 from serving.runtime.models import compiled_library, compiled_step, lean_llama
 from serving.runtime.models.compiled_layer import CompiledLayer, OneRow, OneToken
@@ -37,7 +40,7 @@ class Uncompiled:
         return [self.module((inputs[0], inputs[1], inputs[2]), (inputs[3], inputs[4]), tuple(inputs[5:end]), inputs[end:])]
 
 
-def with_step(model: LeanLlama) -> Counter[Form]:
+def with_step(model: LeanLlama, forms: Sequence[Form] = tuple(FORMS), most: int | None = None) -> Counter[Form]:
     """Give a model the step of compiled layers, less the compiler; returns the calls of layers, by form."""
     called: Counter[Form] = Counter()
     weights = [layer_weights(*pair) for pair in zip(model.layers, model.module.model.layers, strict=True)]
@@ -46,8 +49,8 @@ def with_step(model: LeanLlama) -> Counter[Form]:
         window = None if form == "row" else model.shape.windows[number]
         return Uncompiled(FORMS[form](model.layers[number], list(weights[number]), window), partial(called.update, [form]))
 
-    calls = {form: [(runner(form, number), list(one.values())) for number, one in enumerate(weights)] for form in FORMS}
-    model.step = CompiledStep(calls, model.shape.windows, model.slots)
+    calls = {form: [(runner(form, number), list(one.values())) for number, one in enumerate(weights)] for form in forms}
+    model.step = CompiledStep(calls, model.shape.windows, model.slots, most)
     return called
 
 
@@ -69,6 +72,28 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     torch.testing.assert_close(torch.cat(logits), expected[4:], atol=1e-4, rtol=0)
     # the first four tokens and the other row's one differ in length, hence are eager; a draft of three and the last two are one row
     assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("token", 8), ("row", 2))}
+
+
+@pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_few_tokens_read_rounded_weights_as_the_eager_way_does(weights: Weights) -> None:
+    """And as many as the eager way takes the wide copy for are left to it."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.1}
+    model, full = (LeanLlama(llama(torch.bfloat16, **sizes), weights=each, slots=2) for each in (weights, None))
+    text = random_tokens(14, 4)
+
+    def say(one: LeanLlama) -> torch.Tensor:
+        slot = one.open()
+        parts = [one.forward([Forward("target", slot, part, len(part))])[0].logits for part in (text[:1], text[1:2], text[2:5], text[5:])]
+        return torch.cat(parts)
+
+    expected, other = say(model), say(full)
+    read = layer_weights(model.layers[0], model.module.model.layers[0])
+    assert read["down0"].dtype == {"int8": torch.int8, "int4": torch.uint8}[weights]
+    called = with_step(model, forms=("token",) if weights == "int8" else ("token", "row"), most=8)
+    found = say(model)
+    assert called == ({"token": 4} if weights == "int8" else {"token": 4, "row": 2})
+    assert (found - expected).abs().mean() < (other - expected).abs().mean() / 2
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -108,6 +133,22 @@ def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
         at += count
     torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=0)
     assert called == {"row": 5 * module.config.num_hidden_layers}  # all but the last, which is longer than what is compiled
+
+
+def test_padding_writes_nowhere_else() -> None:
+    """A row may end where its slot ends, and what lies after a shorter one belongs to nobody yet."""
+    model = LeanLlama(lean_family("llama"), slots=2, max_context=9)
+    with_step(model)
+    slots = [model.open(), model.open()]
+    for slot, lengths in zip(slots, ((4, 3, 2), (2, 3)), strict=True):
+        for count in lengths:
+            model.forward([Forward("target", slot, random_tokens(count, count))])
+    model.rollback(slots[0], 8)
+    model.forward([Forward("target", slot, (7,)) for slot in slots])
+    for memory in (*model.slots.keys, *model.slots.values):
+        assert memory[slots[0]].any(-1).all()
+        assert memory[slots[1], :, :6].any(-1).all()
+        assert not memory[slots[1], :, 6:].any()
 
 
 def test_a_token_in_a_branch_goes_the_eager_way() -> None:
@@ -222,16 +263,38 @@ STEPS: dict[Form, list[int]] = {"token": [1], "row": [2, 3, 8, LONGEST_ROW], "ro
 
 
 def say(model: LeanLlama, form: Form) -> torch.Tensor:
-    """Logits of a form's passes over random tokens after 5 others."""
+    """Logits of a form's passes over random tokens after some others."""
     slots = [model.open() for _ in (STEPS[form] if form == "rows" else [0])]
-    for slot in slots:
-        model.forward([Forward("target", slot, random_tokens(5 + slot, slot))])
+    for i, slot in enumerate(slots):
+        model.forward([Forward("target", slot, random_tokens(17 + i, i))])  # too long to be compiled
     rows = [Forward("target", slots[i if form == "rows" else 0], random_tokens(n, i + n), n) for i, n in enumerate(STEPS[form])]
     passes = [rows] if form == "rows" else [[row] for row in rows]
     logits = torch.cat([output.logits for one in passes for output in model.forward(one)])
     for slot in slots:
         model.close(slot)
     return logits
+
+
+def test_a_library_for_rounded_weights_is_another_one() -> None:
+    keys = set()
+    for weights in (None, *WEIGHTS):
+        model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights=weights)
+        found = layer_weights(model.layers[0], model.module.model.layers[0])
+        keys.add(key(OneToken(model.layers[0], list(found), None), found))
+    assert len(keys) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_compiled_layers_read_rounded_weights(weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    module = llama(torch.bfloat16, hidden_size=64, intermediate_size=128)
+    eager, model = LeanLlama(module, slots=3, weights=weights), LeanLlama(module, slots=3, weights=weights, compiled="on")
+    assert model.step is not None
+    for form in FORMS:
+        torch.testing.assert_close(say(model, form), say(eager, form), atol=0.02, rtol=0.05)
 
 
 @pytest.mark.slow
@@ -243,7 +306,7 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
     monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     module = lean_family(name, torch.bfloat16)
-    eager = LeanLlama(module, slots=3, int8=int8)
+    exact, eager = LeanLlama(copy.deepcopy(module).float(), slots=3), LeanLlama(module, slots=3, int8=int8)
     models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
     windows = len(set(eager.shape.windows))
     assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 2 * windows + 1
@@ -253,4 +316,6 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
         assert model.step is not None
         for form in FORMS:
             if form != "rows" or model.slots.count > 1:
-                torch.testing.assert_close(say(model, form), say(eager, form), atol=0.15, rtol=0.05)
+                right = say(exact, form)
+                mine, theirs = ((say(one, form) - right).abs().mean() for one in (model, eager))
+                assert mine < 1.2 * theirs, form  # what is computed is as near to float32 as the eager bfloat16 is
