@@ -163,7 +163,8 @@ class Deployments:
     def _deploy(self, served: ServedModel, scheduler: Scheduler | None) -> Deployment:
         if scheduler is None:
             load = LoadControl(served.costs) if served.costs else None
-            scheduler = Scheduler(served.pair.engine(), served.strategy, served.slots, threads=served.threads, capacity=self._capacity,
+            engine = served.pair.engine(governor=served.governor)
+            scheduler = Scheduler(engine, served.strategy, served.slots, threads=served.threads, capacity=self._capacity,
                                   observers=self._observers, load=load)
         return Deployment(served, scheduler)
 
