@@ -2,7 +2,7 @@
 
 libgomp's threads meet at a barrier after every operation, a few hundred times a forward pass. If another process runs on one of their
 cores, all wait there until the system gives that core back: two threads next to one busy process decode at a quarter of their speed, one
-thread at nine tenths of it (docs/log.md, "Busy machines"). So the thread that steps an engine asks between two steps: a core that others
+thread at .55 to .9 of it (docs/log.md, "Busy machines"). So the thread that steps an engine asks between two steps: a core that others
 use is given up within a second, and taken again when it was free in `CALM` readings. What is read is who used the cores, never how
 fast steps were, which depends on requests: on an idle machine nothing changes, whatever is decoded.
 """
@@ -124,7 +124,7 @@ def core_times() -> CoreTimes | None:
     except OSError:
         return None
     cores = {f"cpu{number}" for number in core_ids()}
-    used = [sum(map(int, (row[4], row[5], row[8]))) for row in rows if row[0] in cores]  # idle, waiting for disks, hypervisor
-    if len(used) != len(cores):  # a container that is shown other cores than it has
+    unused = [sum(map(int, (row[4], row[5], row[8]))) for row in rows if row[0] in cores]  # idle, waiting for disks, hypervisor
+    if len(unused) != len(cores):  # a container that is shown other cores than it has
         return None
-    return CoreTimes(time.monotonic(), sum(used) / os.sysconf("SC_CLK_TCK"), time.process_time())
+    return CoreTimes(time.monotonic(), sum(unused) / os.sysconf("SC_CLK_TCK"), time.process_time())
