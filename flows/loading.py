@@ -56,10 +56,9 @@ def open_pair(name: str, dtype: str | None = None, *, device: str = "cpu", slots
 
 def open_from_settings(settings: PipelineSettings, say: Say = announce, **load: Any) -> StepContext:
     """The loaded pair of a pipeline's settings; `load`: further arguments of `open_pair`."""
-    if settings.threads:
-        import torch
+    from serving.device import set_threads
 
-        torch.set_num_threads(settings.threads)
+    set_threads(settings.threads)
     return open_pair(settings.pair, settings.dtype, device=settings.device, say=say, bar=counting("done"), **load)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
 
+from serving.cpu_quota import cpu_quota
 from serving.errors import DraftwellError
 
 DEVICES = ("cpu", "cuda")
@@ -80,8 +82,27 @@ def core_ids() -> list[int]:
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may run on."""
-    return len(core_ids())
+    """Number of cores that this process may keep busy: those it may run on, or as many whole ones as its container's quota pays for."""
+    quota = cpu_quota()
+    return len(core_ids()) if quota is None else max(1, min(len(core_ids()), math.floor(quota)))
+
+
+def default_threads() -> int:
+    """Compute threads where none are named: as many as torch has (it knows of no quota), at most one for each usable core."""
+    import torch
+
+    return min(torch.get_num_threads(), usable_cores())
+
+
+def set_threads(threads: int | None) -> None:
+    """Fix the compute threads of this thread and of those that begin to compute later, before the first forward pass.
+
+    Args:
+        threads: None takes `default_threads`.
+    """
+    import torch
+
+    torch.set_num_threads(threads or default_threads())
 
 
 def instruction_set() -> str:

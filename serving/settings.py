@@ -30,3 +30,10 @@ class Settings(BaseModel):
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
             raise DraftwellError(f"{cls.called} {name}: {first['msg']}, not {first['input']!r}", code=cls.error_code) from error
+
+
+def read_threads(value: Any) -> Any:
+    """A number of compute threads as options are written: `auto` is None, digits are an int; anything else is left for others to refuse."""
+    if value == "auto":
+        return None
+    return int(value) if isinstance(value, str) and value.isdecimal() else value

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.models.architecture import architecture_of
 from serving.runtime.models.lean_layer import Layer
 
@@ -98,9 +99,11 @@ class BatchedLlama:
 
 @torch.inference_mode()
 def generate_batch(model: BatchedLlama, prompts: list[list[int]], new_tokens: int, stops: frozenset[int], temperature: float = 0.0,
-                   generator: torch.Generator | None = None) -> list[tuple[list[int], Tensor]]:
+                   generator: torch.Generator | None = None, *, governor: ThreadGovernor | None = None) -> list[tuple[list[int], Tensor]]:
     """Continue every prompt by up to `new_tokens` tokens.
 
+    Args:
+        governor: asked before every step; None: the threads stay as they are.
     Returns:
         for each prompt its output tokens (with the one of `stops` that ended it, where one came) and the normalised hidden
         states that predict tokens 1.. of prompt + output, `[prompt + output - 1, hidden]`.
@@ -120,6 +123,8 @@ def generate_batch(model: BatchedLlama, prompts: list[list[int]], new_tokens: in
     tokens: list[Tensor] = []
     done = torch.zeros(batch, dtype=torch.bool)
     for step in range(new_tokens):
+        if governor:
+            governor.check()
         logits = F.linear(states[-1][:, -1], model.embed).float()
         if temperature == 0:
             token = logits.argmax(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from components.collect.decoding import decode_all, room
 from components.distil.lean import LIKELIEST, LONGEST, BatchedLlama, generate_batch
 from serving.runtime.commands import Forward
+from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.models.lean_llama import fits
 from serving.runtime.pair import LoadedPair
 from serving.runtime.requests import Sampling
@@ -34,19 +36,20 @@ class Writer(Protocol):
         """For each prompt an output drawn from the likeliest tokens."""
 
 
-def writer_of(pair: LoadedPair, at_once: int) -> Writer:
+def writer_of(pair: LoadedPair, at_once: int, governor: ThreadGovernor | None = None) -> Writer:
     """The fastest writer that the pair's target allows.
 
     Args:
         pair: loaded with `keep_modules`.
         at_once: prompts in one batch, as far as the pair has slots.
+        governor: adapts the threads while texts are written, and only then.
     """
     module = pair.modules["target"]
     plain = fits(module) and module.config.tie_word_embeddings and pair.padded_to is None
     if (plain and module.config.rope_parameters.get("rope_type", "default") == "default" and module.device.type == "cpu"
             and pair.models["target"].max_context <= LONGEST):
-        return LeanWriter(module, pair.stop_tokens, module.dtype)
-    return EngineWriter(pair, at_once)
+        return LeanWriter(module, pair.stop_tokens, module.dtype, governor)
+    return EngineWriter(pair, at_once, governor)
 
 
 class LeanWriter:
@@ -56,25 +59,31 @@ class LeanWriter:
         module: the target, float32 or bfloat16.
         stops: tokens that end a text.
         dtype: dtype of weights and cache.
+        governor: as in `writer_of`.
     """
 
-    def __init__(self, module: Any, stops: frozenset[int], dtype: torch.dtype):
-        self.model, self.stops = BatchedLlama(module, dtype), stops
+    def __init__(self, module: Any, stops: frozenset[int], dtype: torch.dtype, governor: ThreadGovernor | None = None):
+        self.model, self.stops, self.governor = BatchedLlama(module, dtype), stops, governor
         self.identity = f"lean {dtype}"
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
-        return generate_batch(self.model, list(rows), new_tokens, self.stops)
+        return self._write(rows, new_tokens)
 
     def sampled(self, rows: Sequence[list[int]], new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
         generator = torch.Generator().manual_seed(seed)
-        return [out for out, _ in generate_batch(self.model, list(rows), new_tokens, self.stops, temperature, generator)]
+        return [out for out, _ in self._write(rows, new_tokens, temperature, generator)]
+
+    def _write(self, rows: Sequence[list[int]], new_tokens: int, temperature: float = 0.0,
+               generator: torch.Generator | None = None) -> list[tuple[list[int], Tensor]]:
+        with self.governor or nullcontext():
+            return generate_batch(self.model, list(rows), new_tokens, self.stops, temperature, generator, governor=self.governor)
 
 
 class EngineWriter:
     """Any model over slots, on any device: batched decoding, then one teacher-forced pass of each text for its states."""
 
-    def __init__(self, pair: LoadedPair, at_once: int):
-        self.pair, self.at_once = pair, at_once
+    def __init__(self, pair: LoadedPair, at_once: int, governor: ThreadGovernor | None = None):
+        self.pair, self.at_once, self.governor = pair, at_once, governor
         self.identity = f"slots {pair.dtype}"
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
@@ -87,9 +96,10 @@ class EngineWriter:
                                    for i in range(len(rows))])
 
     def _decode(self, rows: Sequence[list[int]], samplings: Sequence[Sampling]) -> list[list[int]]:
-        engine = self.pair.engine()
+        engine = self.pair.engine(governor=self.governor)
         strategies = [build_strategy("autoregressive")] * len(rows)
-        return decode_all(engine, list(zip(rows, samplings, strict=True)), strategies, room(engine, self.at_once))
+        with self.governor or nullcontext():
+            return decode_all(engine, list(zip(rows, samplings, strict=True)), strategies, room(engine, self.at_once))
 
     def _states(self, ids: list[int]) -> Tensor:
         """`[ids − 1, hidden]` of one text."""

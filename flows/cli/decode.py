@@ -123,7 +123,9 @@ def generate(
     loaded = workspace.load(device=chosen_device, draft_device=chosen_draft_device, pad_target=pad_target, strategies=[strategy])
     [chosen] = workspace.strategies(loaded, [(strategy, parameters)], folder=artifacts)
     sampling = loaded.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    job = loaded.engine().generate(loaded.encode_prompt(prompt), sampling, chosen)
+    from serving.runtime.engine.thread_governor import governor_for
+
+    job = loaded.engine(governor=governor_for(threads, chosen_device)).generate(loaded.encode_prompt(prompt), sampling, chosen)
     text, stats = loaded.decode(job.output), job.session.stats
     if as_json:
         typer.echo(json.dumps({

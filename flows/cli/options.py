@@ -37,7 +37,20 @@ DeviceOption = Annotated[str | None, typer.Option(
     "--device", help="cpu or cuda. Default: $DRAFTWELL_DEVICE, else cuda where there is such a device.")]
 DraftDevice = Annotated[str | None, typer.Option(
     "--draft-device", help="Where the torch draft computes: cpu runs it alongside a target on CUDA. Default: the target's device.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads. Default: all cores.")]
+def read_thread_count(text: str) -> int | None:
+    """What --threads says; None: auto."""
+    from serving.settings import read_threads
+
+    threads = read_threads(text)
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number from 1 on")
+    return threads
+
+
+Threads = Annotated[int | None, typer.Option(
+    "--threads", parser=read_thread_count, metavar="auto|N",
+    help="CPU threads: a number, or auto: one for each usable core (where texts are only written, fewer while others use the cores). "
+         "Default: auto.")]
 RunnerOption = Annotated[Runner, typer.Option(
     "--runner", help="Where workers run: threads of this process, or a Ray cluster (that of $RAY_ADDRESS, else one on this machine).")]
 Workers = Annotated[int, typer.Option(
@@ -94,11 +107,10 @@ def pick_draft_device(draft_device: str | None, device: str) -> str | None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Fix the number of CPU threads before the first forward pass."""
-    if threads:
-        import torch
+    """Fix the number of CPU threads before the first forward pass; None takes one for each usable core."""
+    from serving.device import set_threads as fix_threads
 
-        torch.set_num_threads(threads)
+    fix_threads(threads)
 
 
 @contextmanager

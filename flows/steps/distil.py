@@ -39,6 +39,7 @@ class DistilRequest:
         name: of the new pair; None derives it from the target's.
         work: folder of unfinished work; None takes `$DRAFTWELL_HOME/distill/<name>`.
         out: folder of the draft; None takes `$DRAFTWELL_HOME/pairs/<name>/draft`.
+        threads: of torch; None: one for each usable core, and fewer while the target writes and other processes use them.
     """
 
     target: str
@@ -55,6 +56,7 @@ class DistilRequest:
     device: str = "cpu"
     work: Path | None = None
     out: Path | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -246,8 +248,10 @@ def source_of(pair: LoadedPair, files: PairFiles, wanted: DistilRequest, chosen:
     from components.prompts.overlap import hashes_of
     from components.prompts.prompt import demo_prompts, ids_of
     from serving.artifacts.pair_files import weights_digest
+    from serving.runtime.engine.thread_governor import governor_for
 
-    donor, writer = weights_digest(files.target), writer_of(pair, AT_ONCE[wanted.device])
+    donor = weights_digest(files.target)
+    writer = writer_of(pair, AT_ONCE[wanted.device], governor_for(wanted.threads, wanted.device))
     room = min(LONGEST_PROMPT, pair.models["target"].max_context - wanted.max_tokens)
     learnt, untouched = chosen or (kept_instructions(writer, pair, wanted.invented, donor, work_of(wanted, pair.name), say),
                                    demo_prompts(UNTOUCHED))

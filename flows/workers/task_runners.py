@@ -67,7 +67,7 @@ def worker_pool_for(runner: str, workers: int, *, threads: int | None = None, de
     """How a step is to be spread over workers; None where one worker in this process does it all.
 
     Args:
-        threads: of all workers together, which share them; None takes what torch computes with here.
+        threads: of all workers together, which share them; None takes one for each usable core.
     Raises:
         DraftwellError: an unknown runner, Ray where it is not installed, or several threads for one GPU.
     """
@@ -80,9 +80,9 @@ def worker_pool_for(runner: str, workers: int, *, threads: int | None = None, de
                              code="threads_share_gpu")
     if runner == "ray":
         need_ray()
-    import torch
+    from serving.device import default_threads
 
-    return WorkerPool(runner, workers, max(1, (threads or torch.get_num_threads()) // workers), device)
+    return WorkerPool(runner, workers, max(1, (threads or default_threads()) // workers), device)
 
 
 def need_ray() -> None:

@@ -15,11 +15,12 @@ from serving.artifacts.base import MANIFEST
 from serving.artifacts.compiled_libraries import note_used
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, draftwell_home, fingerprint, model_digest, settings_digest, weights_digest
-from serving.device import core_ids
+from serving.device import core_ids, usable_cores
 from serving.errors import DraftwellError
 from serving.number_format import NumberFormat, Weights, dtype_of, weights_of
 from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
+from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.engine.workers import shares
 from serving.runtime.failures import room_for
 from serving.runtime.model_files import (
@@ -70,9 +71,9 @@ class LoadedPair:
     padded_to: int | None = None
     settings: str = ""
 
-    def engine(self, *, split: bool | None = None, prompt_tokens: int | None = None) -> Engine:
+    def engine(self, *, split: bool | None = None, prompt_tokens: int | None = None, governor: ThreadGovernor | None = None) -> Engine:
         """An engine over the pair's models; arguments as in `Engine`."""
-        return Engine(self.models, split=split, prompt_tokens=prompt_tokens)
+        return Engine(self.models, split=split, prompt_tokens=prompt_tokens, governor=governor)
 
     @property
     def special_tokens(self) -> frozenset[int]:
@@ -274,6 +275,6 @@ def in_onnx(draft: Any, files: PairFiles, device: str, slots: int) -> OnnxModel:
     head = None if draft.head_tokens is None else draft.head_tokens.cpu()
     cores = core_ids() if device.startswith("cuda") else shares(core_ids(), 2)[1]
     return OnnxModel(graph, draft.module, slots=slots, max_context=draft.max_context, head_tokens=head,
-                     cores=cores[:MOST_ONNX_CORES])
+                     cores=cores[:min(MOST_ONNX_CORES, usable_cores())])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from serving.errors import DraftwellError
@@ -26,6 +27,8 @@ def option_of(name: str, field: FieldInfo) -> inspect.Parameter:
     default = inspect.Parameter.empty if field.is_required() else field.default
     if kind == tuple[str, ...]:
         kind, default = list[str] | None, None
+    if any(isinstance(one, BeforeValidator) for one in field.metadata):  # it reads words, and the settings check what it makes of them
+        kind, limits = str | None, {}
     option = typer.Option(f"--{name.replace('_', '-')}", help=field.description, **limits)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from serving.errors import DraftwellError
 from serving.runtime.engine.prompt_pieces import LEAST
+from serving.settings import read_threads
 
 StateSharing = Literal["shared", "tenant", "off"]
 """Whose requests share what strategies learn (model/strategy_pool.py)."""
@@ -53,15 +54,17 @@ class ServerSettings(BaseModel):
     slots: int = Field(SLOTS, ge=1, le=1024, description="Requests decoded at once; others wait.")
     queue: int = Field(QUEUE, ge=1, description="Requests that may wait for a slot; further requests are answered 429.")
     dtype: str | None = Field(None, description="Required dtype; a bundle tuned in another dtype is refused. Default: the bundle's.")
-    threads: int | None = Field(None, ge=1, description="Compute threads. Default: PyTorch's choice.")
+    threads: Annotated[int | None, BeforeValidator(read_threads)] = Field(
+        None, ge=1, description="Compute threads: a number that is never changed, or auto: one for each usable core, and fewer while other "
+                                "processes use them. Default: auto.")
     max_context: int | None = Field(
         None, ge=2, description="Most tokens of prompt and answer together. Default: the models' limit, at most 4096.")
     prompt_tokens: int = Field(
         PROMPT_TOKENS, ge=LEAST, description="Most tokens of prompts that are read in a step while other requests are being answered: "
                                              "fewer keep their tokens coming evenly, more read long prompts sooner.")
     deterministic: bool = Field(
-        False, description="Start every request from the bundle's online state, and do not shorten sampled or lossy drafts under load: "
-                           "a seed then always gives the same answer.")
+        False, description="Start every request from the bundle's online state, do not shorten sampled or lossy drafts under load, and "
+                           "never change the number of threads: a seed then always gives the same answer.")
     api_key_file: Path | None = Field(
         None, description="File with API keys, one per line. Default: the keys in the variable DRAFTWELL_API_KEY; without either, "
                           "requests need no key.")

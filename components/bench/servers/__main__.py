@@ -77,7 +77,7 @@ def commands(bundle: Bundle, target: Path, slots: int) -> list[tuple[str, list[s
     """Label, command and environment of each server: ours, vLLM's, and vLLM's with n-grams; each on all cores."""
     context = min(CONTEXT, json.loads((target / "config.json").read_text()).get("max_position_embeddings", CONTEXT))
     cores = usable_cores()
-    ours = [sys.executable, "-m", "serving.server.main", "--bundle", str(bundle.path), "--slots", str(slots), "--threads", str(cores),
+    ours = [sys.executable, "-m", "serving.server.main", "--bundle", str(bundle.path), "--slots", str(slots),
             "--max-context", str(context)]
     theirs = [str(interpreter("vllm")), str(VLLM_COMMAND), "serve", str(target), "--dtype", dtype_of(bundle.manifest.dtype),
               "--max-num-seqs", str(slots), "--max-model-len", str(context), "--served-model-name", bundle.manifest.pair,

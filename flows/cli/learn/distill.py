@@ -65,7 +65,8 @@ def distill(target: Annotated[str, typer.Option(
     set_threads(threads)
     wanted = distil_step.DistilRequest(
         target, layers=kept, prompts=rows, invented=invent, head_tokens=head_tokens, loss=loss.value, minutes=minutes, tokens=tokens,
-        max_tokens=max_tokens, name=name, dtype=dtype.value if dtype else "bfloat16", device=pick_device(device), work=work, out=out)
+        max_tokens=max_tokens, name=name, dtype=dtype.value if dtype else "bfloat16", device=pick_device(device), work=work, out=out,
+        threads=threads)
     made = distil_step.run_distil(wanted, say=say)
     reports = distil_step.keep_report(made)
     if publish:

@@ -19,6 +19,7 @@ from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
 from serving.runtime.engine.prompt_pieces import share_room
 from serving.runtime.engine.task import Task
+from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.engine.workers import Workers
 from serving.runtime.failures import lost_device, readable
 from serving.runtime.models.cuda.cuda_graph import Marks, read_marks
@@ -98,6 +99,7 @@ class Engine:
         split: give every model cores and a thread of its own: None does so while a request runs whose strategy overlaps
             models, True always (serial strategies are then compared on equal cores), False never (sides run in turn).
         prompt_tokens: tokens of prompts that a step reads while other requests are being answered; None: whole prompts.
+        governor: adapts the compute threads between steps to what other processes leave; None: they stay as they are.
 
     >>> from serving.runtime.models.table_model import TableModel
     >>> from serving.runtime.strategies import build_strategy
@@ -106,8 +108,9 @@ class Engine:
     4
     """
 
-    def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None, prompt_tokens: int | None = None):
-        self.models, self.split, self.prompt_tokens = dict(models), split, prompt_tokens
+    def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None, prompt_tokens: int | None = None,
+                 governor: ThreadGovernor | None = None):
+        self.models, self.split, self.prompt_tokens, self.governor = dict(models), split, prompt_tokens, governor
         self.jobs: list[Job] = []
         self.device_lost: DeviceLost | None = None
         """Set once a device has failed for good: from then on every request fails with it, and only a new process helps."""
@@ -145,6 +148,8 @@ class Engine:
 
     def step(self) -> None:
         """Run what requests wait for: drafts, else the target; or, while models overlap, until one of them is done."""
+        if self.governor and self._workers is None:  # workers divide the threads that they found
+            self.governor.check()
         draining = self._choose_workers()
         for flight in [] if draining else self._ready():
             if self._workers is None:

@@ -165,8 +165,9 @@ class Deployments:
     def _deploy(self, served: ServedModel, scheduler: Scheduler | None) -> Deployment:
         if scheduler is None:
             load = LoadControl(served.costs) if served.costs else None
-            scheduler = Scheduler(served.pair.engine(prompt_tokens=self._prompt_tokens), served.strategy, served.slots,
-                                  threads=served.threads, capacity=self._capacity, observers=self._observers, load=load)
+            engine = served.pair.engine(prompt_tokens=self._prompt_tokens, governor=served.governor)
+            scheduler = Scheduler(engine, served.strategy, served.slots, threads=served.threads, capacity=self._capacity,
+                                  observers=self._observers, load=load)
         return Deployment(served, scheduler)
 
     def _retire(self, leaving: list[Scheduler], served: weakref.ref[ServedModel]) -> None:

@@ -34,6 +34,7 @@ class ServingState(Collector):
             "vllm:num_requests_waiting": (now.scheduler.waiting, "Requests that wait for a slot."),
             "vllm:kv_cache_usage_perc": (running / slots, "Share of the slots in use; 1: all."),
             "draftwell:slots": (slots, "Requests that can run at once."),
+            "draftwell:threads": (now.scheduler.threads, "Compute threads; fewer than usual while other processes use the cores."),
             "draftwell:bundle_refused": (self.deployments.last_switch_error is not None,
                                          "1 while the newest bundle is refused."),
         }

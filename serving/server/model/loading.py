@@ -15,8 +15,9 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.kinds import other_temperature
 from serving.artifacts.pair_files import PairFiles, draftwell_home, models_root, settings_digest
 from serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
-from serving.device import device_class
+from serving.device import device_class, set_threads
 from serving.errors import DraftwellError
+from serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
 from serving.runtime.machine_class import machine_class, without_layers
 from serving.runtime.models.unbatched_model import UnbatchedModel
 from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
@@ -54,8 +55,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     files = bundle.files(models_root())  # foreign weights are refused before anything loads
     artifacts = bundle.artifacts()
     config = tuned_config(bundle, artifacts)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    set_threads(settings.threads)
+    governor = governor_of(settings, manifest.device, serving_now)
     choices = tuned_choices(config)
     if serving_now is not None and can_share(serving_now.pair, manifest, files, choices):
         pair = serving_now.pair
@@ -64,6 +65,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
             "dtype": manifest.dtype, "device": manifest.device, "slots": slots, "max_context": settings.max_context,
             "libraries": bundle.path / COMPILED,
             "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices)}))
+        if governor:  # whom the cores belong to was seen while models were loaded
+            governor.check()
         for choice in choices:
             needed = {kind: artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts}
             resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
@@ -73,12 +76,19 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     known = profile_costs(profile, pair) if isinstance(profile, HardwareProfile) else None
     usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or known is not None}
     pool = StrategyPool(pair, usable, config, mode="off" if settings.deterministic else settings.state, offered=settings.offered)
-    served = ServedModel(manifest.pair, pair, pool.get(), slots, settings.threads, version=str(manifest.release_version),
+    served = ServedModel(manifest.pair, pair, pool.get(), slots, settings.threads, governor, version=str(manifest.release_version),
                          costs=costs_of(pair, slots, known, serving_now), strategies=pool, origin=SnapshotOrigin.of(manifest),
                          artifacts=artifacts)
     if serving_now is not None and serving_now.pair is pair:
         served.share_tokenizer(serving_now)
     return served
+
+
+def governor_of(settings: ServerSettings, device: str, serving_now: ServedModel | None) -> ThreadGovernor | None:
+    """What adapts the threads of this process: the same for every bundle, because only the first knows how many there were at first."""
+    if settings.deterministic:
+        return None
+    return serving_now.governor if serving_now else governor_for(settings.threads, device)
 
 
 def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingConfig:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Protocol
 
 from serving.artifacts.base import Artifact
+from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import Strategy, build_strategy
 from serving.server.model.snapshot import SnapshotOrigin
@@ -59,7 +60,8 @@ class ServedModel:
         name: what clients write as `model`.
         strategy: what was tuned for greedy requests; `strategies` has that for sampled ones.
         slots: requests that run at once; the pair must have been loaded with as many.
-        threads: compute threads; None: PyTorch's choice.
+        threads: compute threads; None: PyTorch's choice, and what the governor makes of it.
+        governor: adapts the threads while requests are decoded; None: they never change.
         created: Unix seconds, shown by `/v1/models`.
         strategies: what requests may choose from; None: `strategy` and plain decoding.
         version: of the bundle, for display.
@@ -73,6 +75,7 @@ class ServedModel:
     strategy: Strategy
     slots: int = 1
     threads: int | None = None
+    governor: ThreadGovernor | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     strategies: StrategySource = None  # type: ignore[assignment]  # __post_init__ fills it
     version: str | None = None

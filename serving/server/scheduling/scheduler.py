@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+import torch
+
 from serving.errors import DeviceLost
 from serving.runtime.engine.engine import Engine
 from serving.runtime.session.session import UNLIMITED
@@ -32,7 +34,7 @@ class Scheduler:
     Args:
         strategy: decodes tickets without one.
         slots: requests that run at once; the engine's models must have as many.
-        threads: compute threads of the scheduler's thread; None: PyTorch's choice.
+        threads: compute threads of the scheduler's thread; None: PyTorch's choice, and what the engine's governor makes of it.
         capacity: requests that may wait for a slot.
         observers: notified of every ticket (observer.py).
         load: shortens drafts while many requests run; None: no limit.
@@ -61,6 +63,11 @@ class Scheduler:
     def waiting(self) -> int:
         """Requests that wait for a slot."""
         return len(self._queue)
+
+    @property
+    def threads(self) -> int:
+        """Compute threads in force."""
+        return self.engine.governor.threads if self.engine.governor else self._threads or torch.get_num_threads()
 
     @property
     def alive(self) -> bool:
@@ -161,8 +168,6 @@ class Scheduler:
     def _run(self) -> None:
         try:
             if self._threads:
-                import torch
-
                 torch.set_num_threads(self._threads)
             while (not self._closing or self._running or self._queue or self._displaced) and not self.device_lost:
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,30 @@ def test_both_writers_write_the_same():
         assert out == other
         assert torch.allclose(states, theirs, atol=1e-4)
     assert general.sampled(rows, 12, 0.9, 1) == general.sampled(rows, 12, 0.9, 1) != general.sampled(rows, 12, 0.9, 2)
+
+
+class Asked(AbstractContextManager):
+    """A governor that notes when it is asked, and when it is done with."""
+
+    checks = ended = 0
+
+    def check(self):
+        self.checks += 1
+
+    def __exit__(self, *_):
+        self.ended += 1
+
+
+def test_both_writers_ask_the_governor_at_every_token_and_give_the_threads_back_after_a_batch():
+    pair, module = target_pair(tiny_target("llama")), tiny_target("llama")
+    for make in (lambda asked: LeanWriter(module, frozenset(), torch.float32, asked), lambda asked: EngineWriter(pair, 3, asked)):
+        asked = Asked()
+        writer = make(asked)
+        [(output, _)] = writer.greedy([[5, 6, 7]], 12)
+        assert asked.checks >= len(output) > 0
+        assert asked.ended == 1
+        writer.greedy([[5, 6, 7]], 4)
+        assert asked.ended == 2
 
 
 def test_the_fast_writer_is_taken_where_it_fits():

@@ -193,7 +193,7 @@ def test_a_prompt_is_what_stands_before_it_too(tmp_path: Path, monkeypatch: pyte
     learnt, untouched = split([*told, *bare])
     assert (len(learnt), [p.id for p in untouched]) == (5, ["told0"])
     monkeypatch.setattr("serving.artifacts.pair_files.weights_digest", lambda folder: "d" * 64)
-    monkeypatch.setattr("components.distil.writers.writer_of", lambda pair, batch: None)
+    monkeypatch.setattr("components.distil.writers.writer_of", lambda pair, batch, governor: None)
     pair, files = table_pair(), distil_step.PairFiles("tiny", tmp_path)
     source = distil_step.source_of(pair, files, distil_step.DistilRequest("tiny", max_tokens=4), (learnt, untouched), lambda line: None)
     assert source.prompts == [ids_of(pair, prompt) for prompt in learnt]

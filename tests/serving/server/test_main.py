@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 import uvicorn
 
 from serving.artifacts.acceptance_table import AcceptanceTable
@@ -45,6 +46,21 @@ def test_the_strategy_is_the_one_that_was_tuned(tmp_path: Path, tiny_models: dic
     assert table.total == [50] * 20, "state starts from the artifact, untouched by the warm-up"
     served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=12), served.strategy)
     assert sum(table.total) > 50 * 20, "and learns from what is served"
+
+
+@pytest.mark.parametrize(("options", "governed"), [({}, True), ({"threads": 2}, False), ({"deterministic": True}, False)])
+def test_threads_adapt_unless_a_number_was_named_or_answers_must_repeat(tmp_path: Path, tiny_models: dict[Role, Path],
+                                                                        options: dict[str, Any], governed: bool) -> None:
+    before = torch.get_num_threads()
+    try:
+        served = load_bundle(make_bundle(tmp_path / "bundle", tiny_models, "vanilla_sd", machine=device_class("cpu")), max_context=64,
+                             **options)
+        assert (served.governor is not None) == governed
+        assert Deployments(served).current.scheduler.engine.governor is served.governor
+        torch.set_num_threads(1)  # as a governor may have them when the next bundle is loaded
+        assert load_bundle(tmp_path / "bundle", served, max_context=64, **options).governor is served.governor
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_server_offers_the_strategies_that_it_was_told_to(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:

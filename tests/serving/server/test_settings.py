@@ -10,10 +10,11 @@ from typer.main import get_command
 
 from serving.server.main import app
 from serving.server.settings import ServerSettings
+from tests.support.errors import raises_code
 
 OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "bundle": (None, None), "host": ("127.0.0.1", None), "port": (8000, (0, 65535)), "slots": (8, (1, 1024)), "queue": (256, (1, None)),
-    "dtype": (None, None), "threads": (None, (1, None)), "max-context": (None, (2, None)),
+    "dtype": (None, None), "threads": (None, None), "max-context": (None, (2, None)),
     "prompt-tokens": (64, (16, None)), "deterministic": (False, None),
     "api-key-file": (None, None), "cors-origin": (None, None), "request-timeout": (None, (0.001, None)), "drain-seconds": (20.0, (0, None)),
     "allow-parameters": (False, None), "strategies": (None, None), "state": ("shared", None), "state-dir": (None, None),
@@ -44,3 +45,10 @@ def test_the_command_line_is_the_settings_and_keeps_its_flags_defaults_and_bound
 def test_settings_are_strict(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ServerSettings(bundle=Path("b"), **wrong)
+
+
+def test_threads_are_a_number_or_auto() -> None:
+    assert [ServerSettings.from_options(bundle=Path("b"), threads=text).threads for text in (None, "auto", "3")] == [None, None, 3]
+    for text in ("0", "-1", "two", "1.5", ""):
+        with raises_code("invalid_option", "--threads"):
+            ServerSettings.from_options(bundle=Path("b"), threads=text)

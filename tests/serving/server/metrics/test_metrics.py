@@ -16,6 +16,7 @@ from fastapi import FastAPI, Response
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import build_strategy
@@ -183,7 +184,7 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
     def serve(version: str, running: int) -> None:
         served = SimpleNamespace(version=version, pair=pair, strategy=SimpleNamespace(name="spide"),
                                  tuned={"greedy": "spide", "sampled": "svip"})
-        deployments.current = SimpleNamespace(served=served, scheduler=SimpleNamespace(running=running, waiting=7, slots=4))
+        deployments.current = SimpleNamespace(served=served, scheduler=SimpleNamespace(running=running, waiting=7, slots=4, threads=1))
 
     metrics.watch(deployments)  # type: ignore[arg-type]
     serve("1", 1)
@@ -197,6 +198,7 @@ def test_what_is_served_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
     assert samples.of("vllm:num_requests_running", model_name="tiny") == 2
     assert samples.of("vllm:num_requests_waiting") == 7
     assert samples.of("vllm:kv_cache_usage_perc") == 0.5
+    assert samples.of("draftwell:threads") == 1
 
 
 def test_what_became_of_requests_drawn_for_feedback_is_told(tmp_path: Path) -> None:
@@ -318,6 +320,15 @@ def test_a_switch_of_bundles_shows_and_its_own_request_does_not() -> None:
     assert samples.of("draftwell:bundle_refused") == 0
     assert samples.of("draftwell:batch_size_count") > 0, "the request that tried the new bundle did run"
     assert samples.sum("vllm:request_success_total") == samples.of("vllm:generation_tokens_total") == 0
+
+
+def test_the_threads_in_force_are_those_of_the_governor_or_the_number_that_was_named() -> None:
+    with running(create_app(replace(served_pair(), threads=3), drain_seconds=10)) as url:
+        assert Samples(httpx.get(f"{url}/metrics").text).of("draftwell:threads") == 3
+    governor = ThreadGovernor(1)
+    governor.threads = 7
+    with running(create_app(replace(served_pair(), governor=governor), drain_seconds=10)) as url:
+        assert Samples(httpx.get(f"{url}/metrics").text).of("draftwell:threads") == 7
 
 
 def queries() -> list[str]:
