@@ -95,7 +95,7 @@ def examples(module: CompiledLayer, weights: Mapping[str, Tensor]) -> tuple[tupl
 
 
 def build(module: CompiledLayer, weights: Mapping[str, Tensor], file: Path) -> None:
-    """Compile a layer into the shared library `file`."""
+    """Compile a layer into the shared library `file`: 10 to 13 s of processor time (SmolLM2-135M), the first of a machine 12 s more."""
     if compiler() is None:
         raise DraftwellError("layers cannot be compiled, there is no C++ compiler here: install g++, or load the pair with compile=off",
                              code="no_compiler")
