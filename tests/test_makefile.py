@@ -33,6 +33,19 @@ def make(folder: Path, *words: str, answer: str = "") -> subprocess.CompletedPro
     return subprocess.run(["make", *words], cwd=folder, env=environment, input=answer, capture_output=True, text=True, check=False)
 
 
+def test_the_demo_installs_what_the_loop_needs_and_a_test_all_of_it(checkout: Path) -> None:
+    """Who wants to see the loop waits for no linter; nor for pip to compile what is never imported."""
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copyfile(REPO / name, checkout / name)
+    loop, everything = ([line for line in make(checkout, "-n", task).stdout.splitlines() if "pip install" in line]
+                        for task in ("demo", "test"))
+    assert any(".[pipeline,server]" in line for line in loop)
+    assert [line for line in loop if "dev" in line] == []
+    assert everything[: len(loop)] == loop
+    assert ["remote,dev" in line for line in everything[len(loop):]] == [True]
+    assert [line for line in everything if "--no-compile" not in line] == []
+
+
 def present(folder: Path, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if (folder / name).exists()]
 
