@@ -1,4 +1,4 @@
-"""A decoder layer as a function of tensors alone, in forms that torch's compiler makes fast for a few tokens.
+"""A decoder layer, and the head, as functions of tensors alone, in forms that torch's compiler makes fast for a few tokens.
 
 One token multiplies by sums along the rows of a weight, which become one pass over the weight as it is stored. Several tokens multiply by
 oneDNN's kernels, with weights in its layout, and everything between two products is compiled. Numbers between two products are float32.
@@ -155,3 +155,11 @@ class OneRow(CompiledLayer):
     """Several tokens of one row."""
 
     product, attend = staticmethod(packed_product), staticmethod(attend_row)
+
+
+class Head(torch.nn.Module):
+    """The output head for one token."""
+
+    def forward(self, state: Tensor, weight: Tensor) -> Tensor:
+        """State `[1, hidden]`, weight `[vocab, hidden]` → logits `[1, vocab]` float32."""
+        return product(state.float(), weight, None)

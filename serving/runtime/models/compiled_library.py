@@ -25,7 +25,7 @@ from serving.artifacts.compiled_libraries import LIBRARY
 from serving.device import device_class
 from serving.errors import DraftwellError
 from serving.runtime.models import compiled_layer, lean_layer, quantised, row_attention
-from serving.runtime.models.compiled_layer import CompiledLayer, ManyRows, OneRow
+from serving.runtime.models.compiled_layer import CompiledLayer, Head, ManyRows, OneRow
 
 OPTIONS: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.enable_floating_point_contract_flag": "fast"}
 """Of Inductor: as many threads as torch has when called, not when compiled; a product and a sum may be one instruction."""
@@ -39,9 +39,9 @@ class Runner(Protocol):
         """Outputs of a call; inputs are the flattened arguments."""
 
 
-def library(module: CompiledLayer, weights: Mapping[str, Tensor], folders: Sequence[Path]) -> Path:
-    """Where a layer's library is: in the first of the folders that has it; if none has, where it will be, in the first of all."""
-    files = [folder / key(module, weights) / LIBRARY for folder in folders]
+def library(name: str, folders: Sequence[Path]) -> Path:
+    """Where a library is, by its key: in the first of the folders that has it; if none has, where it will be, in the first of all."""
+    files = [folder / name / LIBRARY for folder in folders]
     return next((file for file in files if file.is_file()), files[0])
 
 
@@ -56,11 +56,20 @@ def load(file: Path) -> Runner:
 
 
 def key(module: CompiledLayer, weights: Mapping[str, Tensor]) -> str:
-    """What a library depends on: the layer's form, plan and weights' shapes, the kind of machine, torch, and the code compiled."""
+    """What a layer's library depends on: its form, plan and weights' shapes, the kind of machine, torch, and the code compiled."""
     plan = replace(module.layer.shape, windows=(module.window,), ropes=())
-    tensors = [(name, tuple(one.shape), str(one.dtype)) for name, one in weights.items()]
+    return digest(type(module).__name__, plan, [(name, tuple(one.shape), str(one.dtype)) for name, one in weights.items()])
+
+
+def head_key(weight: Tensor) -> str:
+    """What the library of a head depends on; `weight` as `Head` takes it."""
+    return digest(Head.__name__, tuple(weight.shape), str(weight.dtype))
+
+
+def digest(*parts: object) -> str:
+    """A key of these parts, the kind of machine, torch and the code."""
     code = [Path(str(part.__file__)).read_bytes() for part in (compiled_layer, lean_layer, quantised, row_attention)]
-    text = repr((type(module).__name__, plan, tensors, device_class("cpu"), torch.__version__, sorted(OPTIONS.items())))
+    text = repr((*parts, device_class("cpu"), torch.__version__, sorted(OPTIONS.items())))
     return hashlib.sha256(b"".join([text.encode(), *code])).hexdigest()[:32]
 
 
@@ -96,10 +105,24 @@ def examples(module: CompiledLayer, weights: Mapping[str, Tensor]) -> tuple[tupl
 
 def build(module: CompiledLayer, weights: Mapping[str, Tensor], file: Path) -> None:
     """Compile a layer into the shared library `file`: 10 to 13 s of processor time (SmolLM2-135M), the first of a machine 12 s more."""
+    build_library(module, *examples(module, weights), file)
+
+
+def build_head(weight: Tensor, file: Path) -> None:
+    """The same for a head."""
+    state = torch.zeros(1, weight.shape[1], dtype=weight.dtype)
+    build_library(Head(), (state, torch.zeros(weight.shape, dtype=weight.dtype)), (None, None), file)
+
+
+def build_library(module: torch.nn.Module, arguments: tuple[Any, ...], vary: tuple[Any, ...], file: Path) -> None:
+    """Trace a module with arguments of which some sizes vary, and compile it.
+
+    Raises:
+        DraftwellError: there is no C++ compiler, or it fails.
+    """
     if compiler() is None:
         raise DraftwellError("layers cannot be compiled, there is no C++ compiler here: install g++, or load the pair with compile=off",
                              code="no_compiler")
-    arguments, vary = examples(module, weights)
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own, about itself

@@ -8,7 +8,8 @@ goes the eager way of `lean_llama`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from serving.errors import DraftwellError
 from serving.runtime.models.compiled_layer import CompiledLayer, ManyRows, OneRow, OneToken
-from serving.runtime.models.compiled_library import Runner, build, library, load
+from serving.runtime.models.compiled_library import Runner, build, build_head, head_key, key, library, load
 from serving.runtime.models.lean_layer import Layer, packed_weights
 from serving.runtime.models.linear import FEW
 from serving.runtime.models.row_attention import Placed, additive
@@ -139,24 +140,52 @@ def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mappin
     for window in dict.fromkeys(windows):
         number = windows.index(window)
         module = FORMS[form](layers[number], list(weights[number]), window)
-        file = library(module, weights[number], folders)
-        try:
-            if wanted in ("try", "on") and not file.is_file():
-                build_once(module, weights[number], file, again=wanted == "on")
-            if not file.is_file():
-                return None
-            runners[window] = load(file)
-        except DraftwellError as error:
-            if wanted == "on":
-                raise
-            log.warning("%s; its forward passes are run without it", error)  # such as one of another machine's C library
+        file = library(key(module, weights[number]), folders)
+        runner = loaded(file, wanted, partial(build, module, weights[number], file))
+        if runner is None:
             return None
+        runners[window] = runner
         files.append(file)
     return [(runners[window], list(one.values())) for one, window in zip(weights, windows, strict=True)], files
 
 
-def build_once(module: CompiledLayer, weights: Mapping[str, Tensor], file: Path, *, again: bool) -> None:
-    """Compile a layer, unless that failed before.
+def compiled_head(weight: Tensor, eager: Callable[[Tensor], Tensor], wanted: Compile, folders: Sequence[Path]
+                  ) -> tuple[Callable[[Tensor], Tensor], list[Path]]:
+    """A head that is compiled for one token, and its library; `eager` and none where there is none.
+
+    Args:
+        weight: `[vocab, hidden]`.
+        eager: for several tokens.
+    """
+    file = library(head_key(weight), folders)
+    runner = loaded(file, wanted, partial(build_head, weight, file))
+    if runner is None:
+        return eager, []
+
+    def head(states: Tensor) -> Tensor:
+        if len(states) > 1:
+            return eager(states)
+        (logits,) = runner.run([states, weight])
+        return logits
+
+    return head, [file]
+
+
+def loaded(file: Path, wanted: Compile, make: Callable[[], None]) -> Runner | None:
+    """A library, made where it is missing and wanted; None where there is none. Errors as in `compiled_step`."""
+    try:
+        if wanted in ("try", "on") and not file.is_file():
+            make_once(file, make, again=wanted == "on")
+        return load(file) if file.is_file() else None
+    except DraftwellError as error:
+        if wanted == "on":
+            raise
+        log.warning("%s; its forward passes are run without it", error)  # such as one of another machine's C library
+        return None
+
+
+def make_once(file: Path, make: Callable[[], None], *, again: bool) -> None:
+    """Compile a library, unless that failed before.
 
     Args:
         again: try again nevertheless.
@@ -165,7 +194,7 @@ def build_once(module: CompiledLayer, weights: Mapping[str, Tensor], file: Path,
     if failed.is_file() and not again:
         return
     try:
-        build(module, weights, file)
+        make()
     except DraftwellError as error:
         file.parent.mkdir(parents=True, exist_ok=True)
         failed.write_text(f"{error}\nDelete this file to try again.\n")
@@ -175,4 +204,4 @@ def build_once(module: CompiledLayer, weights: Mapping[str, Tensor], file: Path,
 
 def is_compiled(layer: Layer, weights: Mapping[str, Tensor], folders: Sequence[Path]) -> bool:
     """Whether single tokens of a model with this first layer were compiled before (for all of its windows, `compiled_step` finds out)."""
-    return library(OneToken(layer, list(weights), layer.shape.windows[0]), weights, folders).is_file()
+    return library(key(OneToken(layer, list(weights), layer.shape.windows[0]), weights), folders).is_file()

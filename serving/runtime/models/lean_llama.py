@@ -22,7 +22,7 @@ from serving.artifacts.compiled_libraries import libraries_folder
 from serving.number_format import Weights
 from serving.runtime.models.architecture import architecture_of
 from serving.runtime.models.compiled_library import compiler
-from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, compiled_step, is_compiled, padded
+from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, compiled_head, compiled_step, is_compiled, padded
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
 from serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
 from serving.runtime.models.module_model import Placed
@@ -90,6 +90,9 @@ class LeanLlama(TransformersModel):
             self._head = linear(self.head_weight)
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
         self.step = compiled_step(self.layers, stored, self.slots, compiled, folders) if compiles else None
+        if self.step is not None:
+            self._head, files = compiled_head(self.head_weight, self._head, compiled, folders)
+            self.step.files += tuple(files)
 
     def _rope_table(self, name: str | None) -> Rope:
         """Cosines and sines `[positions, 1, head_dim]` of all positions, the sign of `rotate_half` folded into the sines."""

@@ -17,7 +17,7 @@ from serving.errors import DraftwellError
 from serving.number_format import WEIGHTS, Weights
 from serving.runtime.commands import Forward
 from serving.runtime.models import compiled_library, compiled_step, lean_llama
-from serving.runtime.models.compiled_layer import CompiledLayer, OneRow, OneToken
+from serving.runtime.models.compiled_layer import CompiledLayer, Head, OneRow, OneToken
 from serving.runtime.models.compiled_library import LIBRARY, key, library, load
 from serving.runtime.models.compiled_step import FORMS, LONGEST_ROW, CompiledStep, Form
 from serving.runtime.models.lean_layer import layer_weights
@@ -224,15 +224,37 @@ def test_trying_skips_small_models_and_what_failed_before(tmp_path: Path, monkey
 
 
 def test_a_library_may_lie_in_a_further_folder(tmp_path: Path) -> None:
-    model = LeanLlama(llama(torch.bfloat16))
-    weights = layer_weights(model.layers[0], model.module.model.layers[0])
-    module = OneToken(model.layers[0], list(weights), model.shape.windows[0])
     own, bundled = folders = [tmp_path / "own", tmp_path / "bundled"]
-    assert library(module, weights, folders).parent.parent == own
-    there = bundled / key(module, weights) / LIBRARY
+    assert library("key", folders).parent.parent == own
+    there = bundled / "key" / LIBRARY
     there.parent.mkdir(parents=True)
     there.write_text("a library")
-    assert library(module, weights, folders) == there
+    assert library("key", folders) == there
+
+
+def test_a_compiled_head_reads_one_token_and_the_eager_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library takes one token alone: with more it would read the first only, or memory that is not there."""
+    weight = torch.randn(30, 16, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    states = torch.randn(3, 16, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    torch.testing.assert_close(Head()(states[:1], weight), states[:1].float() @ weight.float().T)
+
+    class Library:
+        def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            assert len(inputs[0]) == 1
+            return [Head()(*inputs)]
+
+    def eager(several: torch.Tensor) -> torch.Tensor:
+        return several.float() @ weight.float().T
+
+    assert compiled_step.compiled_head(weight, eager, "auto", [tmp_path]) == (eager, [])
+    file = tmp_path / compiled_library.head_key(weight) / LIBRARY
+    file.parent.mkdir()
+    file.write_text("a library")
+    monkeypatch.setattr(compiled_step, "load", lambda _: Library())
+    head, files = compiled_step.compiled_head(weight, eager, "auto", [tmp_path])
+    assert files == [file]
+    for count in (1, 3):
+        torch.testing.assert_close(head(states[:count]), eager(states[:count]))
 
 
 def test_a_broken_library_is_named(tmp_path: Path) -> None:
@@ -309,7 +331,7 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
     exact, eager = LeanLlama(copy.deepcopy(module).float(), slots=3), LeanLlama(module, slots=3, int8=int8)
     models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
     windows = len(set(eager.shape.windows))
-    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 2 * windows + 1
+    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 2 * windows + 2, "one row and the head once"
     monkeypatch.setenv("CXX", "no-such-compiler")
     models.append(LeanLlama(module, slots=3, int8=int8, compiled="auto"))
     for model in models:
