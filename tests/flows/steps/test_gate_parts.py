@@ -230,7 +230,8 @@ def test_the_gate_refuses_a_cpu_config_under_a_cuda_name(step: StepContext, monk
 
 def test_rounded_weights_are_compared_with_the_full_ones_and_identity_keeps_them(pair: LoadedPair) -> None:
     asked: list[str] = []
-    space: Any = SimpleNamespace(dtype="bfloat16-int8", in_dtype=lambda name: (asked.append(name), SimpleNamespace(load=lambda: pair))[1])
+    other = SimpleNamespace(load=lambda **_: pair)
+    space: Any = SimpleNamespace(dtype="bfloat16-int8", in_dtype=lambda name: (asked.append(name), other)[1])
     limit = Thresholds(min_weights_agreement=0.97)
     assert weights_check(StepContext(space, pair), ROWS, limit).checks == (), "these are the full ones"
     [check] = weights_check(StepContext(space, replace(pair, dtype="bfloat16-int8")), ROWS, limit).checks
