@@ -75,7 +75,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None
 
 
 def kept(x: Tensor) -> Tensor:
-    """x as it is, for a compiler that would compute it again wherever it is read, here for every row of a weight; x is contiguous."""
+    """x as it is, for a compiler that would compute it again wherever it is read, for every row of a weight or position of a slot."""
+    x = x.contiguous()  # of a part of something the compiler keeps that part alone, not with the strides that it had
     return x.as_strided(x.shape, x.stride())
 
 
@@ -106,13 +107,13 @@ def attend(shape: Architecture, window: int | None, heads: tuple[Tensor, Tensor,
     keys, values = (one[:, :, : columns.shape[0]][slots].float() for one in memory)  # [n, kv_heads, end, head_dim]
     ahead = positions[:, None, None] - columns
     seen = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)
-    grouped = query.float().reshape(query.shape[0], shape.kv_heads, shape.groups, 1, shape.head_dim)
+    grouped = kept(query.float()).reshape(query.shape[0], shape.kv_heads, shape.groups, 1, shape.head_dim)
     out = []
     for one in grouped.unbind(2):  # a loop each over the slots, from the cache after the first, is faster than one loop for all groups
         scores = (one * keys).sum(-1) * shape.scale
         if shape.attention_softcap is not None:
             scores = shape.attention_softcap * torch.tanh(scores / shape.attention_softcap)
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        weights = kept(scores.masked_fill(~seen, float("-inf")).softmax(-1))
         out.append((weights[..., None] * values).sum(-2))
     return torch.stack(out, 2).reshape(query.shape[0], -1)
 
