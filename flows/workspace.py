@@ -9,13 +9,13 @@ a padded target, and of a draft on another device than the target's, always, and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.pairs import fetch, find_pair
 from serving.artifacts.base import ArtifactError, read_manifest
+from serving.artifacts.compiled_libraries import wanted_mode
 from serving.artifacts.kinds import KINDS, device_of, find_kind
 from serving.artifacts.pair_files import PairFiles, draftwell_home
 from serving.errors import DraftwellError
@@ -159,7 +159,7 @@ class Workspace:
         return load_pair(files, LoadSettings.model_validate({
             "dtype": self.dtype, "device": device, "slots": slots, "max_context": max_context, "chat": self.spec.chat,
             "pad_target": pad_target, "onnx_draft": onnx_draft, "draft_device": draft_device, "keep_modules": keep_modules,
-            "qualifier": qualifier, "compile": "auto" if pad_target else os.environ.get("DRAFTWELL_COMPILE", "try")}))
+            "qualifier": qualifier, "compile": "auto" if pad_target else wanted_mode("try")}))
 
     def resources(
         self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False

@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import re
+from pathlib import Path
 
 from serving.cpu_quota import cpu_quota
 from serving.errors import DraftwellError
@@ -114,6 +115,15 @@ def instruction_set() -> str:
         if capabilities.get(name):
             return name
     return slug(torch.backends.cpu.get_cpu_capability())
+
+
+def cpu_flags() -> str:
+    """All instructions that this processor has, as Linux lists them; elsewhere its name: native code runs only where they are the same."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((" ".join(sorted(line.split()[2:])) for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def lacks_bfloat16() -> bool:

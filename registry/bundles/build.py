@@ -2,8 +2,9 @@
 
 Data files and the runtime's own wheel, every digest checked on the way. The folder is built next to its place and renamed, then the
 link `current` is moved: a server that watches it sees the old bundle or the new one, and an existing bundle is never changed or
-removed. Two builds of one release with one runtime are byte-identical on one machine: nothing in them depends on time or user, and on the
-machine only the compiled layers (`compiled/`), which other kinds of machines leave unused.
+removed. Two builds of one release with one runtime are byte-identical on one machine: nothing in them depends on time, machine or user
+but the compiled layers (`compiled/`), which were made there once, name the folders they were compiled in, and are left unused by other
+processors.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from registry.promotion import adopt, withdrawal
 from registry.releases import ReleaseVersion, find_release, gate_record, is_champion, objection
 from registry.store import Published, Store
 from serving.artifacts.base import read_manifest
-from serving.artifacts.compiled_libraries import COMPILED, used_by
+from serving.artifacts.compiled_libraries import COMPILED, used_by, wanted_mode
 from serving.artifacts.pair_files import PairFiles, combine_fingerprint, is_artifact, models_root, tokenizer_digest
 from serving.bundle.bundle import MANIFEST, FileRecord, Manifest, ModelRecord, open_bundle
 from serving.errors import DraftwellError
@@ -221,7 +222,7 @@ def _fill(place: Path, release: ReleaseVersion, pinned: dict[str, Published], sp
             records[role] = records[role].model_copy(update={"source": "bundled", "folder": f"models/{role}"})
         elif not (kept := models_root() / records[role].folder).exists():
             link(kept, folder)
-    for library in used_by(release.fingerprint) if release.device == "cpu" else []:
+    for library in used_by(release.fingerprint) if release.device == "cpu" and wanted_mode("try") != "off" else []:
         kept = place / COMPILED / library.parent.name / library.name
         kept.parent.mkdir(parents=True)
         shutil.copyfile(library, kept)

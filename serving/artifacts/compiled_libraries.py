@@ -7,6 +7,7 @@ along, in its folder `compiled/`, those that its pair used on the machine that b
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -23,11 +24,20 @@ def libraries_folder() -> Path:
     return draftwell_home() / COMPILED
 
 
+def wanted_mode(default: str) -> str:
+    """How commands want layers compiled, a `compiled_step.Compile`: `$DRAFTWELL_COMPILE`, else the default."""
+    return os.environ.get("DRAFTWELL_COMPILE", default)
+
+
 def note_used(fingerprint: str, files: Iterable[Path]) -> None:
-    """Note which of this machine's libraries a pair uses, so that a bundle can bring them along (`used_by`)."""
+    """Note which of this machine's libraries a pair uses, so that a bundle can bring them along (`used_by`).
+
+    What was noted before stays, as far as it is still there: some commands load some of a pair's models only.
+    """
     folder = libraries_folder()
-    keys = sorted({file.parent.name for file in files if file.parent.parent == folder})
-    if keys and keys != [file.parent.name for file in used_by(fingerprint)]:
+    known = [file.parent.name for file in used_by(fingerprint)]
+    keys = sorted({*known, *(file.parent.name for file in files if file.parent.parent == folder)})
+    if keys != known:
         with suppress(OSError):  # a home that may only be read
             write_json(folder / f"{fingerprint}.json", {"libraries": keys})
 

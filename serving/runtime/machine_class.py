@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from serving.device import device_class
+from serving.runtime.commands import Role
 from serving.runtime.pair import LoadedPair
 
 COMPILED = "+compiled-"
 """Stands between the machine's own class and the roles whose single tokens compiled layers decode (models/compiled_step.py)."""
+
+
+MEASURED: tuple[Role, ...] = ("draft", "target")
 
 
 def machine_class(pair: LoadedPair) -> str:
@@ -16,8 +20,11 @@ def machine_class(pair: LoadedPair) -> str:
 
 
 def compiled_roles(pair: LoadedPair) -> list[str]:
-    """Roles of the models that decode single tokens by compiled layers, sorted."""
-    return sorted(role for role, model in pair.models.items() if getattr(model, "step", None) is not None)
+    """Of the models that a hardware profile measures, the roles that decode by compiled layers.
+
+    Others (a qualifier) are loaded by some commands and left out by others, and the class must not depend on that.
+    """
+    return [role for role in MEASURED if getattr(pair.models.get(role), "step", None) is not None]
 
 
 def without_layers(name: str) -> str:

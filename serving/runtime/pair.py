@@ -196,8 +196,9 @@ def load_pair(files: PairFiles, settings: LoadSettings | None = None) -> LoadedP
             model.release()
     pair = LoadedPair(files.name, settings.dtype, settings.device, models, modules, tokenizer, fingerprint(files, settings.dtype),
                       settings.chat, padded_to, files_digest)
-    note_used(pair.fingerprint, [file for model in models.values() if isinstance(model, LeanLlama) and model.step
-                                 for file in model.step.files])
+    if padded_to is None:  # a padded target has layers of its own, and no bundle
+        note_used(pair.fingerprint, [file for model in models.values() if isinstance(model, LeanLlama) and model.step
+                                     for file in model.step.files])
     return pair
 
 

@@ -97,6 +97,7 @@ def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -
         None where they are not available here: another target or dtype, a draft that is not in the registry, or no memory for both.
     """
     from components.gate.footprint import room_for_another
+    from serving.artifacts.compiled_libraries import wanted_mode
     from serving.artifacts.pair_files import fingerprint
     from serving.runtime.pair import LoadSettings, load_pair
     from serving.runtime.strategies import STRATEGIES
@@ -110,4 +111,5 @@ def pair_with(step: StepContext, champion: ReleaseVersion, draft: Path | None) -
     if fingerprint(files, pair.dtype) != champion.fingerprint:
         return None
     onnx = any(strategy.prefers_onnx for strategy in STRATEGIES.values())
-    return load_pair(files, LoadSettings(dtype=pair.dtype, chat=space.spec.chat, onnx_draft=onnx))
+    return load_pair(files, LoadSettings.model_validate({"dtype": pair.dtype, "chat": space.spec.chat, "onnx_draft": onnx,
+                                                         "compile": wanted_mode("try")}))

@@ -38,7 +38,8 @@ def next_piece(command: Forward, read: int, room: int | None) -> Forward:
 def share_room(tasks: Iterable[Task], room: int | None) -> list[Task]:
     """Set every task's next piece, and return those that have one now.
 
-    Forward passes of at most `LEAST` tokens, as in decoding, always run; longer ones share `room` in their order.
+    Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in decoding, always run; longer ones share
+    `room` in their order.
 
     Args:
         room: tokens of prompts that the batch may read; None: all.
@@ -46,7 +47,7 @@ def share_room(tasks: Iterable[Task], room: int | None) -> list[Task]:
     chosen = []
     for task in tasks:
         assert task.waiting is not None
-        long = len(task.waiting.tokens) - task.read > LEAST
+        long = len(task.waiting.tokens) - task.read > max(LEAST, task.waiting.keep)  # not a long draft that is verified
         if long and room is not None and room < LEAST:
             continue
         task.piece = next_piece(task.waiting, task.read, room if long else None)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from serving.artifacts.compiled_libraries import LIBRARY
-from serving.device import device_class
+from serving.device import cpu_flags
 from serving.errors import DraftwellError
 from serving.runtime.models import compiled_layer, lean_layer, quantised, row_attention
 from serving.runtime.models.compiled_layer import CompiledLayer, Head, ManyRows, OneRow
@@ -40,9 +40,9 @@ class Runner(Protocol):
 
 
 def library(name: str, folders: Sequence[Path]) -> Path:
-    """Where a library is, by its key: in the first of the folders that has it; if none has, where it will be, in the first of all."""
+    """Where a library is, by its key: in the first of the folders that has it; if none has, where it will be, in the last."""
     files = [folder / name / LIBRARY for folder in folders]
-    return next((file for file in files if file.is_file()), files[0])
+    return next((file for file in files if file.is_file()), files[-1])
 
 
 def load(file: Path) -> Runner:
@@ -67,9 +67,10 @@ def head_key(weight: Tensor) -> str:
 
 
 def digest(*parts: object) -> str:
-    """A key of these parts, the kind of machine, torch and the code."""
-    code = [Path(str(part.__file__)).read_bytes() for part in (compiled_layer, lean_layer, quantised, row_attention)]
-    text = repr((*parts, device_class("cpu"), torch.__version__, sorted(OPTIONS.items())))
+    """A key of these parts, the processor's instructions, torch and the code."""
+    files = [__file__, *(str(part.__file__) for part in (compiled_layer, lean_layer, quantised, row_attention))]
+    code = [Path(file).read_bytes() for file in files]
+    text = repr((*parts, cpu_flags(), torch.__version__, sorted(OPTIONS.items())))
     return hashlib.sha256(b"".join([text.encode(), *code])).hexdigest()[:32]
 
 
@@ -123,18 +124,18 @@ def build_library(module: torch.nn.Module, arguments: tuple[Any, ...], vary: tup
     if compiler() is None:
         raise DraftwellError("layers cannot be compiled, there is no C++ compiler here: install g++, or load the pair with compile=off",
                              code="no_compiler")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's own, about itself
-        try:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's own, about itself
             traced = torch.export.export(module, arguments, dynamic_shapes=vary).module()
             options = {**OPTIONS, "aot_inductor.output_path": str(Path(folder) / LIBRARY)}
             with packed_as_arguments():
                 made = torch._inductor.aot_compile(traced, arguments, options=options)
-        except Exception as error:  # tracer, compiler and linker have errors of their own
-            raise DraftwellError(f"the layers could not be compiled ({str(error)[:200]!r}): load the pair with compile=off",
-                                 code="compile_failed") from error
-        Path(str(made)).replace(file)
+            Path(str(made)).replace(file)
+    except Exception as error:  # tracer, compiler, linker and a folder that may not be written to have errors of their own
+        raise DraftwellError(f"the layers could not be compiled ({str(error)[:200]!r}): load the pair with compile=off",
+                             code="compile_failed") from error
 
 
 @contextmanager

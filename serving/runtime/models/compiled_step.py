@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -112,7 +113,7 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
 
     Args:
         weights: of each layer, by name (`lean_layer.layer_weights`), as one token reads them.
-        folders: where libraries may be; the first is where new ones are kept.
+        folders: where libraries may be; the last is where new ones are kept.
     Raises:
         DraftwellError: they are to be compiled, and there is no C++ compiler or it fails; or a kept library is broken.
     """
@@ -196,10 +197,12 @@ def make_once(file: Path, make: Callable[[], None], *, again: bool) -> None:
     try:
         make()
     except DraftwellError as error:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        failed.write_text(f"{error}\nDelete this file to try again.\n")
+        with suppress(OSError):  # a home that may only be read, or is full
+            file.parent.mkdir(parents=True, exist_ok=True)
+            failed.write_text(f"{error}\nDelete this file to try again.\n")
         raise
-    failed.unlink(missing_ok=True)
+    with suppress(OSError):
+        failed.unlink(missing_ok=True)
 
 
 def is_compiled(layer: Layer, weights: Mapping[str, Tensor], folders: Sequence[Path]) -> bool:

@@ -75,7 +75,7 @@ class LeanLlama(TransformersModel):
         with torch.inference_mode():
             self.final_norm = norm_weight(body.norm, shape)
             compiles = compiled != "off" and self.dtype == torch.bfloat16 and self.device.type == "cpu"
-            folders = [libraries_folder(), *libraries]
+            folders = [*libraries, libraries_folder()]  # those of a bundle were checked by their digests
             if compiled == "try" and (compiler() is None or weight_bytes(body.layers) < WORTH_COMPILING):
                 compiled = "auto"
             if compiles and compiled == "auto":

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from serving.artifacts.base import Artifact
-from serving.artifacts.compiled_libraries import COMPILED
+from serving.artifacts.compiled_libraries import COMPILED, wanted_mode
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.kinds import other_temperature
@@ -63,7 +63,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     else:
         pair = load_pair(files, LoadSettings.model_validate({
             "dtype": manifest.dtype, "device": manifest.device, "slots": slots, "max_context": settings.max_context,
-            "libraries": bundle.path / COMPILED,
+            "compile": "off" if wanted_mode("auto") == "off" else "auto", "libraries": bundle.path / COMPILED,
             "onnx_draft": any(find_strategy(choice.name).prefers_onnx for choice in choices)}))
         if governor:  # whom the cores belong to was seen while models were loaded
             governor.check()
@@ -166,9 +166,10 @@ def check_layers(config: DecodingConfig, artifacts: Mapping[str, Artifact], pair
     """The same for compiled layers: a profile that was measured with them does not hold without, nor the other way round."""
     here, measured, tuned = machine_class(pair), measured_on(artifacts), config.provenance.device_class
     if uses_profile(config) and measured not in (None, here):
-        raise DraftwellError(f"the bundle's hardware profile was measured on {measured}, and the models loaded here are {here}: bring the "
-                             "folder `compiled` of DRAFTWELL_HOME to where it was, or run `draftwell calibrate` and `draftwell tune` here "
-                             "and deploy again", code="profile_of_other_layers")
+        eager = here == without_layers(here)
+        mend = "unset DRAFTWELL_COMPILE and deploy again where it was tuned" if eager else "set DRAFTWELL_COMPILE=off"
+        raise DraftwellError(f"the bundle's hardware profile was measured on {measured}, and the models loaded here are {here}: {mend}, or "
+                             "run `draftwell calibrate` and `draftwell tune` here and deploy again", code="profile_of_other_layers")
     if tuned is not None and tuned != here and without_layers(tuned) == without_layers(here):
         log.warning("the decoding config was tuned on %s, the models loaded here are %s: another choice may be faster", tuned, here)
 

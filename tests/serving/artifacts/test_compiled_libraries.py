@@ -30,8 +30,10 @@ def test_what_a_pair_uses_is_noted_once_and_found_by_its_fingerprint(home: Path,
     note_used("print", [one, two])
     note_used("print", [])
     assert (home / "print.json").stat().st_mtime_ns == written
+    note_used("print", [three := kept(home, "4")])
+    assert used_by("print") == [one, two, three], "a command that loads one of the models leaves the others noted"
     one.unlink()
-    assert used_by("print") == [two]
+    assert used_by("print") == [two, three]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"libraries": 3}', '{"libraries": [3]}'])

@@ -21,4 +21,5 @@ def test_compiled_layers_make_another_class() -> None:
     assert machine_class(pair(target=object(), draft=None)) == f"{here}+compiled-target"
     both = machine_class(pair(target=object(), draft=object()))
     assert both == f"{here}+compiled-draft-target"
+    assert machine_class(pair(target=object(), draft=object(), qualifier=object())) == both, "some commands load no qualifier"
     assert without_layers(both) == without_layers(here) == here

@@ -121,3 +121,15 @@ def test_a_failing_piece_ends_its_request_alone() -> None:
     assert isinstance(late.error, RuntimeError)
     assert busy.error is None
     assert len(busy.output) == 100
+
+
+def test_a_long_draft_is_verified_while_an_older_prompt_is_read() -> None:
+    """A verification of more tokens than `LEAST` is no prompt: it would wait until the prompts of older requests are read."""
+    models = table_pair(vocab=8, noise=0.0)
+    engine = Engine(models, prompt_tokens=ROOM)
+    begun(engine, "autoregressive")
+    older = engine.submit(LONG * 2, Sampling(max_tokens=2), build_strategy("autoregressive"))
+    younger = engine.submit([1, 2], Sampling(max_tokens=90), build_strategy("vanilla_sd", {"num_speculative_tokens": 20}))
+    while not older.output:
+        engine.step()
+    assert len(younger.output) > 20

@@ -225,12 +225,30 @@ def test_trying_skips_small_models_and_what_failed_before(tmp_path: Path, monkey
 
 
 def test_a_library_may_lie_in_a_further_folder(tmp_path: Path) -> None:
-    own, bundled = folders = [tmp_path / "own", tmp_path / "bundled"]
+    bundled, own = folders = [tmp_path / "bundled", tmp_path / "own"]
     assert library("key", folders).parent.parent == own
     there = bundled / "key" / LIBRARY
     there.parent.mkdir(parents=True)
     there.write_text("a library")
     assert library("key", folders) == there
+    kept = own / "key" / LIBRARY
+    kept.parent.mkdir(parents=True)
+    kept.write_text("another")
+    assert library("key", folders) == there, "that of the bundle was checked by its digest"
+
+
+def test_a_home_that_cannot_be_written_is_no_error_unless_layers_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                               caplog: pytest.LogCaptureFixture) -> None:
+    """The default of all commands: it must not end where nothing can be kept."""
+    (tmp_path / "compiled").write_text("a file in the folder's place")
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+    monkeypatch.setattr(lean_llama, "compiler", lambda: "g++")
+    monkeypatch.setattr(compiled_library, "compiler", lambda: "g++")
+    monkeypatch.setattr(lean_llama, "WORTH_COMPILING", 0)
+    assert LeanLlama(llama(torch.bfloat16), compiled="try").step is None
+    assert "could not be compiled" in caplog.text
+    with raises_code("compile_failed"):
+        LeanLlama(llama(torch.bfloat16), compiled="on")
 
 
 def test_a_compiled_head_reads_one_token_and_the_eager_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
