@@ -41,7 +41,7 @@ from tests.support.loop.unattended import quick_dtype
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 TIMES = range(10)
 THRESHOLDS = Thresholds.of(load_gates().model_dump())
-CHOICE: tuple[str, dict[str, Any]] = StrategyChoice("prompt_lookup")
+CHOICE = StrategyChoice("prompt_lookup")
 """What the default pair is served with, or like: faster than plain decoding on most prompts."""
 PROMPTS, TOKENS = 8, 32
 ACCEPTANCE = "vanilla_sd: acceptance"
@@ -100,8 +100,8 @@ def gated(space: Any, pair: LoadedPair) -> GateVerdict:
     """The measured part of the gate: candidate and champion decode with the same config, interleaved with plain decoding."""
     space, resources = space.in_dtype(pair.dtype), StrategyResources({}, pair.special_tokens)
     rival = ChampionComparison(contenders=(StrategyContender(pair, resources, CHOICE, "champion"),))
-    return measured(StepContext(space, pair), demo_prompts(PROMPTS), BenchJudge(*CHOICE, THRESHOLDS), resources, rival,
-                    GateSettings(max_tokens=TOKENS))[1]
+    judging = BenchJudge(CHOICE.name, dict(CHOICE.parameters), THRESHOLDS)
+    return measured(StepContext(space, pair), demo_prompts(PROMPTS), judging, resources, rival, GateSettings(max_tokens=TOKENS))[1]
 
 
 @pytest.fixture
