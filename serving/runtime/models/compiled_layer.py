@@ -1,6 +1,6 @@
 """A decoder layer, and the head, as functions of tensors alone, in forms that torch's compiler makes fast for a few tokens.
 
-One token multiplies by sums along the rows of a weight, which become one pass over the weight as it is stored. Several tokens multiply by
+Up to `FEW` tokens multiply by sums that become one pass over a weight in blocks of outputs (`in_blocks`). More tokens multiply by
 oneDNN's kernels, with weights in its layout, and everything between two products is compiled. Numbers between two products are float32.
 Nothing here is called in a forward pass: `compiled_step` has it compiled.
 """
@@ -20,13 +20,18 @@ from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.lean_layer import NORMS, Layer
 from serving.runtime.models.row_attention import weigh
 
+BLOCK = 16
+"""Outputs that lie side by side for every input: one vector of float32, so that no sum runs across a vector."""
+FEW = 4
+"""Tokens that one pass over a weight serves in the time that reading it takes; eight take twice as long, and oneDNN is faster then."""
+
 
 class CompiledLayer(torch.nn.Module):
     """A layer over a few tokens.
 
     Args:
         layer: one of the wanted shape; its weights give way to the arguments of a call.
-        names: what each of those is (`lean_layer.layer_weights`, or where products are oneDNN's `packed_weights`).
+        names: what each of those is (`in_blocks` of `lean_layer.layer_weights`, or where products are oneDNN's `packed_weights`).
         window: as in `Architecture.windows`.
     """
 
@@ -65,11 +70,33 @@ def bound(layer: Layer, weights: Mapping[str, Tensor], product: Callable[..., Te
     return other
 
 
+def in_blocks(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A layer's weights with those of products as `product` reads them fastest: `[out / BLOCK, in, BLOCK]` instead of `[out, in]`.
+
+    int4 weights have a layout of their own, and outputs that fill no blocks stay as they are.
+    """
+    return {name: one if "." in name or name in NORMS or one.dtype == torch.uint8 else blocked(one) for name, one in weights.items()}
+
+
+def blocked(weight: Tensor) -> Tensor:
+    """`[out, in]` → `[out / BLOCK, in, BLOCK]`, where that comes out even."""
+    outputs, inputs = weight.shape
+    return weight if outputs % BLOCK else weight.view(-1, BLOCK, inputs).transpose(1, 2).contiguous()
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Tensor:
-    """`[1, in]` → `[1, out]`, float32, by a weight `[out, in]`, or by what it was rounded to (`quantised.Rounded.stored`)."""
+    """`[n, in]` → `[n, out]`, float32, for a few tokens, by a weight of `in_blocks`; `scale` as in `quantised.Rounded.stored`.
+
+    A sum for each token, so that the compiler reads a weight once, for all of them; each has an axis for its token, so that it is written
+    where the others are, and not copied there.
+    """
     if weight.dtype == torch.uint8:
         return packed_product(x, weight, bias, scale)
-    out = (weight.float() * kept(x)).sum(-1)[None]
+    x, whole = kept(x), weight.float()[None]
+    if weight.dim() == 3:
+        out = torch.cat([(whole * one[:, :, None]).sum(-2) for one in x[:, None].unbind()]).flatten(1)
+    else:
+        out = torch.cat([(whole * one).sum(-1) for one in x[:, None].unbind()])
     out = out if scale is None else out * scale.float()
     return out if bias is None else out + bias.float()
 
@@ -145,6 +172,12 @@ class OneToken(CompiledLayer):
     product, attend = staticmethod(product), staticmethod(attend)
 
 
+class FewTokens(CompiledLayer):
+    """`FEW` tokens of one row."""
+
+    product, attend = staticmethod(product), staticmethod(attend_row)
+
+
 class ManyRows(CompiledLayer):
     """Several rows of one token each."""
 
@@ -152,14 +185,14 @@ class ManyRows(CompiledLayer):
 
 
 class OneRow(CompiledLayer):
-    """Several tokens of one row."""
+    """More tokens of one row."""
 
     product, attend = staticmethod(packed_product), staticmethod(attend_row)
 
 
 class Head(torch.nn.Module):
-    """The output head for one token."""
+    """The output head for a few tokens."""
 
-    def forward(self, state: Tensor, weight: Tensor) -> Tensor:
-        """State `[1, hidden]`, weight `[vocab, hidden]` → logits `[1, vocab]` float32."""
-        return product(state.float(), weight, None)
+    def forward(self, states: Tensor, weight: Tensor) -> Tensor:
+        """States `[n, hidden]`, weight `[vocab, hidden]` or in blocks → logits `[n, vocab]` float32."""
+        return product(states.float(), weight, None)

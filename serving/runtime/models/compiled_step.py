@@ -1,8 +1,8 @@
 """Steps of decoding by compiled layers: one call a layer instead of some twenty.
 
 At a few tokens a forward pass reads every weight once and computes little; the time goes into memory and into calls. One token of a row,
-several tokens of a row, and several rows of one token each have a library of their own (`compiled_layer`, `compiled_library`). All else
-goes the eager way of `lean_llama`.
+a few and more tokens of a row, and several rows of one token each have a library of their own (`compiled_layer`, `compiled_library`). All
+else goes the eager way of `lean_llama`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from serving.errors import DraftwellError
-from serving.runtime.models.compiled_layer import CompiledLayer, ManyRows, OneRow, OneToken
+from serving.runtime.models.compiled_layer import FEW, CompiledLayer, FewTokens, ManyRows, OneRow, OneToken, blocked, in_blocks
 from serving.runtime.models.compiled_library import Runner, build, build_head, head_key, key, library, load
 from serving.runtime.models.lean_layer import Layer, packed_weights
-from serving.runtime.models.linear import FEW
+from serving.runtime.models.linear import ROUNDED_ROWS
 from serving.runtime.models.row_attention import Placed, additive
 from serving.runtime.models.slots import Slots
 
@@ -32,12 +32,14 @@ Compile = Literal["auto", "try", "on", "off"]
 the eager way where that fails (try); all, or an error (on); none."""
 WORTH_COMPILING = 16 << 20
 """Bytes of the layers of a model that is large enough: a smaller one never makes good the minute that compiling takes."""
-Form = Literal["token", "row", "rows"]
-FORMS: dict[Form, type[CompiledLayer]] = {"token": OneToken, "row": OneRow, "rows": ManyRows}
+Form = Literal["token", "few", "row", "rows"]
+FORMS: dict[Form, type[CompiledLayer]] = {"token": OneToken, "few": FewTokens, "row": OneRow, "rows": ManyRows}
 """Forward passes that are compiled."""
 LONGEST_ROW = 16
 """Tokens of a row up to which it is compiled."""
-PADDED = {2: 4, 7: 8}
+IN_BLOCKS = ("token", "few")
+"""Forms that read weights in blocks; the others read them in oneDNN's layout."""
+PADDED: dict[Form, dict[int, int]] = {"few": {2: FEW, 3: FEW}, "row": {2: 4, 7: 8}, "rows": {2: 4, 7: 8}}
 """Tokens → how many are computed: oneDNN's products of a model took 24.9 ms over two rows, 18.8 over four, 25 over seven, 23 over eight."""
 Calls = list[tuple[Runner, list[Tensor]]]
 """For each layer its library and weights."""
@@ -56,16 +58,19 @@ class CompiledStep:
     def __init__(self, calls: Mapping[Form, Calls], windows: Sequence[int | None], slots: Slots, most: int | None = None,
                  files: Sequence[Path] = ()):
         self._calls, self._windows, self._slots, self._most = calls, windows, slots, most
-        self.pads = PADDED if most is None else {}
         self._columns = torch.arange(slots.max_context)
         self.files = tuple(files)
+
+    def pads(self, form: Form) -> Mapping[int, int]:
+        """Tokens of a form → how many are computed; the same number where there is none."""
+        return PADDED.get(form, {}) if self._most is None else {}
 
     def form(self, rows: Sequence[Placed]) -> Form | None:
         """The form that packed rows have, or None where they are not compiled."""
         if self._most is not None and sum(count for _, _, count in rows) > self._most:
             return None
         if len(rows) == 1 and 1 < rows[0][2] <= LONGEST_ROW:
-            form: Form = "row"
+            form: Form = "few" if rows[0][2] <= FEW and "few" in self._calls else "row"
         elif all(count == 1 and slot < self._slots.count for slot, _, count in rows):  # branches are no part of the slots' tensors
             form = "token" if len(rows) == 1 else "rows"
         else:
@@ -79,7 +84,7 @@ class CompiledStep:
             ropes: for each layer cosines and sines of their positions, `[n, 1, head_dim]`.
             positions: `[n]`.
         """
-        memories, places = self._one_row(positions, *rows[0]) if form == "row" else self._rows(positions, rows)
+        memories, places = self._rows(positions, rows) if form in ("token", "rows") else self._one_row(positions, *rows[0])
         for (runner, weights), rope, memory, place in zip(self._calls[form], ropes, memories, places, strict=True):
             (x,) = runner.run([x, *rope, *memory, *place, *weights])
         return x
@@ -92,7 +97,7 @@ class CompiledStep:
 
     def _rows(self, positions: Tensor, rows: Sequence[Placed]) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
         """For each layer its memory and place as in `attend`."""
-        slots = padded(torch.tensor([slot for slot, _, _ in rows]), self.pads)
+        slots = padded(torch.tensor([slot for slot, _, _ in rows]), self.pads("rows"))
         place = slots, positions, self._columns[: max(start for _, start, _ in rows) + 1]
         return list(zip(self._slots.keys, self._slots.values, strict=True)), [place] * len(self._windows)
 
@@ -100,8 +105,8 @@ class CompiledStep:
 def padded(each: Tensor, pads: Mapping[int, int]) -> Tensor:
     """What belongs to each of some tokens `[n, …]`, the last repeated up to `pads[n]`: it is computed again, into the same place.
 
-    >>> padded(torch.tensor([3, 7]), PADDED).tolist()
-    [3, 7, 7, 7]
+    >>> padded(torch.tensor([3, 7]), {2: 3}).tolist()
+    [3, 7, 7]
     """
     more = pads.get(len(each), len(each)) - len(each)
     return torch.cat([each, each[-1:].expand(more, *each.shape[1:])]) if more else each
@@ -112,7 +117,7 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
     """The compiled layers of a bfloat16 model, or None where they are not wanted or, under `auto`, not there yet.
 
     Args:
-        weights: of each layer, by name (`lean_layer.layer_weights`), as one token reads them.
+        weights: of each layer, by name, as a few tokens read them (`compiled_layer.in_blocks`).
         folders: where libraries may be; the last is where new ones are kept.
     Raises:
         DraftwellError: they are to be compiled, and there is no C++ compiler or it fails; or a kept library is broken.
@@ -120,15 +125,18 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
     if wanted == "off":
         return None
     packed = [packed_weights(*pair) for pair in zip(layers, weights, strict=True)]
+    int4 = weights[0]["qkv"].dtype == torch.uint8
     calls: dict[Form, Calls] = {}
     files: list[Path] = []
     for form in FORMS:
-        read = weights if form == "token" else [one for one in packed if one is not None]
+        if int4 and form == "few":
+            continue  # a row of any number reads the same weights
+        read = weights if form in IN_BLOCKS else [one for one in packed if one is not None]
         found = compiled_calls(form, layers, read, wanted, folders) if len(read) == len(layers) else None
         if found is not None:
             calls[form] = found[0]
             files += found[1]
-    most = FEW["int4"] if weights[0]["qkv"].dtype == torch.uint8 else None
+    most = ROUNDED_ROWS["int4"] if int4 else None
     return CompiledStep(calls, layers[0].shape.windows, slots, most, files) if calls else None
 
 
@@ -137,7 +145,7 @@ def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mappin
     """A form's library and weights for each layer, and the libraries' files; arguments and errors as in `compiled_step`."""
     runners: dict[int | None, Runner] = {}
     files = []
-    windows = layers[0].shape.windows if form != "row" else (None,) * len(layers)  # a row's windows are in its mask
+    windows = layers[0].shape.windows if form in ("token", "rows") else (None,) * len(layers)  # a row's windows are in its mask
     for window in dict.fromkeys(windows):
         number = windows.index(window)
         module = FORMS[form](layers[number], list(weights[number]), window)
@@ -152,24 +160,32 @@ def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mappin
 
 def compiled_head(weight: Tensor, eager: Callable[[Tensor], Tensor], wanted: Compile, folders: Sequence[Path]
                   ) -> tuple[Callable[[Tensor], Tensor], list[Path]]:
-    """A head that is compiled for one token, and its library; `eager` and none where there is none.
+    """A head that is compiled for up to `FEW` tokens, and its libraries; `eager` and none where there are none.
 
     Args:
-        weight: `[vocab, hidden]`.
-        eager: for several tokens.
+        weight: `[vocab, hidden]`, of which a copy in blocks is kept.
+        eager: for more tokens.
     """
-    file = library(head_key(weight), folders)
-    runner = loaded(file, wanted, partial(build_head, weight, file))
-    if runner is None:
-        return eager, []
+    weight = blocked(weight)
+    runners: dict[int, Runner] = {}
+    files = []
+    for tokens in (1, FEW):
+        file = library(head_key(weight, tokens), folders)
+        runner = loaded(file, wanted, partial(build_head, weight, tokens, file))
+        if runner is None:
+            return eager, []
+        runners[tokens] = runner
+        files.append(file)
 
     def head(states: Tensor) -> Tensor:
-        if len(states) > 1:
+        count = len(states)
+        if count > FEW:
             return eager(states)
-        (logits,) = runner.run([states, weight])
-        return logits
+        pads = PADDED["few"]
+        (logits,) = runners[pads.get(count, count)].run([padded(states, pads), weight])
+        return logits[:count]
 
-    return head, [file]
+    return head, files
 
 
 def loaded(file: Path, wanted: Compile, make: Callable[[], None]) -> Runner | None:
@@ -207,4 +223,5 @@ def make_once(file: Path, make: Callable[[], None], *, again: bool) -> None:
 
 def is_compiled(layer: Layer, weights: Mapping[str, Tensor], folders: Sequence[Path]) -> bool:
     """Whether single tokens of a model with this first layer were compiled before (for all of its windows, `compiled_step` finds out)."""
+    weights = in_blocks(weights)
     return library(key(OneToken(layer, list(weights), layer.shape.windows[0]), weights), folders).is_file()

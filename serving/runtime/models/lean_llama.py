@@ -21,6 +21,7 @@ from torch import Tensor
 from serving.artifacts.compiled_libraries import libraries_folder
 from serving.number_format import Weights
 from serving.runtime.models.architecture import architecture_of
+from serving.runtime.models.compiled_layer import in_blocks
 from serving.runtime.models.compiled_library import compiler
 from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, compiled_head, compiled_step, is_compiled, padded
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
@@ -82,11 +83,11 @@ class LeanLlama(TransformersModel):
                 first = Layer(body.layers[0], make, shape)
                 compiles = is_compiled(first, layer_weights(first, body.layers[0]), folders)
             self.layers: list[Layer] = []
-            stored: list[dict[str, Tensor]] = []  # compiled layers read the weights as they are stored
+            stored: list[dict[str, Tensor]] = []  # as compiled layers read them
             for layer in body.layers:  # once: a layer that was read may give up its weights (`released_as_read`)
                 self.layers.append(Layer(layer, make, shape))
                 if compiles:
-                    stored.append(layer_weights(self.layers[-1], layer))
+                    stored.append(in_blocks(layer_weights(self.layers[-1], layer)))
             self._head = linear(self.head_weight)
             self.ropes = {name: self._rope_table(name) for name in set(shape.ropes)}
         self.step = compiled_step(self.layers, stored, self.slots, compiled, folders) if compiles else None
@@ -118,8 +119,9 @@ class LeanLlama(TransformersModel):
             end = at + sum(count for _, _, count in rows)
             form = None if self.step is None else self.step.form(rows)
             if self.step is not None and form is not None:
-                own = padded(positions[at:end], self.step.pads)
-                x = self.step(form, padded(self._embed(ids[at:end]), self.step.pads), self._layer_ropes(own), own, rows)
+                pads = self.step.pads(form)
+                own = padded(positions[at:end], pads)
+                x = self.step(form, padded(self._embed(ids[at:end]), pads), self._layer_ropes(own), own, rows)
                 states.append(norm(x[: end - at], self.final_norm, self.eps))
             else:
                 states.append(self.run_layers(ids[at:end], positions[at:end], RowAttention(self.slots, rows, self.shape)))

@@ -18,7 +18,7 @@ MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 """A weight `[out, in]` and its bias `[out]` → their product."""
 INT8_ROWS = 2
 """Rows up to which 8-bit weights win: 203 against 312 µs for one row of 3072 × 576, 274 against 310 for four (one core)."""
-FEW: dict[Weights, int] = {"int8": 2, "int4": 8}
+ROUNDED_ROWS: dict[Weights, int] = {"int8": 2, "int4": 8}
 """Rows up to which a target's rounded weights win (docs/log.md, "Weights of fewer bytes")."""
 PACKED_FOR_ROWS = 8
 """Rows that oneDNN's weight layout is chosen for; layouts chosen for 1 to 64 rows were measured within 3 %."""
@@ -89,7 +89,7 @@ class RoundedLinear:
         self._wide = linear(whole.dense().to(weight.dtype), bias)
         self.packed: Tensor | None = getattr(self._wide, "packed", None)
         self.rounded = None if self.packed is None else whole.stored()
-        self._few, self._plus = FEW["int8" if whole.zero is None else "int4"], 0 if bias is None else bias
+        self._few, self._plus = ROUNDED_ROWS["int8" if whole.zero is None else "int4"], 0 if bias is None else bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in]` → `[rows, out]`."""

@@ -18,9 +18,9 @@ from serving.errors import DraftwellError
 from serving.number_format import WEIGHTS, Weights
 from serving.runtime.commands import Forward
 from serving.runtime.models import compiled_library, compiled_step, lean_llama
-from serving.runtime.models.compiled_layer import CompiledLayer, Head, OneRow, OneToken
+from serving.runtime.models.compiled_layer import BLOCK, FEW, CompiledLayer, FewTokens, Head, OneRow, OneToken, blocked, in_blocks, product
 from serving.runtime.models.compiled_library import LIBRARY, key, library, load
-from serving.runtime.models.compiled_step import FORMS, LONGEST_ROW, CompiledStep, Form
+from serving.runtime.models.compiled_step import FORMS, IN_BLOCKS, LONGEST_ROW, CompiledStep, Form
 from serving.runtime.models.lean_layer import layer_weights
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
@@ -37,20 +37,22 @@ class Uncompiled:
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         self.called()
-        end = 7 if isinstance(self.module, OneRow) else 8
+        end = 7 if isinstance(self.module, OneRow | FewTokens) else 8
         return [self.module((inputs[0], inputs[1], inputs[2]), (inputs[3], inputs[4]), tuple(inputs[5:end]), inputs[end:])]
 
 
 def with_step(model: LeanLlama, forms: Sequence[Form] = tuple(FORMS), most: int | None = None) -> Counter[Form]:
     """Give a model the step of compiled layers, less the compiler; returns the calls of layers, by form."""
     called: Counter[Form] = Counter()
-    weights = [layer_weights(*pair) for pair in zip(model.layers, model.module.model.layers, strict=True)]
+    whole = [layer_weights(*pair) for pair in zip(model.layers, model.module.model.layers, strict=True)]
+    blocks = [in_blocks(one) for one in whole]
 
     def runner(form: Form, number: int) -> Uncompiled:
-        window = None if form == "row" else model.shape.windows[number]
-        return Uncompiled(FORMS[form](model.layers[number], list(weights[number]), window), partial(called.update, [form]))
+        window = model.shape.windows[number] if form in ("token", "rows") else None
+        return Uncompiled(FORMS[form](model.layers[number], list(whole[number]), window), partial(called.update, [form]))
 
-    calls = {form: [(runner(form, number), list(one.values())) for number, one in enumerate(weights)] for form in forms}
+    calls = {form: [(runner(form, number), list(one.values())) for number, one in enumerate(blocks if form in IN_BLOCKS else whole)]
+             for form in forms}
     model.step = CompiledStep(calls, model.shape.windows, model.slots, most)
     return called
 
@@ -72,7 +74,7 @@ def test_single_tokens_between_drafts_and_rollbacks_equal_the_plain_module(name:
     logits.append(model.forward([Forward("target", slot, text[12:], 2)])[0].logits)
     torch.testing.assert_close(torch.cat(logits), expected[4:], atol=1e-4, rtol=0)
     # the first four tokens and the other row's one differ in length, hence are eager; a draft of three and the last two are one row
-    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("token", 8), ("row", 2))}
+    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("token", 8), ("few", 2))}
 
 
 @pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
@@ -133,7 +135,8 @@ def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
         logits.append(model.forward([Forward("target", slot, text[at : at + count], count)])[0].logits)
         at += count
     torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=0)
-    assert called == {"row": 5 * module.config.num_hidden_layers}  # all but the last, which is longer than what is compiled
+    # all but the last, which is longer than what is compiled
+    assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("few", 2), ("row", 3))}
 
 
 def test_padding_writes_nowhere_else() -> None:
@@ -166,7 +169,20 @@ def test_a_token_in_a_branch_goes_the_eager_way() -> None:
         one = each.forward([Forward("target", branch, (7,))])[0].logits
         outputs.append(torch.cat([one, each.forward([Forward("target", branch, (5, 6), 2)])[0].logits]))
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
-    assert called == {"row": 2 * module.config.num_hidden_layers}
+    assert called == dict.fromkeys(("row", "few"), module.config.num_hidden_layers)
+
+
+@pytest.mark.parametrize("tokens", [1, FEW])
+@pytest.mark.parametrize("outputs", [2 * BLOCK, BLOCK + 1])
+def test_a_product_by_blocks_is_that_by_rows(tokens: int, outputs: int) -> None:
+    """Of outputs that fill blocks and of those that do not, which stay as they are; with a bias, and with scales of an int8 weight."""
+    random = torch.Generator().manual_seed(tokens)
+    whole = torch.randint(-127, 128, (outputs, 24), generator=random, dtype=torch.int8)
+    x, bias, scale = (torch.randn(*size, generator=random) for size in ((tokens, 24), (outputs,), (outputs,)))
+    weights = in_blocks({"down0": whole, "down0.bias": bias, "down0.scale": scale, "attention_norm": x[0]})
+    assert weights["down0"].shape == ((2, 24, BLOCK) if outputs % BLOCK == 0 else (outputs, 24))
+    assert torch.equal(weights["attention_norm"], x[0])
+    torch.testing.assert_close(product(x, weights["down0"], bias, scale), (x @ whole.float().T) * scale + bias, rtol=1e-5, atol=1e-3)
 
 
 def test_nothing_is_compiled_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,29 +267,31 @@ def test_a_home_that_cannot_be_written_is_no_error_unless_layers_are_asked_for(t
         LeanLlama(llama(torch.bfloat16), compiled="on")
 
 
-def test_a_compiled_head_reads_one_token_and_the_eager_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library takes one token alone: with more it would read the first only, or memory that is not there."""
-    weight = torch.randn(30, 16, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    states = torch.randn(3, 16, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
-    torch.testing.assert_close(Head()(states[:1], weight), states[:1].float() @ weight.float().T)
+def test_a_compiled_head_reads_a_few_tokens_and_the_eager_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library takes the number of tokens that it was made for: with more it would read the first only, or memory that is not there."""
+    weight = torch.randn(2 * BLOCK, 16, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    states = torch.randn(FEW + 1, 16, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
 
     class Library:
         def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            assert len(inputs[0]) == 1
+            ran.append(len(inputs[0]))
             return [Head()(*inputs)]
 
     def eager(several: torch.Tensor) -> torch.Tensor:
         return several.float() @ weight.float().T
 
+    ran: list[int] = []
     assert compiled_step.compiled_head(weight, eager, "auto", [tmp_path]) == (eager, [])
-    file = tmp_path / compiled_library.head_key(weight) / LIBRARY
-    file.parent.mkdir()
-    file.write_text("a library")
+    files = [tmp_path / compiled_library.head_key(blocked(weight), tokens) / LIBRARY for tokens in (1, FEW)]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("a library")
     monkeypatch.setattr(compiled_step, "load", lambda _: Library())
-    head, files = compiled_step.compiled_head(weight, eager, "auto", [tmp_path])
-    assert files == [file]
-    for count in (1, 3):
+    head, found = compiled_step.compiled_head(weight, eager, "auto", [tmp_path])
+    assert found == files
+    for count in range(1, FEW + 2):
         torch.testing.assert_close(head(states[:count]), eager(states[:count]))
+    assert ran == [1, FEW, FEW, FEW]
 
 
 def test_a_broken_library_is_named(tmp_path: Path) -> None:
@@ -299,7 +317,7 @@ def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.Mo
     assert len({same, of(model), *others}) == 5
 
 
-STEPS: dict[Form, list[int]] = {"token": [1], "row": [2, 3, 8, LONGEST_ROW], "rows": [1, 1, 1]}
+STEPS: dict[Form, list[int]] = {"token": [1], "few": [2, 3, FEW], "row": [5, 7, 8, LONGEST_ROW], "rows": [1, 1, 1]}
 """Tokens of rows: of the row one pass after another, of rows at once."""
 
 
@@ -360,7 +378,7 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
     exact, eager = LeanLlama(exactly(module, int8), slots=3), LeanLlama(module, slots=3, int8=int8)
     models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
     windows = len(set(eager.shape.windows))
-    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 2 * windows + 2, "one row and the head once"
+    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 2 * windows + 4, "rows' windows are in their masks; two heads"
     monkeypatch.setenv("CXX", "no-such-compiler")
     models.append(LeanLlama(module, slots=3, int8=int8, compiled="auto"))
     for model in models:
