@@ -1,7 +1,8 @@
 """A decoder layer, and the head, as functions of tensors alone, in forms that torch's compiler makes fast for a few tokens.
 
-Up to `FEW` tokens multiply by sums that become one pass over a weight in blocks of outputs (`in_blocks`). More tokens multiply by
-oneDNN's kernels, with weights in its layout, and everything between two products is compiled. Numbers between two products are float32.
+Up to `FEW` tokens of a row multiply by sums that become one pass over a weight in blocks of outputs (`in_blocks`). More tokens, and
+several rows, multiply by oneDNN's kernels, with weights in its layout, and everything between two products is compiled. Numbers between
+two products are float32.
 Nothing here is called in a forward pass: `compiled_step` has it compiled.
 """
 
@@ -21,9 +22,10 @@ from serving.runtime.models.lean_layer import NORMS, Layer
 from serving.runtime.models.row_attention import weigh
 
 BLOCK = 16
-"""Outputs that lie side by side for every input: one vector of float32, so that no sum runs across a vector."""
+"""Outputs that lie side by side for every input: one vector of float32 with AVX-512, so that no sum runs across a vector."""
 FEW = 4
-"""Tokens that one pass over a weight serves in the time that reading it takes; eight take twice as long, and oneDNN is faster then."""
+"""Tokens that one pass over a weight serves well: products of four took three quarters of oneDNN's time, of eight nine tenths, of sixteen
+more than it (docs/log.md, "Two to four tokens in one pass")."""
 
 
 class CompiledLayer(torch.nn.Module):
@@ -73,9 +75,11 @@ def bound(layer: Layer, weights: Mapping[str, Tensor], product: Callable[..., Te
 def in_blocks(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A layer's weights with those of products as `product` reads them fastest: `[out / BLOCK, in, BLOCK]` instead of `[out, in]`.
 
-    int4 weights have a layout of their own, and outputs that fill no blocks stay as they are.
+    All stay as they are where some are int4, whose layout serves any number of tokens; so do outputs that fill no blocks.
     """
-    return {name: one if "." in name or name in NORMS or one.dtype == torch.uint8 else blocked(one) for name, one in weights.items()}
+    if any(one.dtype == torch.uint8 for one in weights.values()):
+        return dict(weights)
+    return {name: one if "." in name or name in NORMS else blocked(one) for name, one in weights.items()}
 
 
 def blocked(weight: Tensor) -> Tensor:
@@ -87,8 +91,8 @@ def blocked(weight: Tensor) -> Tensor:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Tensor:
     """`[n, in]` → `[n, out]`, float32, for a few tokens, by a weight of `in_blocks`; `scale` as in `quantised.Rounded.stored`.
 
-    A sum for each token, so that the compiler reads a weight once, for all of them; each has an axis for its token, so that it is written
-    where the others are, and not copied there.
+    A sum for each token, so that the compiler reads a weight once, for all of them. Each sum keeps a leading axis of 1, so that `cat` has
+    it written into its place instead of copied there.
     """
     if weight.dtype == torch.uint8:
         return packed_product(x, weight, bias, scale)
@@ -185,7 +189,7 @@ class ManyRows(CompiledLayer):
 
 
 class OneRow(CompiledLayer):
-    """More tokens of one row."""
+    """More tokens of one row; any number with int4 weights."""
 
     product, attend = staticmethod(packed_product), staticmethod(attend_row)
 

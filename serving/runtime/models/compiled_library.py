@@ -1,7 +1,7 @@
 """Shared libraries of layers: compiled once, kept in the project's home, loaded without a compiler.
 
 AOTInductor, torch's own ahead-of-time compiler, makes a library of one layer (`compiled_layer`). Weights and slots are its arguments,
-so one library serves all layers of a shape, and any number of tokens. It is kept by shape, kind of machine, torch and the code it was
+so one library serves all layers of a shape. It is kept by shape, kind of machine, torch and the code it was
 made from.
 """
 
@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.enable_floating_poi
 """Of Inductor: as many threads as torch has when called, not when compiled; a product and a sum may be one instruction."""
 VARIES = torch.export.Dim.AUTO
 AHEAD = 2048
-"""Bytes between what is read of a weight and what is fetched meanwhile: 512 to 8192 were tried, 2048 and 4096 were fastest."""
+"""Bytes between what is read of a weight and what is fetched meanwhile: of 512 to 8192 the fastest."""
 
 
 class Runner(Protocol):
@@ -168,10 +168,13 @@ def weights_prefetched() -> Iterator[None]:
     from torch._inductor.codegen.cpp import CppVecKernel, cexpr_index
 
     loops: Any = CppVecKernel
-    before = loops._get_vec_load_line
+    before = getattr(loops, "_get_vec_load_line", None)
+    if before is None:  # of another torch: a hint that is missing makes nothing wrong
+        yield
+        return
 
-    def line(kernel: Any, var: str, index: Any, dtype: torch.dtype, *mask: Any) -> str:
-        load: str = before(kernel, var, index, dtype, *mask)
+    def line(kernel: Any, var: str, index: Any, dtype: torch.dtype, *more: Any, **named: Any) -> str:
+        load: str = before(kernel, var, index, dtype, *more, **named)
         if dtype not in (torch.bfloat16, torch.int8):
             return load
         return f"(__builtin_prefetch((const char*)({var} + {cexpr_index(index)}) + {AHEAD}), {load})"

@@ -39,8 +39,9 @@ LONGEST_ROW = 16
 """Tokens of a row up to which it is compiled."""
 IN_BLOCKS = ("token", "few")
 """Forms that read weights in blocks; the others read them in oneDNN's layout."""
-PADDED: dict[Form, dict[int, int]] = {"few": {2: FEW, 3: FEW}, "row": {2: 4, 7: 8}, "rows": {2: 4, 7: 8}}
-"""Tokens → how many are computed: oneDNN's products of a model took 24.9 ms over two rows, 18.8 over four, 25 over seven, 23 over eight."""
+PADDED: dict[Form, dict[int, int]] = {"few": dict.fromkeys(range(2, FEW), FEW), "row": {2: 4, 7: 8}, "rows": {2: 4, 7: 8}}
+"""Tokens → how many are computed. A library for a few tokens takes `FEW`; oneDNN's products of a model took 24.9 ms over two rows, 18.8
+over four, 25 over seven, 23 over eight."""
 Calls = list[tuple[Runner, list[Tensor]]]
 """For each layer its library and weights."""
 
@@ -160,29 +161,32 @@ def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mappin
 
 def compiled_head(weight: Tensor, eager: Callable[[Tensor], Tensor], wanted: Compile, folders: Sequence[Path]
                   ) -> tuple[Callable[[Tensor], Tensor], list[Path]]:
-    """A head that is compiled for up to `FEW` tokens, and its libraries; `eager` and none where there are none.
+    """A head that is compiled for one token, for `FEW`, or both, and its libraries; `eager` and none where there are none.
 
     Args:
         weight: `[vocab, hidden]`, of which a copy in blocks is kept.
-        eager: for more tokens.
+        eager: for all else.
     """
-    weight = blocked(weight)
+    weight = weight.detach()
+    shape = blocked(weight.to("meta"))
     runners: dict[int, Runner] = {}
     files = []
     for tokens in (1, FEW):
-        file = library(head_key(weight, tokens), folders)
-        runner = loaded(file, wanted, partial(build_head, weight, tokens, file))
-        if runner is None:
-            return eager, []
-        runners[tokens] = runner
-        files.append(file)
+        file = library(head_key(shape, tokens), folders)
+        runner = loaded(file, wanted, partial(build_head, shape, tokens, file))
+        if runner is not None:
+            runners[tokens] = runner
+            files.append(file)
+    if not runners:
+        return eager, []
+    weight, pads = blocked(weight), PADDED["few"]
 
     def head(states: Tensor) -> Tensor:
         count = len(states)
-        if count > FEW:
+        runner = runners.get(pads.get(count, count))
+        if runner is None:
             return eager(states)
-        pads = PADDED["few"]
-        (logits,) = runners[pads.get(count, count)].run([padded(states, pads), weight])
+        (logits,) = runner.run([padded(states, pads), weight])
         return logits[:count]
 
     return head, files
@@ -223,5 +227,5 @@ def make_once(file: Path, make: Callable[[], None], *, again: bool) -> None:
 
 def is_compiled(layer: Layer, weights: Mapping[str, Tensor], folders: Sequence[Path]) -> bool:
     """Whether single tokens of a model with this first layer were compiled before (for all of its windows, `compiled_step` finds out)."""
-    weights = in_blocks(weights)
+    weights = in_blocks({name: one.to("meta") for name, one in weights.items()})  # the shapes will do
     return library(key(OneToken(layer, list(weights), layer.shape.windows[0]), weights), folders).is_file()

@@ -54,8 +54,9 @@ class LeanLlama(TransformersModel):
     """A causal language model of a family in `architecture.FAMILIES` over slots; arguments as for `TransformersModel`.
 
     Args:
-        int8: forward passes of a token or two read 8-bit weights (a draft's, which are stored in 8 bits anyway).
-        compiled: whether a bfloat16 model on the CPU decodes by compiled layers; it then holds its weights twice.
+        int8: forward passes of a token or two, compiled ones of up to four, read 8-bit weights (a draft's, which are stored in 8 bits
+            anyway).
+        compiled: whether a bfloat16 model on the CPU decodes by compiled layers; it then holds its weights twice, and its head once more.
         libraries: folders of compiled layers besides this machine's own, such as a bundle's.
         weights: what the weights of the layers' products are rounded to (`quantised`); `int8` is for a draft, this for a target.
     """

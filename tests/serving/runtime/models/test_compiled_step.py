@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,10 +19,22 @@ from serving.errors import DraftwellError
 from serving.number_format import WEIGHTS, Weights
 from serving.runtime.commands import Forward
 from serving.runtime.models import compiled_library, compiled_step, lean_llama
-from serving.runtime.models.compiled_layer import BLOCK, FEW, CompiledLayer, FewTokens, Head, OneRow, OneToken, blocked, in_blocks, product
+from serving.runtime.models.compiled_layer import (
+    BLOCK,
+    FEW,
+    CompiledLayer,
+    FewTokens,
+    Head,
+    OneRow,
+    OneToken,
+    blocked,
+    in_blocks,
+    packed_product,
+    product,
+)
 from serving.runtime.models.compiled_library import LIBRARY, key, library, load
 from serving.runtime.models.compiled_step import FORMS, IN_BLOCKS, LONGEST_ROW, CompiledStep, Form
-from serving.runtime.models.lean_layer import layer_weights
+from serving.runtime.models.lean_layer import layer_weights, packed_weights
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from tests.support.errors import raises_code
@@ -292,6 +305,42 @@ def test_a_compiled_head_reads_a_few_tokens_and_the_eager_one_more(tmp_path: Pat
     for count in range(1, FEW + 2):
         torch.testing.assert_close(head(states[:count]), eager(states[:count]))
     assert ran == [1, FEW, FEW, FEW]
+    files[1].unlink()
+    head, found = compiled_step.compiled_head(weight, eager, "auto", [tmp_path])
+    assert found == files[:1]
+    torch.testing.assert_close(head(states[:2]), eager(states[:2]))
+    assert len(head(states[:1])) == 1
+    assert ran[4:] == [1], "the library of one token serves though the other is missing"
+
+
+def test_a_prefetch_is_written_into_loads_of_weights_alone() -> None:
+    """And the compiler is left as it was, also where compiling fails."""
+    from torch._inductor.codegen.cpp import CppVecKernel
+
+    before = CppVecKernel._get_vec_load_line
+
+    class Loops:
+        _get_vec_type = _get_num_vectors = lambda *_: "Vector"
+        num_elems = 16
+
+    with contextlib.suppress(ZeroDivisionError), compiled_library.weights_prefetched():
+        lines = {dtype: CppVecKernel._get_vec_load_line(Loops(), "weight", 0, dtype)
+                 for dtype in (torch.bfloat16, torch.int8, torch.float32)}
+        raise ZeroDivisionError
+    assert {dtype: "prefetch" in line for dtype, line in lines.items()} == {torch.bfloat16: True, torch.int8: True, torch.float32: False}
+    assert CppVecKernel._get_vec_load_line is before
+
+
+def test_int4_weights_with_an_int8_one_among_them_are_not_put_in_blocks() -> None:
+    """A feed-forward of 144 inputs fills no groups of 32: it is int8 in an int4 model, and a row of several tokens reads it too."""
+    model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=144), weights="int4", slots=2)
+    weights = layer_weights(model.layers[0], model.module.model.layers[0])
+    assert {weights["qkv"].dtype, weights["down0"].dtype} == {torch.uint8, torch.int8}
+    read = packed_weights(model.layers[0], in_blocks(weights))
+    assert read is not None
+    x = torch.randn(2, 144)
+    expected = x @ (weights["down0"].float() * weights["down0.scale"].float()[:, None]).T
+    torch.testing.assert_close(packed_product(x, read["down0"], None, read["down0.scale"]), expected, rtol=0.05, atol=0.05)
 
 
 def test_a_broken_library_is_named(tmp_path: Path) -> None:
@@ -303,7 +352,7 @@ def test_a_broken_library_is_named(tmp_path: Path) -> None:
 
 def test_a_library_is_shared_by_models_of_one_shape_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(model: LeanLlama) -> str:
-        weights = layer_weights(model.layers[0], model.module.model.layers[0])
+        weights = in_blocks(layer_weights(model.layers[0], model.module.model.layers[0]))
         return key(OneToken(model.layers[0], list(weights), model.shape.windows[0]), weights)
 
     def one(**changes: Any) -> LeanLlama:
@@ -338,7 +387,7 @@ def test_a_library_for_rounded_weights_is_another_one() -> None:
     keys = set()
     for weights in (None, *WEIGHTS):
         model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights=weights)
-        found = layer_weights(model.layers[0], model.module.model.layers[0])
+        found = in_blocks(layer_weights(model.layers[0], model.module.model.layers[0]))
         keys.add(key(OneToken(model.layers[0], list(found), None), found))
     assert len(keys) == 3
 
