@@ -32,6 +32,8 @@ LOST = 0.25
 """Cores that others use on average when one thread less is faster; below that the scheduler finds room for them."""
 FREE = 0.15
 """Cores that others may use when one thread more is taken; less than `LOST`, so that a steady load changes nothing twice."""
+PAUSE = 4 * WINDOW
+"""Seconds after which a window in which this process used less than half a core tells of a pause, and nothing of the cores of now."""
 STAT = Path("/proc/stat")
 
 
@@ -75,6 +77,8 @@ class ThreadGovernor:
             return
         self._last = now
         if last is None or now is None:
+            return
+        if now.clock - last.clock > PAUSE and now.own - last.own < (now.clock - last.clock) / 2:  # idle, or stopped, for most of the time
             return
         self._free.append((now.unused - last.unused + now.own - last.own) / (now.clock - last.clock))
         wanted = next_threads(self.threads, self.most, self._free)

@@ -81,6 +81,16 @@ def test_a_core_that_is_free_again_is_taken_after_some_calm_seconds(machine: Mac
     assert CALM * WINDOW <= 5
 
 
+def test_what_others_did_while_nothing_was_decoded_does_not_count(machine: Machine) -> None:
+    """A server without requests, or one that was stopped: the first answer after it computes on all cores, and gives one up if need be."""
+    assert machine.runs(1.9, seconds=60, own=0.01) == 2
+    assert machine.runs(1.0) == 1
+
+
+def test_a_long_step_counts(machine: Machine) -> None:
+    assert machine.runs(1.0, seconds=10) == 1
+
+
 def test_one_busy_window_begins_the_calm_anew(machine: Machine) -> None:
     machine.runs(1.0)
     for _ in range(CALM - 1):
