@@ -1,8 +1,7 @@
 """Shared libraries of layers: compiled once, kept in the project's home, loaded without a compiler.
 
 AOTInductor, torch's own ahead-of-time compiler, makes a library of one layer (`compiled_layer`). Weights and slots are its arguments,
-so one library serves all layers of a shape. It is kept by shape, kind of machine, torch and the code it was
-made from.
+so one library serves all layers of a shape. It is kept by shape, kind of machine, torch and the code it was made from.
 """
 
 from __future__ import annotations
