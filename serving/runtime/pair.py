@@ -20,6 +20,7 @@ from serving.errors import DraftwellError
 from serving.number_format import NumberFormat, Weights, dtype_of, weights_of
 from serving.runtime.commands import Role
 from serving.runtime.engine.engine import Engine
+from serving.runtime.engine.prompt_budget import PromptBudget
 from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.engine.workers import shares
 from serving.runtime.failures import room_for
@@ -71,9 +72,9 @@ class LoadedPair:
     padded_to: int | None = None
     settings: str = ""
 
-    def engine(self, *, split: bool | None = None, prompt_tokens: int | None = None, governor: ThreadGovernor | None = None) -> Engine:
+    def engine(self, *, split: bool | None = None, budget: PromptBudget | None = None, governor: ThreadGovernor | None = None) -> Engine:
         """An engine over the pair's models; arguments as in `Engine`."""
-        return Engine(self.models, split=split, prompt_tokens=prompt_tokens, governor=governor)
+        return Engine(self.models, split=split, budget=budget, governor=governor)
 
     @property
     def special_tokens(self) -> frozenset[int]:

@@ -21,7 +21,7 @@ from serving.server.metrics.endpoint import CountAnswers, metrics_router
 from serving.server.metrics.metrics import Metrics
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.observer import Observer
-from serving.server.settings import DRAIN_SECONDS, PROMPT_TOKENS, QUEUE
+from serving.server.settings import DRAIN_SECONDS, QUEUE
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "the request is invalid: {\"error\": {\"message\", \"type\", \"param\", \"code\"}}"},
@@ -31,7 +31,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECONDS, capacity: int = QUEUE,
                observers: Sequence[Observer] = (), security: Security | None = None, request_timeout: float | None = None,
-               allow_parameters: bool = False, prompt_tokens: int | None = PROMPT_TOKENS) -> FastAPI:
+               allow_parameters: bool = False, prompt_tokens: int | None = None) -> FastAPI:
     """The application that serves one model. Its schedulers start and end with the application's lifespan.
 
     `app.state.deployments` is what serves; `Deployments.switch` replaces it.
@@ -43,7 +43,7 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECON
         security: keys, origins and sizes; None: no key, no other site's pages.
         request_timeout: seconds after which a request is cancelled; None: no limit.
         allow_parameters: let requests change the parameters of strategies.
-        prompt_tokens: as in `Engine`.
+        prompt_tokens: as in `PromptBudget`.
     """
     metrics = Metrics(served.name)
     deployments = Deployments(served, capacity=capacity, observers=[metrics, *observers], prompt_tokens=prompt_tokens)

@@ -26,7 +26,7 @@ from serving.server.http.security import Security, origins, read_keys
 from serving.server.model.loading import from_bundle
 from serving.server.model.served_model import ServedModel
 from serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
-from serving.server.settings import DRAIN_SECONDS, ServerSettings
+from serving.server.settings import DRAIN_SECONDS, STEADY_PROMPT_TOKENS, ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garb
                          drain_seconds=0.0,  # `DrainingServer` has drained when the application ends
                          capacity=settings.queue, observers=persistence.observers, security=security,
                          request_timeout=settings.request_timeout, allow_parameters=settings.allow_parameters,
-                         prompt_tokens=settings.prompt_tokens)
+                         prompt_tokens=settings.prompt_tokens or (STEADY_PROMPT_TOKENS if settings.deterministic else None))
     deployments: Deployments = app.state.deployments
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: watch.ask())

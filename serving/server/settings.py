@@ -15,8 +15,8 @@ StateSharing = Literal["shared", "tenant", "off"]
 """Whose requests share what strategies learn (model/strategy_pool.py)."""
 SLOTS = 8
 QUEUE = 256
-PROMPT_TOKENS = 64
-"""About as many as double a step of eight requests on a CPU."""
+STEADY_PROMPT_TOKENS = 64
+"""Where answers must not depend on how fast the machine is."""
 DRAIN_SECONDS = 20.0
 """With `process.FLUSH_SECONDS` and the writing of online state this ends before the 30 s that Kubernetes waits."""
 STATE_SECONDS = 30.0
@@ -59,9 +59,10 @@ class ServerSettings(BaseModel):
                                 "processes use them. Default: auto.")
     max_context: int | None = Field(
         None, ge=2, description="Most tokens of prompt and answer together. Default: the models' limit, at most 4096.")
-    prompt_tokens: int = Field(
-        PROMPT_TOKENS, ge=LEAST, description="Most tokens of prompts that are read in a step while other requests are being answered: "
-                                             "fewer keep their tokens coming evenly, more read long prompts sooner.")
+    prompt_tokens: int | None = Field(
+        None, ge=LEAST, description="Most tokens of prompts that are read in a step while other requests are being answered: fewer keep "
+                                    "their tokens coming evenly, more read long prompts sooner. Default: as many as keep a pause between "
+                                    "tokens below three times the usual one, and more while many wait for each that is being answered.")
     deterministic: bool = Field(
         False, description="Start every request from the bundle's online state, do not shorten sampled or lossy drafts under load, and "
                            "never change the number of threads: a seed then always gives the same answer.")

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
-from serving.runtime.engine.prompt_pieces import share_room
+from serving.runtime.engine.prompt_budget import PromptBudget
+from serving.runtime.engine.prompt_pieces import prompt_tokens, reads_prompt, share_room
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.engine.workers import Workers
@@ -98,7 +99,7 @@ class Engine:
         models: role → model; "target" must be there.
         split: give every model cores and a thread of its own: None does so while a request runs whose strategy overlaps
             models, True always (serial strategies are then compared on equal cores), False never (sides run in turn).
-        prompt_tokens: tokens of prompts that a step reads while other requests are being answered; None: whole prompts.
+        budget: tokens of prompts that a step reads while other requests are being answered; None: whole prompts.
         governor: adapts the compute threads between steps to what other processes leave; None: they stay as they are.
 
     >>> from serving.runtime.models.table_model import TableModel
@@ -108,14 +109,15 @@ class Engine:
     4
     """
 
-    def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None, prompt_tokens: int | None = None,
+    def __init__(self, models: Mapping[Role, Model], *, split: bool | None = None, budget: PromptBudget | None = None,
                  governor: ThreadGovernor | None = None):
-        self.models, self.split, self.prompt_tokens, self.governor = dict(models), split, prompt_tokens, governor
+        self.models, self.split, self.budget, self.governor = dict(models), split, budget, governor
         self.jobs: list[Job] = []
         self.device_lost: DeviceLost | None = None
         """Set once a device has failed for good: from then on every request fails with it, and only a new process helps."""
         self._flights: list[BatchInFlight] = []
         self._workers: Workers | None = None
+        self._continued = False
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED) -> Job:
         """Start a request; it waits for its first forward pass when this returns.
@@ -163,6 +165,9 @@ class Engine:
             for flight in [f for f in self._flights if f.future and f.future.done()]:
                 if flight in self._flights:  # a request that failed has waited for its other flight already
                     self._await(flight)
+        if self._continued and self.budget:
+            self.budget.end_pause(time.perf_counter())
+        self._continued = False
         if self.device_lost:
             for job in list(self.jobs):
                 self._end(job, self.device_lost)
@@ -230,10 +235,7 @@ class Engine:
                 model = job.session.lanes[leaf.waiting.model].model
                 if id(model) not in busy:
                     flights.setdefault(id(model), BatchInFlight(model, [])).group.append((job, leaf))
-        room = self.prompt_tokens if any(job.output for job in self.jobs) else None
-        for flight in flights.values():
-            chosen = set(share_room([leaf for _, leaf in flight.group], room))
-            flight.group = [(job, leaf) for job, leaf in flight.group if leaf in chosen]
+        self._share_budget(list(flights.values()))
         target = id(self.models["target"])
         drafting = any(not leaf.reading for model, flight in flights.items() if model != target for _, leaf in flight.group)
         if self._workers is None and drafting:
@@ -241,7 +243,18 @@ class Engine:
         for flight in flights.values():
             for _, leaf in flight.group:
                 leaf.flying = True
+        if self.budget:
+            self.budget.spend(max((prompt_tokens([leaf for _, leaf in flight.group]) for flight in flights.values()), default=0))
         return [flight for flight in flights.values() if flight.group]
+
+    def _share_budget(self, flights: Sequence[BatchInFlight]) -> None:
+        """Cut prompts into pieces, and leave out of the flights what has to wait for another step."""
+        reading = {id(job) for flight in flights for job, leaf in flight.group if reads_prompt(leaf)}
+        answering = sum(bool(job.output) and id(job) not in reading for job in self.jobs)
+        room = self.budget.room(answering, len(self.jobs) - answering) if self.budget else None
+        for flight in flights:
+            chosen = set(share_room([leaf for _, leaf in flight.group], room))
+            flight.group = [(job, leaf) for job, leaf in flight.group if leaf in chosen]
 
     def _fly(self, flight: BatchInFlight) -> BatchResult:
         """Run a batch; if it fails, request by request, so that a bad one does not take the others with it."""
@@ -282,12 +295,14 @@ class Engine:
                 self._advance(job, leaf, output)
 
     def _advance(self, job: Job, leaf: Task, output: Output | Exception | None) -> None:
+        known = len(job.output)
         try:
             leaf.resume(output)
             job.task.join()
         except Exception as error:
             self._end(job, error)
             return
+        self._continued = self._continued or len(job.output) > known > 0
         if job.session.stats.first_token_seconds == 0.0 and job.output:
             job.session.stats.first_token_seconds = time.perf_counter() - job.started
         if job.task.done:

@@ -6,7 +6,7 @@ is sent the rows of its forward pass once the last of its tokens is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from serving.runtime.commands import Forward
@@ -35,23 +35,69 @@ def next_piece(command: Forward, read: int, room: int | None) -> Forward:
     return replace(command, tokens=command.tokens[read : read + count], keep=1, steps=1)
 
 
+def reads_prompt(task: Task) -> bool:
+    """Whether what is left of a task's forward pass is long: more than `LEAST` tokens, and no long draft that is verified."""
+    assert task.waiting is not None
+    return tokens_left(task) > max(LEAST, task.waiting.keep)
+
+
+def tokens_left(task: Task) -> int:
+    """Tokens of a task's forward pass that are still to be run."""
+    assert task.waiting is not None
+    return len(task.waiting.tokens) - task.read
+
+
+def prompt_tokens(tasks: Iterable[Task]) -> int:
+    """Tokens of prompts in the tasks' next pieces."""
+    return sum(len(task.piece.tokens) for task in tasks if task.piece and reads_prompt(task))
+
+
 def share_room(tasks: Iterable[Task], room: int | None) -> list[Task]:
     """Set every task's next piece, and return those that have one now.
 
     Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in decoding, always run; longer ones share
-    `room` in their order.
+    `room` (`shares`).
 
     Args:
+        tasks: in their order of arrival.
         room: tokens of prompts that the batch may read; None: all.
     """
+    tasks = list(tasks)
+    long = [task for task in tasks if reads_prompt(task)]
+    given = dict(zip(long, [None] * len(long) if room is None else shares([tokens_left(task) for task in long], room), strict=True))
     chosen = []
     for task in tasks:
         assert task.waiting is not None
-        long = len(task.waiting.tokens) - task.read > max(LEAST, task.waiting.keep)  # not a long draft that is verified
-        if long and room is not None and room < LEAST:
+        share = given.get(task)
+        if share == 0:
             continue
-        task.piece = next_piece(task.waiting, task.read, room if long else None)
-        if long and room is not None:
-            room -= len(task.piece.tokens)
+        task.piece = next_piece(task.waiting, task.read, share)
         chosen.append(task)
     return chosen
+
+
+def shares(left: Sequence[int], room: int) -> list[int]:
+    """How many tokens of each prompt to read.
+
+    The shortest come first, so that nobody waits behind a long prompt; the oldest gets half the room meanwhile, so that it never stops.
+    No piece is smaller than `LEAST`, unless it is the last.
+
+    Args:
+        left: tokens that are left of each prompt, the oldest first.
+
+    >>> shares([4000, 30, 20], 100), shares([4000, 300, 200], 64), shares([4000], 64), shares([4000, 300], 16)
+    ([50, 30, 20], [32, 0, 32], [64], [16, 16])
+    """
+    given = [0] * len(left)
+    if not left or not room:
+        return given
+    first = room if len(left) == 1 else max(LEAST, room // 2)
+    given[0] = min(left[0], first)
+    room = max(room - given[0], LEAST if len(left) > 1 else 0)
+    for i in sorted(range(1, len(left)), key=left.__getitem__):
+        if room < min(LEAST, left[i]):
+            break
+        given[i] = min(left[i], room)
+        room -= given[i]
+    given[0] = min(left[0], given[0] + room)
+    return given

@@ -3,6 +3,8 @@
 Up to `FEW` tokens of a row multiply by sums that become one pass over a weight in blocks of outputs (`in_blocks`). More tokens, and
 several rows, multiply by oneDNN's kernels, with weights in its layout, and everything between two products is compiled. Numbers between
 two products are float32.
+All other tokens, such as parts of prompts and drafts of several requests, go through a layer in two halves, with attention between them:
+compiled for the rows of one token among them, eager for the others.
 Nothing here is called in a forward pass: `compiled_step` has it compiled.
 """
 
@@ -65,7 +67,7 @@ def bound(layer: Layer, weights: Mapping[str, Tensor], product: Callable[..., Te
         setattr(other, name, weights[name].float() if name in weights else None)
 
     def made(name: str) -> Any:
-        return partial(product, weight=weights[name], bias=weights.get(f"{name}.bias"), scale=weights.get(f"{name}.scale"))
+        return partial(product, weight=weights.get(name), bias=weights.get(f"{name}.bias"), scale=weights.get(f"{name}.scale"))
 
     other.qkv, other.out = made("qkv"), made("out")
     other.feed_forwards = [(made(f"gate_up{i}"), made(f"down{i}")) for i in range(len(layer.feed_forwards))]
@@ -192,6 +194,68 @@ class OneRow(CompiledLayer):
     """More tokens of one row; any number with int4 weights."""
 
     product, attend = staticmethod(packed_product), staticmethod(attend_row)
+
+
+class HalfLayer(torch.nn.Module):
+    """What a layer computes on one side of its attention, over any number of tokens but one.
+
+    Args:
+        layer: as for `CompiledLayer`.
+        names: what the weights of a call are, of `needs` those that the layer has.
+    """
+
+    needs: ClassVar[tuple[str, ...]]
+
+    def __init__(self, layer: Layer, names: Sequence[str]):
+        super().__init__()
+        self.layer, self.names = layer, names
+
+    def bound(self, weights: Sequence[Tensor]) -> Layer:
+        return bound(self.layer, dict(zip(self.names, weights, strict=True)), packed_product)
+
+    @classmethod
+    def share(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of a layer's weights by name, those of this side."""
+        return {name: one for name, one in weights.items() if name.startswith(cls.needs)}
+
+
+class BeforeAttention(HalfLayer):
+    """From the states to queries, keys and values."""
+
+    needs = ("attention_norm", "qkv", "qk_norm")
+
+    def forward(self, states: tuple[Tensor, Tensor, Tensor], weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """States `[n, hidden]`, and cosines and sines `[n, 1, head_dim]` → as `Layer.before`, in the states' dtype."""
+        x, cos, sin = (one.float() for one in states)
+        query, key, value = (one.to(states[0].dtype) for one in self.bound(weights).before(x, (cos, sin)))
+        return query, key, value
+
+
+class AfterAttention(HalfLayer):
+    """From what attention found to the states after the layer."""
+
+    needs = ("out", "mlp_norm", "gate_up", "down", "after_attention", "after_mlp")
+
+    def forward(self, states: tuple[Tensor, Tensor], weights: list[Tensor]) -> Tensor:
+        """Attention's output `[n, heads * head_dim]` and the states before the layer → after it."""
+        attended, x = states
+        return self.bound(weights).after(attended, x.float()).to(x.dtype)
+
+
+class RowsAttention(torch.nn.Module):
+    """The attention alone of several rows of one token each, for forward passes in which other rows go along.
+
+    Args:
+        window: as in `Architecture.windows`.
+    """
+
+    def __init__(self, shape: Architecture, window: int | None):
+        super().__init__()
+        self.shape, self.window = shape, window
+
+    def forward(self, heads: tuple[Tensor, Tensor, Tensor], memory: tuple[Tensor, Tensor], place: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """As `attend`, in the dtype of the heads."""
+        return attend(self.shape, self.window, heads, memory, place).to(heads[0].dtype)
 
 
 class Head(torch.nn.Module):

@@ -24,7 +24,17 @@ from serving.artifacts.compiled_libraries import LIBRARY
 from serving.device import cpu_flags
 from serving.errors import DraftwellError
 from serving.runtime.models import compiled_layer, lean_layer, quantised, row_attention
-from serving.runtime.models.compiled_layer import FEW, CompiledLayer, FewTokens, Head, ManyRows, OneRow
+from serving.runtime.models.compiled_layer import (
+    FEW,
+    BeforeAttention,
+    CompiledLayer,
+    FewTokens,
+    HalfLayer,
+    Head,
+    ManyRows,
+    OneRow,
+    RowsAttention,
+)
 
 OPTIONS: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.enable_floating_point_contract_flag": "fast"}
 """Of Inductor: as many threads as torch has when called, not when compiled; a product and a sum may be one instruction."""
@@ -60,6 +70,17 @@ def key(module: CompiledLayer, weights: Mapping[str, Tensor]) -> str:
     """What a layer's library depends on: its form, plan and weights' shapes, the kind of machine, torch, and the code compiled."""
     plan = replace(module.layer.shape, windows=(module.window,), ropes=())
     return digest(type(module).__name__, plan, [(name, tuple(one.shape), str(one.dtype)) for name, one in weights.items()])
+
+
+def half_key(module: HalfLayer, weights: Mapping[str, Tensor]) -> str:
+    """What the library of half a layer depends on."""
+    plan = replace(module.layer.shape, windows=(), ropes=())
+    return digest(type(module).__name__, plan, [(name, tuple(one.shape), str(one.dtype)) for name, one in weights.items()])
+
+
+def attention_key(module: RowsAttention) -> str:
+    """What the library of an attention depends on."""
+    return digest(type(module).__name__, replace(module.shape, windows=(module.window,), ropes=()))
 
 
 def head_key(weight: Tensor, tokens: int) -> str:
@@ -108,6 +129,27 @@ def examples(module: CompiledLayer, weights: Mapping[str, Tensor]) -> tuple[tupl
 def build(module: CompiledLayer, weights: Mapping[str, Tensor], file: Path) -> None:
     """Compile a layer into the shared library `file`: 10 to 13 s of processor time (SmolLM2-135M), the first of a machine 12 s more."""
     build_library(module, *examples(module, weights), file)
+
+
+def build_half(module: HalfLayer, weights: Mapping[str, Tensor], hidden: int, file: Path) -> None:
+    """Compile half a layer of a model with states of size `hidden`."""
+    shape = module.layer.shape
+    states = [torch.zeros(FEW, hidden, dtype=torch.bfloat16)]
+    if isinstance(module, BeforeAttention):
+        states += [torch.zeros(FEW, 1, shape.head_dim, dtype=torch.bfloat16) for _ in range(2)]
+    else:
+        states.insert(0, torch.zeros(FEW, shape.heads * shape.head_dim, dtype=torch.bfloat16))
+    dense = [torch.zeros(one.shape, dtype=one.dtype) for one in weights.values()]
+    build_library(module, (tuple(states), dense), (({0: VARIES},) * len(states), [None] * len(dense)), file)
+
+
+def build_attention(module: RowsAttention, file: Path) -> None:
+    """Compile the attention of rows of one token."""
+    shape, dtype, by_token = module.shape, torch.bfloat16, {0: VARIES}
+    heads = tuple(torch.zeros(FEW, count, shape.head_dim, dtype=dtype) for count in (shape.heads, shape.kv_heads, shape.kv_heads))
+    memory = tuple(torch.zeros(3, shape.kv_heads, 48, shape.head_dim, dtype=dtype) for _ in range(2))
+    place = torch.zeros(FEW, dtype=torch.long), torch.arange(5, 5 + FEW), torch.arange(9)
+    build_library(module, (heads, memory, place), ((by_token,) * 3, ({0: VARIES, 2: VARIES},) * 2, (by_token, by_token, {0: VARIES})), file)
 
 
 def build_head(weight: Tensor, tokens: int, file: Path) -> None:

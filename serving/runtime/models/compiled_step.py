@@ -2,7 +2,7 @@
 
 At a few tokens a forward pass reads every weight once and computes little; the time goes into memory and into calls. One token of a row,
 a few and more tokens of a row, and several rows of one token each have a library of their own (`compiled_layer`, `compiled_library`). All
-else goes the eager way of `lean_llama`.
+else goes the way of `lean_llama`, with layers of which everything but the attention is compiled.
 """
 
 from __future__ import annotations
@@ -18,11 +18,36 @@ import torch
 from torch import Tensor
 
 from serving.errors import DraftwellError
-from serving.runtime.models.compiled_layer import FEW, CompiledLayer, FewTokens, ManyRows, OneRow, OneToken, blocked, in_blocks
-from serving.runtime.models.compiled_library import Runner, build, build_head, head_key, key, library, load
-from serving.runtime.models.lean_layer import Layer, packed_weights
+from serving.runtime.models.architecture import Architecture
+from serving.runtime.models.compiled_layer import (
+    FEW,
+    AfterAttention,
+    BeforeAttention,
+    CompiledLayer,
+    FewTokens,
+    ManyRows,
+    OneRow,
+    OneToken,
+    RowsAttention,
+    blocked,
+    in_blocks,
+)
+from serving.runtime.models.compiled_library import (
+    Runner,
+    attention_key,
+    build,
+    build_attention,
+    build_half,
+    build_head,
+    half_key,
+    head_key,
+    key,
+    library,
+    load,
+)
+from serving.runtime.models.lean_layer import Layer, Rope, dense_weights, packed_weights
 from serving.runtime.models.linear import ROUNDED_ROWS
-from serving.runtime.models.row_attention import Placed, additive
+from serving.runtime.models.row_attention import MOST_WASTED, Placed, RowsPart, additive, wasted
 from serving.runtime.models.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -46,19 +71,66 @@ Calls = list[tuple[Runner, list[Tensor]]]
 """For each layer its library and weights."""
 
 
+class CompiledHalves:
+    """A layer of which all but the attention is compiled; it is called as `Layer` is.
+
+    Args:
+        before, after: library and weights of the halves.
+    """
+
+    def __init__(self, before: tuple[Runner, list[Tensor]], after: tuple[Runner, list[Tensor]]):
+        self._before, self._after = before, after
+
+    def before(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        runner, weights = self._before
+        query, key, value = runner.run([x, *rope, *weights])
+        return query, key, value
+
+    def after(self, attended: Tensor, x: Tensor) -> Tensor:
+        runner, weights = self._after
+        (out,) = runner.run([attended, x, *weights])
+        return out
+
+
+class CompiledRows:
+    """Attention of rows of one token each by libraries; a `row_attention.Part`.
+
+    Args:
+        runners: the library of each layer.
+        rows: with the place of their token among the packed ones.
+    """
+
+    def __init__(self, runners: Sequence[Runner], slots: Slots, rows: Sequence[tuple[int, Placed]]):
+        self._runners, self._slots = runners, slots
+        places = [at for at, _ in rows]
+        joined = places[-1] - places[0] == len(places) - 1
+        self.tokens: slice | Tensor = slice(places[0], places[-1] + 1) if joined else torch.tensor(places)
+        self.count = 1
+        positions = torch.tensor([start for _, (_, start, _) in rows])
+        self._place = torch.tensor([slot for _, (slot, _, _) in rows]), positions, torch.arange(int(positions.max()) + 1)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        memory = self._slots.keys[layer], self._slots.values[layer]
+        (out,) = self._runners[layer].run([query, key, value, *memory, *self._place])
+        return out
+
+
 class CompiledStep:
     """All layers of a model over few tokens.
 
     Args:
         calls: of each form that is compiled.
+        halves: the layers for forward passes of no compiled form; None: the eager ones.
+        rows: for those, makes a `row_attention.Part` of rows of one token; None: they attend the eager way.
         windows: as in `Architecture`.
         most: tokens of a forward pass up to which int4 weights are read, which need no padding; None for other weights.
         files: the libraries.
     """
 
     def __init__(self, calls: Mapping[Form, Calls], windows: Sequence[int | None], slots: Slots, most: int | None = None,
-                 files: Sequence[Path] = ()):
+                 files: Sequence[Path] = (), halves: Sequence[CompiledHalves] | None = None, rows: RowsPart | None = None):
         self._calls, self._windows, self._slots, self._most = calls, windows, slots, most
+        self.halves, self.rows = halves, rows
         self._columns = torch.arange(slots.max_context)
         self.files = tuple(files)
 
@@ -74,6 +146,8 @@ class CompiledStep:
             form: Form = "few" if rows[0][2] <= FEW and "few" in self._calls else "row"
         elif all(count == 1 and slot < self._slots.count for slot, _, count in rows):  # branches are no part of the slots' tensors
             form = "token" if len(rows) == 1 else "rows"
+            if self.halves and self.rows and len(rows) > 1 and wasted([(at, row) for at, row in enumerate(rows)]) > MOST_WASTED:
+                return None  # in batches of texts of about one length
         else:
             return None
         return form if form in self._calls else None
@@ -137,8 +211,12 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
         if found is not None:
             calls[form] = found[0]
             files += found[1]
+    if not calls:
+        return None
+    halves, rows = compiled_halves(layers, weights, wanted, folders), compiled_rows(layers[0].shape, slots, wanted, folders)
+    files += [file for found in (halves, rows) if found is not None for file in found[1]]
     most = ROUNDED_ROWS["int4"] if int4 else None
-    return CompiledStep(calls, layers[0].shape.windows, slots, most, files) if calls else None
+    return CompiledStep(calls, layers[0].shape.windows, slots, most, files, halves and halves[0], rows and rows[0])
 
 
 def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], wanted: Compile,
@@ -157,6 +235,42 @@ def compiled_calls(form: Form, layers: Sequence[Layer], weights: Sequence[Mappin
         runners[window] = runner
         files.append(file)
     return [(runners[window], list(one.values())) for one, window in zip(weights, windows, strict=True)], files
+
+
+def compiled_halves(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor]], wanted: Compile, folders: Sequence[Path]
+                    ) -> tuple[list[CompiledHalves], list[Path]] | None:
+    """The layers in halves, with weights in oneDNN's layout, and the libraries' files; None where there are none."""
+    packed = [dense_weights(*pair) for pair in zip(layers, weights, strict=True)]
+    whole = [one for one in packed if one is not None]
+    if len(whole) < len(packed):
+        return None
+    calls: list[list[tuple[Runner, list[Tensor]]]] = []
+    files = []
+    for half in (BeforeAttention, AfterAttention):
+        shares = [half.share(one) for one in whole]
+        module = half(layers[0], list(shares[0]))
+        file = library(half_key(module, shares[0]), folders)
+        runner = loaded(file, wanted, partial(build_half, module, shares[0], len(whole[0]["attention_norm"]), file))
+        if runner is None:
+            return None
+        calls.append([(runner, list(one.values())) for one in shares])
+        files.append(file)
+    return [CompiledHalves(*pair) for pair in zip(*calls, strict=True)], files
+
+
+def compiled_rows(shape: Architecture, slots: Slots, wanted: Compile, folders: Sequence[Path]) -> tuple[RowsPart, list[Path]] | None:
+    """What makes a `CompiledRows` of rows, and the libraries' files; None where there are none."""
+    runners: dict[int | None, Runner] = {}
+    files = []
+    for window in dict.fromkeys(shape.windows):
+        module = RowsAttention(shape, window)
+        file = library(attention_key(module), folders)
+        runner = loaded(file, wanted, partial(build_attention, module, file))
+        if runner is None:
+            return None
+        runners[window] = runner
+        files.append(file)
+    return partial(CompiledRows, [runners[window] for window in shape.windows], slots), files
 
 
 def compiled_head(weight: Tensor, eager: Callable[[Tensor], Tensor], wanted: Compile, folders: Sequence[Path]

@@ -94,9 +94,12 @@ def stored(name: str, weight: Tensor, product: Linear) -> dict[str, Tensor]:
 
 
 def packed_weights(own: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """`layer_weights` with the weights of products as oneDNN keeps them, or int4 as it is; None where they are not packed."""
-    if weights["qkv"].dtype == torch.uint8:
-        return dict(weights)
+    """`dense_weights` as some tokens read them; int4 as it is."""
+    return dict(weights) if weights["qkv"].dtype == torch.uint8 else dense_weights(own, weights)
+
+
+def dense_weights(own: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """`layer_weights` with the weights of products as oneDNN keeps them, of rounded ones the wide copy; None where they are not packed."""
     found = {name: getattr(product, "packed", None) for name, product in own.products().items()}
     packed: dict[str, Tensor] = {name: one for name, one in found.items() if one is not None}
     if len(packed) < len(found):

@@ -23,7 +23,7 @@ from serving.number_format import Weights
 from serving.runtime.models.architecture import architecture_of
 from serving.runtime.models.compiled_layer import in_blocks
 from serving.runtime.models.compiled_library import compiler
-from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, compiled_head, compiled_step, is_compiled, padded
+from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, CompiledHalves, compiled_head, compiled_step, is_compiled, padded
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
 from serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
 from serving.runtime.models.module_model import Placed
@@ -125,7 +125,8 @@ class LeanLlama(TransformersModel):
                 x = self.step(form, padded(self._embed(ids[at:end]), pads), self._layer_ropes(own), own, rows)
                 states.append(norm(x[: end - at], self.final_norm, self.eps))
             else:
-                states.append(self.run_layers(ids[at:end], positions[at:end], RowAttention(self.slots, rows, self.shape)))
+                attention = RowAttention(self.slots, rows, self.shape, None if self.step is None else self.step.rows)
+                states.append(self.run_layers(ids[at:end], positions[at:end], attention))
             at = end
         return states[0] if len(states) == 1 else torch.cat(states)
 
@@ -136,7 +137,9 @@ class LeanLlama(TransformersModel):
     def run_layers(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Normalised last hidden states `[total, hidden]`."""
         x = self._embed(ids)
-        for number, (layer, rope) in enumerate(zip(self.layers, self._layer_ropes(positions), strict=True)):
+        halves = None if self.step is None or len(ids) == 1 else self.step.halves
+        layers: Sequence[Layer | CompiledHalves] = halves or self.layers
+        for number, (layer, rope) in enumerate(zip(layers, self._layer_ropes(positions), strict=True)):
             x = layer.after(attend(number, *layer.before(x, rope)), x)
         return norm(x, self.final_norm, self.eps)
 

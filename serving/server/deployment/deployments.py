@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from serving.errors import DeviceLost, DraftwellError
+from serving.runtime.engine.prompt_budget import PromptBudget
 from serving.server.deployment.deployment import Deployment, NoAnswerInTime
 from serving.server.deployment.pinning import RequestPin, current_pin
 from serving.server.http.errors import without_paths
@@ -25,7 +26,7 @@ from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.load_control import LoadControl
 from serving.server.scheduling.observer import Observer
 from serving.server.scheduling.scheduler import Scheduler
-from serving.server.settings import PROMPT_TOKENS, QUEUE
+from serving.server.settings import QUEUE
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +39,11 @@ class Deployments:
 
     Args:
         capacity, observers: of every scheduler.
-        prompt_tokens: of every engine.
+        prompt_tokens: of every engine's `PromptBudget`.
     """
 
     def __init__(self, served: ServedModel, *, capacity: int = QUEUE, observers: Sequence[Observer] = (),
-                 prompt_tokens: int | None = PROMPT_TOKENS):
+                 prompt_tokens: int | None = None):
         self._capacity, self._observers, self._prompt_tokens = capacity, tuple(observers), prompt_tokens
         self._lock = threading.Lock()  # a request is pinned either before a switch, which then waits for it, or after it
         self._switching = threading.Lock()  # one switch at a time
@@ -165,7 +166,7 @@ class Deployments:
     def _deploy(self, served: ServedModel, scheduler: Scheduler | None) -> Deployment:
         if scheduler is None:
             load = LoadControl(served.costs) if served.costs else None
-            engine = served.pair.engine(prompt_tokens=self._prompt_tokens, governor=served.governor)
+            engine = served.pair.engine(budget=PromptBudget(self._prompt_tokens), governor=served.governor)
             scheduler = Scheduler(engine, served.strategy, served.slots, threads=served.threads, capacity=self._capacity,
                                   observers=self._observers, load=load)
         return Deployment(served, scheduler)

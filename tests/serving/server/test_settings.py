@@ -15,7 +15,7 @@ from tests.support.errors import raises_code
 OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "bundle": (None, None), "host": ("127.0.0.1", None), "port": (8000, (0, 65535)), "slots": (8, (1, 1024)), "queue": (256, (1, None)),
     "dtype": (None, None), "threads": (None, None), "max-context": (None, (2, None)),
-    "prompt-tokens": (64, (16, None)), "deterministic": (False, None),
+    "prompt-tokens": (None, (16, None)), "deterministic": (False, None),
     "api-key-file": (None, None), "cors-origin": (None, None), "request-timeout": (None, (0.001, None)), "drain-seconds": (20.0, (0, None)),
     "allow-parameters": (False, None), "strategies": (None, None), "state": ("shared", None), "state-dir": (None, None),
     "state-seconds": (30.0, (0.1, None)), "feedback-dir": (None, None), "feedback-rate": (0.0, (0, 1)), "feedback-text": (False, None),

@@ -8,6 +8,7 @@ import pytest
 
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
+from serving.runtime.engine.prompt_budget import PromptBudget
 from serving.runtime.engine.prompt_pieces import LEAST
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
@@ -47,7 +48,7 @@ def test_answers_are_those_of_whole_prompts(name: str, temperature: float) -> No
     sampling = Sampling(max_tokens=12, temperature=temperature, seed=5)
     alone = Engine(table_pair(vocab=8)).generate(LONG, sampling, strategy()).output
     models = table_pair(vocab=8)
-    engine = Engine(models, prompt_tokens=ROOM)
+    engine = Engine(models, budget=PromptBudget(ROOM))
     busy = begun(engine, "autoregressive")
     batches = recorded(models)
     jobs = [engine.submit(LONG, sampling, strategy()) for _ in range(3)]
@@ -61,7 +62,7 @@ def test_answers_are_those_of_whole_prompts(name: str, temperature: float) -> No
 @pytest.mark.parametrize("name", ["autoregressive", "vanilla_sd"])
 def test_the_others_get_tokens_while_a_prompt_is_read(name: str) -> None:
     """The draft reads the prompt too, and a target that waited for all drafts would wait for that."""
-    engine = Engine(table_pair(vocab=8), prompt_tokens=ROOM)
+    engine = Engine(table_pair(vocab=8), budget=PromptBudget(ROOM))
     busy = begun(engine, "autoregressive")
     late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy(name))
     while not late.output:
@@ -77,24 +78,38 @@ def test_the_others_get_tokens_while_a_prompt_is_read(name: str) -> None:
 def test_a_prompt_that_nobody_waits_behind_is_read_at_once() -> None:
     models = table_pair(vocab=8)
     batches = recorded(models)
-    Engine(models, prompt_tokens=ROOM).generate(LONG, Sampling(max_tokens=2), build_strategy("autoregressive"))
+    Engine(models, budget=PromptBudget(ROOM)).generate(LONG, Sampling(max_tokens=2), build_strategy("autoregressive"))
     assert [len(rows[0].tokens) for _, rows in batches] == [len(LONG), 1]
 
 
-def test_prompts_share_the_room_in_order_of_arrival() -> None:
+def test_a_short_prompt_does_not_wait_behind_a_long_one_that_goes_on() -> None:
     models = table_pair(vocab=8)
-    engine = Engine(models, prompt_tokens=ROOM)
+    engine = Engine(models, budget=PromptBudget(64))
     begun(engine, "autoregressive")
     batches = recorded(models)
-    for _ in range(2):
-        engine.submit(LONG[:50], Sampling(max_tokens=2), build_strategy("autoregressive"))
-    for _ in range(4):
+    for length in (200, 100, 60):
+        engine.submit(LONG[:length], Sampling(max_tokens=90), build_strategy("autoregressive"))
+    for _ in range(7):
         engine.step()
-    assert [[len(row.tokens) for row in rows] for _, rows in batches] == [[1, 32], [1, 18], [1, 1, 32], [1, 18]]
+    assert [[len(row.tokens) for row in rows] for _, rows in batches] == [
+        [1, 32, 32], [1, 36, 28], [1, 32, 32, 1], [1, 32, 32, 1], [1, 32, 32, 1], [1, 36, 4, 1], [1, 1, 1, 1]]
+
+
+def test_a_long_prompt_is_read_however_many_short_ones_come() -> None:
+    engine = Engine(table_pair(vocab=8), budget=PromptBudget(LEAST))
+    begun(engine, "autoregressive", max_tokens=400)
+    late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy("autoregressive"))
+    steps = 0
+    while not late.output:
+        if len(engine.jobs) < 6:
+            engine.submit(LONG[:20], Sampling(max_tokens=2), build_strategy("autoregressive"))
+        engine.step()
+        steps += 1
+    assert steps <= len(LONG) / LEAST + 2
 
 
 def test_a_request_cancelled_while_its_prompt_is_read_frees_its_slots() -> None:
-    engine = Engine(table_pair(vocab=8), prompt_tokens=ROOM)
+    engine = Engine(table_pair(vocab=8), budget=PromptBudget(ROOM))
     busy = begun(engine, "autoregressive")
     late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy("vanilla_sd"))
     engine.step()
@@ -105,7 +120,7 @@ def test_a_request_cancelled_while_its_prompt_is_read_frees_its_slots() -> None:
 
 def test_a_failing_piece_ends_its_request_alone() -> None:
     models = table_pair(vocab=8)
-    engine = Engine(models, prompt_tokens=ROOM)
+    engine = Engine(models, budget=PromptBudget(ROOM))
     busy = begun(engine, "autoregressive")
     run = models["target"].forward
 
@@ -126,7 +141,7 @@ def test_a_failing_piece_ends_its_request_alone() -> None:
 def test_a_long_draft_is_verified_while_an_older_prompt_is_read() -> None:
     """A verification of more tokens than `LEAST` is no prompt: it would wait until the prompts of older requests are read."""
     models = table_pair(vocab=8, noise=0.0)
-    engine = Engine(models, prompt_tokens=ROOM)
+    engine = Engine(models, budget=PromptBudget(ROOM))
     begun(engine, "autoregressive")
     older = engine.submit(LONG * 2, Sampling(max_tokens=2), build_strategy("autoregressive"))
     younger = engine.submit([1, 2], Sampling(max_tokens=90), build_strategy("vanilla_sd", {"num_speculative_tokens": 20}))

@@ -18,22 +18,25 @@ from serving.device import lacks_bfloat16
 from serving.errors import DraftwellError
 from serving.number_format import WEIGHTS, Weights
 from serving.runtime.commands import Forward
-from serving.runtime.models import compiled_library, compiled_step, lean_llama
+from serving.runtime.models import compiled_library, compiled_step, lean_llama, row_attention
 from serving.runtime.models.compiled_layer import (
     BLOCK,
     FEW,
+    AfterAttention,
+    BeforeAttention,
     CompiledLayer,
     FewTokens,
     Head,
     OneRow,
     OneToken,
+    RowsAttention,
     blocked,
     in_blocks,
     packed_product,
     product,
 )
 from serving.runtime.models.compiled_library import LIBRARY, key, library, load
-from serving.runtime.models.compiled_step import FORMS, IN_BLOCKS, LONGEST_ROW, CompiledStep, Form
+from serving.runtime.models.compiled_step import FORMS, IN_BLOCKS, LONGEST_ROW, CompiledHalves, CompiledRows, CompiledStep, Form
 from serving.runtime.models.lean_layer import layer_weights, packed_weights
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
@@ -52,6 +55,43 @@ class Uncompiled:
         self.called()
         end = 7 if isinstance(self.module, OneRow | FewTokens) else 8
         return [self.module((inputs[0], inputs[1], inputs[2]), (inputs[3], inputs[4]), tuple(inputs[5:end]), inputs[end:])]
+
+
+class UncompiledPart:
+    """What a library of a part of a layer computes, by torch; says when it is called.
+
+    Args:
+        groups: of how many tensors its arguments but the last consist; that is all others, or there is none if `rest` is False.
+    """
+
+    def __init__(self, module: torch.nn.Module, groups: Sequence[int], called: Callable[[], None], *, rest: bool = True):
+        self.module, self.groups, self.called, self.rest = module, groups, called, rest
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        self.called()
+        arguments: list[Any] = []
+        for count in self.groups:
+            arguments.append(tuple(inputs[:count]))
+            inputs = inputs[count:]
+        found = self.module(*arguments, *([inputs] if self.rest else []))
+        return list(found) if isinstance(found, tuple) else [found]
+
+
+def with_parts(model: LeanLlama) -> Counter[str]:
+    """Give the step of a model compiled parts of layers, less the compiler; returns their calls, by kind."""
+    called: Counter[str] = Counter()
+    assert model.step is not None
+    halves = []
+    for own, layer in zip(model.layers, model.module.model.layers, strict=True):
+        weights = layer_weights(own, layer)
+        pair = [(UncompiledPart(half(own, list(half.share(weights))), [states], partial(called.update, [half.__name__])),
+                 list(half.share(weights).values())) for half, states in ((BeforeAttention, 3), (AfterAttention, 2))]
+        halves.append(CompiledHalves(pair[0], pair[1]))
+    model.step.halves = halves
+    rows = [UncompiledPart(RowsAttention(model.shape, window), [3, 2, 3], partial(called.update, ["rows"]), rest=False)
+            for window in model.shape.windows]
+    model.step.rows = partial(CompiledRows, rows, model.slots)
+    return called
 
 
 def with_step(model: LeanLlama, forms: Sequence[Form] = tuple(FORMS), most: int | None = None) -> Counter[Form]:
@@ -150,6 +190,58 @@ def test_rows_of_several_lengths_equal_the_plain_module(name: str) -> None:
     torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=0)
     # all but the last, which is longer than what is compiled
     assert called == {form: calls * module.config.num_hidden_layers for form, calls in (("few", 2), ("row", 3))}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (3, 0, 4, 1, 2)], ids=["together", "apart"])
+def test_rows_beside_parts_of_prompts_equal_the_plain_module(name: str, order: tuple[int, ...]) -> None:
+    """Rows of one token, packed side by side or not, a draft, and a piece of a prompt, in layers of which all parts are compiled."""
+    module = lean_family(name)
+    counts = [(1, 1, 1, 3, 40)[i] for i in order]
+    texts = [random_tokens(9 + i + count, i) for i, count in zip(order, counts, strict=True)]
+    with torch.no_grad():
+        expected = [module(torch.tensor([text])).logits[0, -count:] for text, count in zip(texts, counts, strict=True)]
+    model = LeanLlama(module, slots=5)
+    slots = [model.open() for _ in texts]
+    for slot, text, count in zip(slots, texts, counts, strict=True):
+        model.forward([Forward("target", slot, text[:-count])])
+    with_step(model)
+    called = with_parts(model)
+    outputs = model.forward([Forward("target", slot, text[-count:], count) for slot, text, count in zip(slots, texts, counts, strict=True)])
+    for output, want in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
+    assert called == dict.fromkeys(("BeforeAttention", "AfterAttention", "rows"), module.config.num_hidden_layers)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_of_one_token_after_texts_of_very_different_lengths_attend_in_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request of a long text among seven short ones would have all of them attend over as many positions."""
+    for where in (compiled_step, row_attention):
+        monkeypatch.setattr(where, "MOST_WASTED", 10)
+    module = lean_family(name)
+    texts = [random_tokens(count, count) for count in (4, 60, 7, 58, 5)]
+    with torch.no_grad():
+        expected = [module(torch.tensor([text])).logits[0, -1] for text in texts]
+    model = LeanLlama(module, slots=5)
+    slots = [model.open() for _ in texts]
+    for slot, text in zip(slots, texts, strict=True):
+        model.forward([Forward("target", slot, text[:-1])])
+    called = with_step(model) | with_parts(model)
+    outputs = model.forward([Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)])
+    torch.testing.assert_close(torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0)
+    assert called["rows"] == 0, "of the whole layers"
+
+
+def test_rows_of_alike_texts_stay_one_call_a_layer() -> None:
+    model = LeanLlama(lean_family("llama"), slots=8)
+    called = with_step(model)
+    parts = with_parts(model)
+    slots = [model.open() for _ in range(8)]
+    for i, slot in enumerate(slots):
+        model.forward([Forward("target", slot, random_tokens(20 + i, i))])
+    parts.clear()
+    model.forward([Forward("target", slot, (1,)) for slot in slots])
+    assert (called["rows"], sum(parts.values())) == (model.module.config.num_hidden_layers, 0)
 
 
 def test_padding_writes_nowhere_else() -> None:
@@ -383,6 +475,18 @@ def say(model: LeanLlama, form: Form) -> torch.Tensor:
     return logits
 
 
+def say_beside_a_prompt(model: LeanLlama) -> torch.Tensor:
+    """Logits of two rows of one token, a draft, and the whole of a prompt, in one pass."""
+    slots = [model.open() for _ in range(3)]
+    model.forward([Forward("target", slot, random_tokens(17 + i, i)) for i, slot in enumerate(slots[:2])])
+    model.forward([Forward("target", slots[2], random_tokens(6, 5))])
+    rows = [Forward("target", slots[0], (7,)), Forward("target", slots[1], (8,)), Forward("target", slots[2], random_tokens(40, 9), 40)]
+    logits = torch.cat([output.logits for output in model.forward(rows)])
+    for slot in slots:
+        model.close(slot)
+    return logits
+
+
 def test_a_library_for_rounded_weights_is_another_one() -> None:
     keys = set()
     for weights in (None, *WEIGHTS):
@@ -427,7 +531,7 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
     exact, eager = LeanLlama(exactly(module, int8), slots=3), LeanLlama(module, slots=3, int8=int8)
     models = [LeanLlama(module, slots=1, int8=int8, compiled="on")]
     windows = len(set(eager.shape.windows))
-    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 2 * windows + 4, "rows' windows are in their masks; two heads"
+    assert len(list(tmp_path.glob(f"compiled/*/{LIBRARY}"))) == 3 * windows + 6, "rows' windows are in their masks; two halves, two heads"
     monkeypatch.setenv("CXX", "no-such-compiler")
     models.append(LeanLlama(module, slots=3, int8=int8, compiled="auto"))
     for model in models:
@@ -437,3 +541,9 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
                 right = say(exact, form)
                 mine, theirs = ((say(one, form) - right).abs().mean() for one in (model, eager))
                 assert mine < 1.2 * theirs, form  # what is computed is as near to float32 as the eager bfloat16 is
+        assert model.step.halves
+        assert model.step.rows
+        if model.slots.count > 1:
+            right = say_beside_a_prompt(exact)
+            mine, theirs = ((say_beside_a_prompt(one) - right).abs().mean() for one in (model, eager))
+            assert mine < 1.2 * theirs

@@ -35,10 +35,29 @@ def test_ragged_rows_and_a_rejected_draft_equal_the_plain_module(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+def test_single_tokens_drafts_and_the_end_of_a_prompt_in_one_pass_equal_the_plain_module(name):
+    """And no row of one token is padded to as many as the others have."""
+    module = lean_family(name)
+    counts = (1, 3, 1, 12, 3, 1, 40)
+    texts = [list(random_tokens(9 + count, count + i)) for i, count in enumerate(counts)]
+    expected = [plain_logits(module, text)[-count:] for text, count in zip(texts, counts, strict=True)]
+    model = LeanLlama(module, slots=len(counts))
+    slots = [model.open() for _ in texts]
+    model.forward([Forward("target", slot, tuple(text[:9])) for slot, text in zip(slots, texts, strict=True)])
+    placed = [(slot, 9, count) for slot, count in zip(slots, counts, strict=True)]
+    assert [part.count for part in row_attention.RowAttention(model.slots, placed, model.shape).parts] == [1, 12, 40]
+    outputs = model.forward([Forward("target", slot, tuple(text[9:]), count)
+                             for slot, text, count in zip(slots, texts, counts, strict=True)])
+    for output, want in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_long_prompts_read_pass_by_pass_equal_the_plain_module(name, monkeypatch):
     """A row that decodes goes along, and every prompt is cut in another place."""
     monkeypatch.setattr(lean_llama, "CHUNK", 16)
     monkeypatch.setattr(row_attention, "LONGEST_STEP", 4)
+    monkeypatch.setattr(row_attention, "LONGEST_FOLDED", 4)
     module = lean_family(name)
     texts = [list(random_tokens(count, count)) for count in (10, 41, 23)]
     expected = [plain_logits(module, text) for text in texts]
@@ -66,7 +85,7 @@ def test_eight_rows_attend_in_one_call_a_layer(monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **kwargs: calls.append(1) or attend(*args, **kwargs))
     model = LeanLlama(module, slots=8)
     slots = [model.open() for _ in range(8)]
-    model.forward([Forward("target", slot, (3, 4, 5, 6, 7)[: 1 + slot % 5]) for slot in slots])
+    model.forward([Forward("target", slot, (3, 4, 5, 6, 7)[: 2 + slot % 4]) for slot in slots])
     assert len(calls) == module.config.num_hidden_layers
 
 
