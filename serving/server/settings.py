@@ -61,8 +61,9 @@ class ServerSettings(BaseModel):
         None, ge=2, description="Most tokens of prompt and answer together. Default: the models' limit, at most 4096.")
     prompt_tokens: int | None = Field(
         None, ge=LEAST, description="Most tokens of prompts that are read in a step while other requests are being answered: fewer keep "
-                                    "their tokens coming evenly, more read long prompts sooner. Default: as many as keep a pause between "
-                                    "tokens below three times the usual one, and more while many wait for each that is being answered.")
+                                    "their tokens coming evenly, more read long prompts sooner. Default: by time, so that pauses between "
+                                    "tokens stay about below three times the usual one, and longer while many wait for each that is being "
+                                    "answered; 64 with --deterministic.")
     deterministic: bool = Field(
         False, description="Start every request from the bundle's online state, do not shorten sampled or lossy drafts under load, and "
                            "never change the number of threads: a seed then always gives the same answer.")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
 from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.engine.prompt_pieces import prompt_tokens, reads_prompt, share_room
+from serving.runtime.engine.prompt_pieces import LEAST, reads_prompt, share_room
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.engine.workers import Workers
@@ -118,6 +118,8 @@ class Engine:
         self._flights: list[BatchInFlight] = []
         self._workers: Workers | None = None
         self._continued = False
+        """Whether this step brought tokens to a request that had some."""
+        self._turn = 0
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED) -> Job:
         """Start a request; it waits for its first forward pass when this returns.
@@ -243,17 +245,25 @@ class Engine:
         for flight in flights.values():
             for _, leaf in flight.group:
                 leaf.flying = True
-        if self.budget:
-            self.budget.spend(max((prompt_tokens([leaf for _, leaf in flight.group]) for flight in flights.values()), default=0))
+            if self.budget:
+                self.budget.spend(id(flight.model), sum(len(leaf.piece.tokens) for job, leaf in flight.group if leaf.piece
+                                                        and (leaf.read or reads_prompt(leaf) or not job.output)))
         return [flight for flight in flights.values() if flight.group]
 
     def _share_budget(self, flights: Sequence[BatchInFlight]) -> None:
         """Cut prompts into pieces, and leave out of the flights what has to wait for another step."""
+        answered = [job for job in self.jobs if job.output]
         reading = {id(job) for flight in flights for job, leaf in flight.group if reads_prompt(leaf)}
-        answering = sum(bool(job.output) and id(job) not in reading for job in self.jobs)
-        room = self.budget.room(answering, len(self.jobs) - answering) if self.budget else None
+        readers = sum(any(reads_prompt(leaf) for _, leaf in flight.group) for flight in flights)
+        self._turn += 1
         for flight in flights:
-            chosen = set(share_room([leaf for _, leaf in flight.group], room))
+            room = None
+            if self.budget:
+                room = self.budget.room(id(flight.model), len(answered), len(self.jobs) - len(answered),
+                                        reading=sum(id(job) in reading for job in answered))
+            if room and readers > 1:
+                room = max(LEAST, room // readers)
+            chosen = set(share_room([leaf for _, leaf in flight.group], room, self._turn))
             flight.group = [(job, leaf) for job, leaf in flight.group if leaf in chosen]
 
     def _fly(self, flight: BatchInFlight) -> BatchResult:

@@ -1,27 +1,31 @@
 """How many tokens of prompts a step may read while requests are being answered: as many as keep their pauses short.
 
-All prompt tokens of a step delay everybody's next token by the same time, so the budget is meant in time. What a token of a prompt costs
-depends on the model, the machine, and how long the prompt already is; so the number follows the pauses that it made. The more requests
-wait for their first token, for each that is being answered, the longer a pause may be: thirty who wait for one count for more than that
-one.
+All prompt tokens of a step delay everybody's next token, so the budget is one of time. What a token of a prompt costs depends on the model,
+the machine, and how long the prompt already is; it is measured as prompts are read. The more requests wait for their first token, for
+each that is being answered, the longer a pause may be: thirty who wait for one count for more than that one.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
+from collections.abc import Hashable, Mapping
+
 from serving.runtime.engine.prompt_pieces import LEAST
 
 START_TOKENS = 64
-"""Budget before any pause was measured."""
+"""Budget before the cost of a token is known."""
 EXTRA = 1.75
-"""How much longer a pause may become, as a share of the usual one: with what else varies, none is more than three times as long."""
+"""How much longer than usual a pause is to become, as a share of the usual one: a little less than what makes it three times as long, for
+what else varies. Where `LEAST` tokens take longer, as late in a prompt of thousands, it becomes longer still."""
 SLOWER, FASTER = 0.5, 1.25
 """By how much the rate at which prompts are read changes at most from one pause to the next."""
 TELLING = 12
 """Tokens of prompts in a pause that is long enough to tell the rate."""
 CLEAN_EVERY = 12
 """After so many pauses in which prompts were read comes one without, so that the usual pause of those who are now answered is known."""
-WEIGHT = 0.3
-"""Of the newest pause in the running mean of the usual ones."""
+REMEMBERED = 5
+"""Pauses without prompts of which the usual one is the median: one that something else prolonged does not count."""
 
 
 class PromptBudget:
@@ -31,79 +35,93 @@ class PromptBudget:
         tokens: a fixed number; None: what the measured pauses allow.
 
     >>> budget = PromptBudget()
-    >>> budget.room(answering=8, waiting=1)
+    >>> budget.room("target", answering=8, waiting=1)
+    0
+    >>> budget.learn(0.020, {})
+    >>> budget.room("target", answering=8, waiting=1)
     64
-    >>> budget.learn(0.020, 0)
-    >>> budget.learn(0.080, 60)
-    >>> budget.room(answering=8, waiting=1), budget.room(answering=8, waiting=16)
+    >>> budget.learn(0.080, {"target": 60})
+    >>> budget.room("target", answering=8, waiting=1), budget.room("target", answering=8, waiting=16)
     (32, 65)
     """
 
     def __init__(self, tokens: int | None = None):
         self._fixed = tokens
-        self._usual: dict[int, float] = {}
-        """Seconds of a pause without prompts, by the size of the number that is answered (`size`): many take longer than few."""
-        self._rate: float | None = None
-        """Tokens of prompts per second."""
+        self._clean: dict[int, deque[float]] = {}
+        """Seconds of the last pauses without prompts, by the size of the number that is answered (`size`): many take longer than few."""
+        self._rates: dict[Hashable, float] = {}
+        """Tokens of prompts per second, by model."""
         self._unclean = 0
         self._since: float | None = None
-        self._read = 0
+        self._read: dict[Hashable, int] = {}
         self._answering = 1
 
-    def room(self, answering: int, waiting: int) -> int | None:
-        """Tokens that the next step may read; None: no limit, for nobody would notice.
+    def room(self, model: Hashable, answering: int, waiting: int, *, reading: int = 0) -> int | None:
+        """Tokens that a model may read in the next step, besides what was read since the last tokens came.
 
         Args:
-            answering: requests that are being answered, less those that read a prompt themselves (a draft model does so later).
-            waiting: all other requests.
+            answering: requests that have their first token.
+            waiting: requests that have none yet.
+            reading: of those that are being answered, the ones that read a prompt themselves (a draft model does so later).
+        Returns:
+            None: no limit, for nobody would notice. 0: none now, but in a later step; never where nobody would go on meanwhile.
         """
+        self._answering = max(1, answering)
         if not answering:
-            self._since, self._read = None, 0
+            self._since, self._read = None, {}
             return None
-        self._answering = answering
+        if reading == answering and not waiting:
+            return None
         if self._fixed is not None:
             return self._fixed
-        if self._unclean >= CLEAN_EVERY:
+        usual, goes_on = self._usual(), reading < answering
+        if (usual is None or self._unclean >= CLEAN_EVERY) and goes_on:
             return 0
-        usual = self._usual_pause()
-        if usual is None or self._rate is None:
-            return START_TOKENS
-        return max(LEAST, int(self._rate * EXTRA * usual * max(1.0, waiting / answering) + 1e-6))
+        scale = max(1.0, waiting / answering)
+        if usual is None or model not in self._rates:
+            left = START_TOKENS * scale - self._read.get(model, 0)
+        else:
+            spent = sum(read / self._rates.get(other, self._rates[model]) for other, read in self._read.items())
+            left = self._rates[model] * (EXTRA * usual * scale - spent)
+        if left < LEAST and self._read and goes_on:
+            return 0
+        return max(LEAST, int(left + 1e-6))
 
-    def spend(self, tokens: int) -> None:
-        """A step reads so many."""
-        self._read += tokens
+    def spend(self, model: Hashable, tokens: int) -> None:
+        """A model reads so many tokens of prompts in the step that begins."""
+        if tokens:
+            self._read[model] = self._read.get(model, 0) + tokens
 
     def end_pause(self, now: float) -> None:
         """A step brought tokens to requests that had some, at the time `now`, in seconds."""
         if self._since is not None:
             self.learn(now - self._since, self._read)
-        self._since, self._read = now, 0
+        self._since, self._read = now, {}
 
-    def learn(self, pause: float, read: int) -> None:
+    def learn(self, pause: float, read: Mapping[Hashable, int]) -> None:
         """Follow one pause of those for whom `room` was asked last.
 
         Args:
             pause: seconds between two steps that brought tokens to requests that had some.
-            read: tokens of prompts that were read in between.
+            read: tokens of prompts that were read in between, by model.
         """
         if not read:
-            before = self._usual.get(size(self._answering))
-            self._usual[size(self._answering)] = pause if before is None else before + WEIGHT * (pause - before)
+            self._clean.setdefault(size(self._answering), deque(maxlen=REMEMBERED)).append(pause)
             self._unclean = 0
             return
         self._unclean += 1
-        usual = self._usual_pause()
-        if usual is None or read < TELLING:
+        usual = self._usual()
+        if usual is None or len(read) > 1 or sum(read.values()) < TELLING:
             return
-        before = self._rate or read / pause  # at first as if all of the pause had been for the prompts
-        self._rate = before * min(FASTER, max(SLOWER, read / max(pause - usual, 0.01 * pause) / before))
+        ((model, tokens),) = read.items()
+        before = self._rates.get(model) or tokens / pause  # at first as if all of the pause had been for the prompts
+        self._rates[model] = before * min(FASTER, max(SLOWER, tokens / max(pause - usual, 0.01 * pause) / before))
 
-    def _usual_pause(self) -> float | None:
-        """Of as many as are answered now; where they were never seen without prompts, of the number nearest to it."""
-        if not self._usual:
+    def _usual(self) -> float | None:
+        """The usual pause of as many as are answered now; where they were never seen without prompts, of the number nearest to it."""
+        if not self._clean:
             return None
-        return self._usual[min(self._usual, key=lambda known: abs(known - size(self._answering)))]
+        return statistics.median(self._clean[min(self._clean, key=lambda known: abs(known - size(self._answering)))])
 
 
 def size(answering: int) -> int:

@@ -47,24 +47,21 @@ def tokens_left(task: Task) -> int:
     return len(task.waiting.tokens) - task.read
 
 
-def prompt_tokens(tasks: Iterable[Task]) -> int:
-    """Tokens of prompts in the tasks' next pieces."""
-    return sum(len(task.piece.tokens) for task in tasks if task.piece and reads_prompt(task))
-
-
-def share_room(tasks: Iterable[Task], room: int | None) -> list[Task]:
+def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0) -> list[Task]:
     """Set every task's next piece, and return those that have one now.
 
     Forward passes of at most `LEAST` tokens, or that keep the rows of all their tokens, as in decoding, always run; longer ones share
-    `room` (`shares`).
+    `room` (`split_room`).
 
     Args:
         tasks: in their order of arrival.
         room: tokens of prompts that the batch may read; None: all.
+        turn: number of the step.
     """
     tasks = list(tasks)
     long = [task for task in tasks if reads_prompt(task)]
-    given = dict(zip(long, [None] * len(long) if room is None else shares([tokens_left(task) for task in long], room), strict=True))
+    given = dict(zip(long, [None] * len(long) if room is None else split_room([tokens_left(task) for task in long], room, turn),
+                     strict=True))
     chosen = []
     for task in tasks:
         assert task.waiting is not None
@@ -76,28 +73,36 @@ def share_room(tasks: Iterable[Task], room: int | None) -> list[Task]:
     return chosen
 
 
-def shares(left: Sequence[int], room: int) -> list[int]:
+def split_room(left: Sequence[int], room: int, turn: int = 0) -> list[int]:
     """How many tokens of each prompt to read.
 
     The shortest come first, so that nobody waits behind a long prompt; the oldest gets half the room meanwhile, so that it never stops.
-    No piece is smaller than `LEAST`, unless it is the last.
+    No piece is smaller than `LEAST`, unless it is the last; where the room is too small for two, the oldest and the shortest take turns.
 
     Args:
         left: tokens that are left of each prompt, the oldest first.
+        turn: number of the step.
 
-    >>> shares([4000, 30, 20], 100), shares([4000, 300, 200], 64), shares([4000], 64), shares([4000, 300], 16)
-    ([50, 30, 20], [32, 0, 32], [64], [16, 16])
+    >>> split_room([4000, 30, 20], 100), split_room([4000, 300, 200], 64), split_room([4000], 64)
+    ([50, 30, 20], [32, 0, 32], [64])
+    >>> split_room([4000, 300], 16, turn=1), split_room([4000, 300], 16, turn=2)
+    ([0, 16], [16, 0])
     """
     given = [0] * len(left)
-    if not left or not room:
+    if not left or room < LEAST:
         return given
-    first = room if len(left) == 1 else max(LEAST, room // 2)
+    if len(left) == 1:
+        first = room
+    elif room < 2 * LEAST:
+        first = 0 if turn % 2 else room
+    else:
+        first = room // 2
     given[0] = min(left[0], first)
-    room = max(room - given[0], LEAST if len(left) > 1 else 0)
+    room -= given[0]
     for i in sorted(range(1, len(left)), key=left.__getitem__):
         if room < min(LEAST, left[i]):
             break
         given[i] = min(left[i], room)
         room -= given[i]
-    given[0] = min(left[0], given[0] + room)
+    given[0] = min(left[0], given[0] + room) if given[0] or room >= LEAST else 0
     return given

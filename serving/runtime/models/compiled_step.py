@@ -47,7 +47,7 @@ from serving.runtime.models.compiled_library import (
 )
 from serving.runtime.models.lean_layer import Layer, Rope, dense_weights, packed_weights
 from serving.runtime.models.linear import ROUNDED_ROWS
-from serving.runtime.models.row_attention import MOST_WASTED, Placed, RowsPart, additive, wasted
+from serving.runtime.models.row_attention import MakePart, Placed, additive, wasted
 from serving.runtime.models.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,8 @@ IN_BLOCKS = ("token", "few")
 PADDED: dict[Form, dict[int, int]] = {"few": dict.fromkeys(range(2, FEW), FEW), "row": {2: 4, 7: 8}, "rows": {2: 4, 7: 8}}
 """Tokens → how many are computed. A library for a few tokens takes `FEW`; oneDNN's products of a model took 24.9 ms over two rows, 18.8
 over four, 25 over seven, 23 over eight."""
+MOST_WASTED_WHOLE = 4096
+"""As `row_attention.MOST_WASTED`, for rows of one token that are computed by whole layers: leaving those costs more than another batch."""
 Calls = list[tuple[Runner, list[Tensor]]]
 """For each layer its library and weights."""
 
@@ -105,13 +107,13 @@ class CompiledRows:
         places = [at for at, _ in rows]
         joined = places[-1] - places[0] == len(places) - 1
         self.tokens: slice | Tensor = slice(places[0], places[-1] + 1) if joined else torch.tensor(places)
-        self.count = 1
         positions = torch.tensor([start for _, (_, start, _) in rows])
         self._place = torch.tensor([slot for _, (slot, _, _) in rows]), positions, torch.arange(int(positions.max()) + 1)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         memory = self._slots.keys[layer], self._slots.values[layer]
-        (out,) = self._runners[layer].run([query, key, value, *memory, *self._place])
+        heads = [one.contiguous() for one in (query, key, value)]  # a library does not look at strides
+        (out,) = self._runners[layer].run([*heads, *memory, *self._place])
         return out
 
 
@@ -121,14 +123,15 @@ class CompiledStep:
     Args:
         calls: of each form that is compiled.
         halves: the layers for forward passes of no compiled form; None: the eager ones.
-        rows: for those, makes a `row_attention.Part` of rows of one token; None: they attend the eager way.
+        rows: for those, makes a `row_attention.Part` of rows of one token; None: they attend the eager way. Its tensors must be as
+            the halves make them.
         windows: as in `Architecture`.
         most: tokens of a forward pass up to which int4 weights are read, which need no padding; None for other weights.
         files: the libraries.
     """
 
     def __init__(self, calls: Mapping[Form, Calls], windows: Sequence[int | None], slots: Slots, most: int | None = None,
-                 files: Sequence[Path] = (), halves: Sequence[CompiledHalves] | None = None, rows: RowsPart | None = None):
+                 files: Sequence[Path] = (), halves: Sequence[CompiledHalves] | None = None, rows: MakePart | None = None):
         self._calls, self._windows, self._slots, self._most = calls, windows, slots, most
         self.halves, self.rows = halves, rows
         self._columns = torch.arange(slots.max_context)
@@ -146,11 +149,15 @@ class CompiledStep:
             form: Form = "few" if rows[0][2] <= FEW and "few" in self._calls else "row"
         elif all(count == 1 and slot < self._slots.count for slot, _, count in rows):  # branches are no part of the slots' tensors
             form = "token" if len(rows) == 1 else "rows"
-            if self.halves and self.rows and len(rows) > 1 and wasted([(at, row) for at, row in enumerate(rows)]) > MOST_WASTED:
+            if self._most is None and self.rows and len(rows) > 1 and wasted(list(enumerate(rows))) > MOST_WASTED_WHOLE:
                 return None  # in batches of texts of about one length
         else:
             return None
         return form if form in self._calls else None
+
+    def layers(self, tokens: int) -> Sequence[CompiledHalves] | None:
+        """The layers for so many tokens of no compiled form; None: the eager ones, which read int4 weights for a few."""
+        return self.halves if tokens > (self._most or 1) else None
 
     def __call__(self, form: Form, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], positions: Tensor, rows: Sequence[Placed]) -> Tensor:
         """States `[n, hidden]` of the `padded` tokens of packed rows before the first layer → after the last.
@@ -213,7 +220,8 @@ def compiled_step(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tensor
             files += found[1]
     if not calls:
         return None
-    halves, rows = compiled_halves(layers, weights, wanted, folders), compiled_rows(layers[0].shape, slots, wanted, folders)
+    halves = compiled_halves(layers, weights, wanted, folders)
+    rows = None if halves is None else compiled_rows(layers[0].shape, slots, wanted, folders)
     files += [file for found in (halves, rows) if found is not None for file in found[1]]
     most = ROUNDED_ROWS["int4"] if int4 else None
     return CompiledStep(calls, layers[0].shape.windows, slots, most, files, halves and halves[0], rows and rows[0])
@@ -258,7 +266,7 @@ def compiled_halves(layers: Sequence[Layer], weights: Sequence[Mapping[str, Tens
     return [CompiledHalves(*pair) for pair in zip(*calls, strict=True)], files
 
 
-def compiled_rows(shape: Architecture, slots: Slots, wanted: Compile, folders: Sequence[Path]) -> tuple[RowsPart, list[Path]] | None:
+def compiled_rows(shape: Architecture, slots: Slots, wanted: Compile, folders: Sequence[Path]) -> tuple[MakePart, list[Path]] | None:
     """What makes a `CompiledRows` of rows, and the libraries' files; None where there are none."""
     runners: dict[int | None, Runner] = {}
     files = []

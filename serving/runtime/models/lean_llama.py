@@ -137,7 +137,7 @@ class LeanLlama(TransformersModel):
     def run_layers(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Normalised last hidden states `[total, hidden]`."""
         x = self._embed(ids)
-        halves = None if self.step is None or len(ids) == 1 else self.step.halves
+        halves = None if self.step is None else self.step.layers(len(ids))
         layers: Sequence[Layer | CompiledHalves] = halves or self.layers
         for number, (layer, rope) in enumerate(zip(layers, self._layer_ropes(positions), strict=True)):
             x = layer.after(attend(number, *layer.before(x, rope)), x)

@@ -35,15 +35,11 @@ class Part(Protocol):
     def tokens(self) -> slice | Tensor:
         """Their places among the packed tokens."""
 
-    @property
-    def count(self) -> int:
-        """Tokens of the longest."""
-
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """As `RowAttention`, for the tokens of this part alone."""
 
 
-RowsPart = Callable[[Sequence[tuple[int, Placed]]], Part]
+MakePart = Callable[[Sequence[tuple[int, Placed]]], Part]
 """Makes a part of some rows, each with the place of its first token among the packed ones."""
 
 
@@ -55,7 +51,7 @@ class RowAttention:
         single: makes the part of the rows of one token in slots of requests; None: `ManyRows`.
     """
 
-    def __init__(self, slots: Slots, placed: Sequence[Placed], shape: Architecture, single: RowsPart | None = None):
+    def __init__(self, slots: Slots, placed: Sequence[Placed], shape: Architecture, single: MakePart | None = None):
         ends = [sum(count for _, _, count in placed[: i + 1]) for i in range(len(placed))]
         rows = [(end - row[2], row) for end, row in zip(ends, placed, strict=True)]
         short = [(at, row) for at, row in rows if row[2] <= LONGEST_STEP and row[0] < slots.count]

@@ -69,6 +69,7 @@ class UncompiledPart:
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         self.called()
+        assert all(one.is_contiguous() for one in inputs), "a library would read on as if they were"
         arguments: list[Any] = []
         for count in self.groups:
             arguments.append(tuple(inputs[:count]))
@@ -216,8 +217,8 @@ def test_rows_beside_parts_of_prompts_equal_the_plain_module(name: str, order: t
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows_of_one_token_after_texts_of_very_different_lengths_attend_in_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request of a long text among seven short ones would have all of them attend over as many positions."""
-    for where in (compiled_step, row_attention):
-        monkeypatch.setattr(where, "MOST_WASTED", 10)
+    monkeypatch.setattr(compiled_step, "MOST_WASTED_WHOLE", 10)
+    monkeypatch.setattr(row_attention, "MOST_WASTED", 10)
     module = lean_family(name)
     texts = [random_tokens(count, count) for count in (4, 60, 7, 58, 5)]
     with torch.no_grad():
@@ -226,10 +227,40 @@ def test_rows_of_one_token_after_texts_of_very_different_lengths_attend_in_batch
     slots = [model.open() for _ in texts]
     for slot, text in zip(slots, texts, strict=True):
         model.forward([Forward("target", slot, text[:-1])])
-    called = with_step(model) | with_parts(model)
+    whole, parts = with_step(model), with_parts(model)
     outputs = model.forward([Forward("target", slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)])
     torch.testing.assert_close(torch.cat([output.logits for output in outputs]), torch.stack(expected), atol=1e-4, rtol=0)
-    assert called["rows"] == 0, "of the whole layers"
+    layers = module.config.num_hidden_layers
+    assert (whole["rows"], parts["rows"], parts["AfterAttention"]) == (0, 2 * layers, layers), "batches of three and of two"
+
+
+@pytest.mark.skipif(lacks_bfloat16(), reason="this processor multiplies by no rounded weights")
+def test_a_few_tokens_of_no_form_read_int4_weights() -> None:
+    """The halves have them in full: two drafts of three tokens would read four times as many bytes."""
+    model = LeanLlama(llama(torch.bfloat16, hidden_size=64, intermediate_size=128), weights="int4", slots=2)
+    with_step(model, forms=("token", "row"), most=8)
+    assert model.step is not None
+    model.step.halves = []
+    assert (model.step.layers(6), model.step.layers(8), model.step.layers(9)) == (None, None, [])
+    full = LeanLlama(llama(torch.bfloat16), slots=2)
+    with_step(full)
+    assert full.step is not None
+    full.step.halves = []
+    assert (full.step.layers(1), full.step.layers(2)) == (None, [])
+
+
+def test_rows_attend_compiled_only_between_compiled_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The eager half hands on parts of a wider tensor, and a library would not look at their strides."""
+    monkeypatch.setenv("DRAFTWELL_HOME", str(tmp_path))
+    made: list[Path] = []
+    monkeypatch.setattr(compiled_step, "compiled_calls", lambda *_: ([], []))
+    monkeypatch.setattr(compiled_step, "loaded", lambda file, *_: made.append(file))  # None: it could not be compiled
+    model = LeanLlama(llama(torch.bfloat16), slots=2)
+    weights = [in_blocks(layer_weights(*pair)) for pair in zip(model.layers, model.module.model.layers, strict=True)]
+    step = compiled_step.compiled_step(model.layers, weights, model.slots, "try", [tmp_path])
+    assert step is not None
+    assert (step.halves, step.rows) == (None, None)
+    assert len(made) <= 1, "no attention is compiled then"
 
 
 def test_rows_of_alike_texts_stay_one_call_a_layer() -> None:
