@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from serving.errors import ContextTooLong, DeviceLost
 from serving.runtime.commands import SHADOW, Forward, Role
 from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.engine.prompt_pieces import LEAST, reads_prompt, share_room
+from serving.runtime.engine.prompt_pieces import reads_prompt, share_room
 from serving.runtime.engine.task import Task
 from serving.runtime.engine.thread_governor import ThreadGovernor
 from serving.runtime.engine.workers import Workers
@@ -119,7 +120,8 @@ class Engine:
         self._workers: Workers | None = None
         self._continued = False
         """Whether this step brought tokens to a request that had some."""
-        self._turn = 0
+        self._turns: Counter[int] = Counter()
+        """Steps in which a model read prompts."""
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, strategy: Strategy, draft_limit: int = UNLIMITED) -> Job:
         """Start a request; it waits for its first forward pass when this returns.
@@ -245,6 +247,7 @@ class Engine:
         for flight in flights.values():
             for _, leaf in flight.group:
                 leaf.flying = True
+            self._turns[id(flight.model)] += any(reads_prompt(leaf) for _, leaf in flight.group)
             if self.budget:
                 self.budget.spend(id(flight.model), sum(len(leaf.piece.tokens) for job, leaf in flight.group if leaf.piece
                                                         and (leaf.read or reads_prompt(leaf) or not job.output)))
@@ -255,15 +258,12 @@ class Engine:
         answered = [job for job in self.jobs if job.output]
         reading = {id(job) for flight in flights for job, leaf in flight.group if reads_prompt(leaf)}
         readers = sum(any(reads_prompt(leaf) for _, leaf in flight.group) for flight in flights)
-        self._turn += 1
         for flight in flights:
             room = None
             if self.budget:
                 room = self.budget.room(id(flight.model), len(answered), len(self.jobs) - len(answered),
-                                        reading=sum(id(job) in reading for job in answered))
-            if room and readers > 1:
-                room = max(LEAST, room // readers)
-            chosen = set(share_room([leaf for _, leaf in flight.group], room, self._turn))
+                                        reading=sum(id(job) in reading for job in answered), readers=max(1, readers))
+            chosen = set(share_room([leaf for _, leaf in flight.group], room, self._turns[id(flight.model)]))
             flight.group = [(job, leaf) for job, leaf in flight.group if leaf in chosen]
 
     def _fly(self, flight: BatchInFlight) -> BatchResult:

@@ -51,18 +51,20 @@ class PromptBudget:
         """Seconds of the last pauses without prompts, by the size of the number that is answered (`size`): many take longer than few."""
         self._rates: dict[Hashable, float] = {}
         """Tokens of prompts per second, by model."""
-        self._unclean = 0
+        self._unclean = CLEAN_EVERY  # the first is measured
+        self._measuring = False
         self._since: float | None = None
         self._read: dict[Hashable, int] = {}
         self._answering = 1
 
-    def room(self, model: Hashable, answering: int, waiting: int, *, reading: int = 0) -> int | None:
+    def room(self, model: Hashable, answering: int, waiting: int, *, reading: int = 0, readers: int = 1) -> int | None:
         """Tokens that a model may read in the next step, besides what was read since the last tokens came.
 
         Args:
             answering: requests that have their first token.
             waiting: requests that have none yet.
             reading: of those that are being answered, the ones that read a prompt themselves (a draft model does so later).
+            readers: models that have prompts to read; each gets its share.
         Returns:
             None: no limit, for nobody would notice. 0: none now, but in a later step; never where nobody would go on meanwhile.
         """
@@ -70,20 +72,23 @@ class PromptBudget:
         if not answering:
             self._since, self._read = None, {}
             return None
-        if reading == answering and not waiting:
+        if reading == answering == 1 and not waiting:
             return None
         if self._fixed is not None:
-            return self._fixed
-        usual, goes_on = self._usual(), reading < answering
-        if (usual is None or self._unclean >= CLEAN_EVERY) and goes_on:
+            return max(LEAST, self._fixed // readers)
+        goes_on = reading < answering
+        if self._unclean >= CLEAN_EVERY and goes_on:
+            self._measuring = True
             return 0
-        scale = max(1.0, waiting / answering)
-        if usual is None or model not in self._rates:
-            left = START_TOKENS * scale - self._read.get(model, 0)
+        usual, rate, scale = self._usual(), self._rates.get(model), max(1.0, waiting / answering)
+        own = self._read.get(model, 0)
+        if usual is None or rate is None:
+            left = START_TOKENS * scale / readers - own
         else:
-            spent = sum(read / self._rates.get(other, self._rates[model]) for other, read in self._read.items())
-            left = self._rates[model] * (EXTRA * usual * scale - spent)
-        if left < LEAST and self._read and goes_on:
+            pause = EXTRA * usual * scale
+            spent = sum(read / self._rates.get(other, rate) for other, read in self._read.items())
+            left = rate * min(pause - spent, pause / readers - own / rate)
+        if left < LEAST and own and goes_on:
             return 0
         return max(LEAST, int(left + 1e-6))
 
@@ -105,17 +110,22 @@ class PromptBudget:
             pause: seconds between two steps that brought tokens to requests that had some.
             read: tokens of prompts that were read in between, by model.
         """
+        measured, self._measuring = self._measuring, False
         if not read:
             self._clean.setdefault(size(self._answering), deque(maxlen=REMEMBERED)).append(pause)
             self._unclean = 0
             return
-        self._unclean += 1
-        usual = self._usual()
-        if usual is None or len(read) > 1 or sum(read.values()) < TELLING:
+        # prompts of a few tokens are always read: where they come without end, the next attempt is as far off as the last
+        self._unclean = 0 if measured else self._unclean + 1
+        usual, tokens = self._usual(), sum(read.values())
+        if usual is None or tokens < TELLING:
             return
-        ((model, tokens),) = read.items()
-        before = self._rates.get(model) or tokens / pause  # at first as if all of the pause had been for the prompts
-        self._rates[model] = before * min(FASTER, max(SLOWER, tokens / max(pause - usual, 0.01 * pause) / before))
+        for model in read:  # at first as if all of the pause had been for the prompts
+            self._rates.setdefault(model, tokens / max(pause, 1e-9))
+        expected = sum(count / self._rates[model] for model, count in read.items())
+        factor = min(FASTER, max(SLOWER, expected / max(pause - usual, 0.01 * pause, 1e-9)))
+        for model in read:
+            self._rates[model] *= factor
 
     def _usual(self) -> float | None:
         """The usual pause of as many as are answered now; where they were never seen without prompts, of the number nearest to it."""

@@ -123,8 +123,7 @@ class CompiledStep:
     Args:
         calls: of each form that is compiled.
         halves: the layers for forward passes of no compiled form; None: the eager ones.
-        rows: for those, makes a `row_attention.Part` of rows of one token; None: they attend the eager way. Its tensors must be as
-            the halves make them.
+        rows: for those, makes a `row_attention.Part` of rows of one token; None: they attend the eager way.
         windows: as in `Architecture`.
         most: tokens of a forward pass up to which int4 weights are read, which need no padding; None for other weights.
         files: the libraries.

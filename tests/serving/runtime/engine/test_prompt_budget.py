@@ -46,8 +46,9 @@ def beside(budget: PromptBudget, usual: float, per_token: float, pauses: int, mo
 def test_nobody_waits_nothing_is_limited() -> None:
     for budget in (learnt(), PromptBudget(32)):
         assert budget.room("target", answering=0, waiting=5) is None
-        assert budget.room("draft", answering=2, waiting=0, reading=2) is None, "each reads for itself"
-        assert budget.room("draft", answering=2, waiting=1, reading=2) is not None
+        assert budget.room("draft", answering=1, waiting=0, reading=1) is None, "it reads for itself alone"
+        assert budget.room("draft", answering=1, waiting=1, reading=1) is not None
+        assert budget.room("draft", answering=2, waiting=0, reading=2) is not None, "a short one may wait for a long one"
 
 
 def test_a_fixed_number_stays_whatever_is_measured() -> None:
@@ -90,6 +91,37 @@ def test_all_steps_of_a_pause_share_its_budget() -> None:
         read += now
     assert read == pytest.approx(whole, rel=0.2)
     assert room(budget, 8, 1, reading=8) == LEAST, "but where nobody goes on, nobody waits for the next pause"
+
+
+def test_prompts_of_a_few_tokens_without_end_stop_no_long_one() -> None:
+    """They are always read, so no pause is without prompts; waiting for one would never end."""
+    for budget in (PromptBudget(), learnt()):
+        rooms = []
+        for _ in range(10 * CLEAN_EVERY):
+            rooms.append(room(budget, 8, 1))
+            budget.learn(0.030 + 0.001 * rooms[-1], {"target": 10 + rooms[-1]})
+        assert sum(now == 0 for now in rooms) <= 11
+        assert min(now for now in rooms if now) >= LEAST
+
+
+def test_models_that_read_in_one_pause_share_it_and_both_are_learnt() -> None:
+    budget = learnt()
+    cost = {"target": 0.004, "draft": 0.001}
+    pauses = []
+    for _ in range(60):
+        read = {}
+        for model in (*["draft"] * 5, "target"):
+            now = budget.room(model, 8, 1, readers=2)
+            assert now is not None
+            budget.spend(model, now)
+            read[model] = read.get(model, 0) + now
+        pauses.append(0.060 + sum(cost[model] * tokens for model, tokens in read.items()))
+        budget.learn(pauses[-1], {model: tokens for model, tokens in read.items() if tokens})
+        budget._read = {}
+        if all(read.values()):
+            last = read
+    assert last["target"] >= LEAST, "the draft's five steps leave the target its share"
+    assert max(pauses[-20:]) < 3.5 * 0.060
 
 
 def test_a_draft_that_reads_cheaply_says_nothing_about_the_target() -> None:

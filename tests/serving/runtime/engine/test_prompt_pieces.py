@@ -116,17 +116,34 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one_that_goes_on() -> None:
         [1, 32, 32], [1, 36, 28], [1, 32, 32, 1], [1, 32, 32, 1], [1, 32, 32, 1], [1, 36, 4, 1], [1, 1, 1, 1]]
 
 
-def test_a_long_prompt_is_read_however_many_short_ones_come() -> None:
-    engine = Engine(table_pair(vocab=8), budget=PromptBudget(LEAST))
-    begun(engine, "autoregressive", max_tokens=400)
+@pytest.mark.parametrize("tokens", [LEAST, None])
+@pytest.mark.parametrize("short", [10, 20])
+@pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd"])
+def test_a_long_prompt_is_read_however_many_short_ones_come(tokens: int | None, short: int, strategy: str) -> None:
+    engine = Engine(table_pair(vocab=8), budget=PromptBudget(tokens))
+    begun(engine, strategy, max_tokens=400)
     late = engine.submit(LONG, Sampling(max_tokens=4), build_strategy("autoregressive"))
     steps = 0
     while not late.output:
         if len(engine.jobs) < 6:
-            engine.submit(LONG[:20], Sampling(max_tokens=2), build_strategy("autoregressive"))
+            engine.submit(LONG[:short], Sampling(max_tokens=2), build_strategy("autoregressive"))
         engine.step()
         steps += 1
-    assert steps <= 2 * len(LONG) / LEAST + 2
+        assert steps < 300
+
+
+def test_two_long_prompts_take_turns_beside_drafts_of_any_length() -> None:
+    """With three draft steps and one of the target, every step of the target would be an even one."""
+    for drafted in (1, 2, 3):
+        engine = Engine(table_pair(vocab=8), budget=PromptBudget(LEAST))
+        busy = engine.submit([1, 2], Sampling(max_tokens=400), build_strategy("vanilla_sd", {"num_speculative_tokens": drafted}))
+        while not busy.output:
+            engine.step()
+        waiting = [engine.submit(LONG[:n], Sampling(max_tokens=2), build_strategy("autoregressive")) for n in (200, 190)]
+        for _ in range(8 * (drafted + 1)):
+            engine.step()
+        read = [next(job.task.leaves()).read for job in waiting]
+        assert min(read) >= LEAST, read
 
 
 def test_a_request_cancelled_while_its_prompt_is_read_frees_its_slots() -> None:
