@@ -56,7 +56,7 @@ def share_room(tasks: Iterable[Task], room: int | None, turn: int = 0) -> list[T
     Args:
         tasks: in their order of arrival.
         room: tokens of prompts that the batch may read; None: all.
-        turn: number of the step.
+        turn: how many steps have read prompts before.
     """
     tasks = list(tasks)
     long = [task for task in tasks if reads_prompt(task)]
@@ -81,7 +81,7 @@ def split_room(left: Sequence[int], room: int, turn: int = 0) -> list[int]:
 
     Args:
         left: tokens that are left of each prompt, the oldest first.
-        turn: number of the step.
+        turn: how many steps have read prompts before.
 
     >>> split_room([4000, 30, 20], 100), split_room([4000, 300, 200], 64), split_room([4000], 64)
     ([50, 30, 20], [32, 0, 32], [64])

@@ -211,6 +211,7 @@ class HalfLayer(torch.nn.Module):
         self.layer, self.names = layer, names
 
     def bound(self, weights: Sequence[Tensor]) -> Layer:
+        """The layer with the weights of a call, as far as this side needs them."""
         return bound(self.layer, dict(zip(self.names, weights, strict=True)), packed_product)
 
     @classmethod

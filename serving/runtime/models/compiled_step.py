@@ -68,7 +68,8 @@ PADDED: dict[Form, dict[int, int]] = {"few": dict.fromkeys(range(2, FEW), FEW), 
 """Tokens → how many are computed. A library for a few tokens takes `FEW`; oneDNN's products of a model took 24.9 ms over two rows, 18.8
 over four, 25 over seven, 23 over eight."""
 MOST_WASTED_WHOLE = 4096
-"""As `row_attention.MOST_WASTED`, for rows of one token that are computed by whole layers: leaving those costs more than another batch."""
+"""As `row_attention.MOST_WASTED`, for rows of one token that are computed by whole layers: leaving those costs more than another batch (by
+an estimate, too)."""
 Calls = list[tuple[Runner, list[Tensor]]]
 """For each layer its library and weights."""
 
