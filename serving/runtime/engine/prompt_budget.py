@@ -2,7 +2,7 @@
 
 All prompt tokens of a step delay everybody's next token, so the budget is one of time. What a token of a prompt costs depends on the model,
 the machine, and how long the prompt already is; it is measured as prompts are read. The more requests wait for their first token, for
-each that is being answered, the longer a pause may be: thirty who wait for one count for more than that one.
+each that is being answered, the longer a pause may be: many who wait for a few count for more than those few.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import statistics
 from collections import deque
 from collections.abc import Hashable, Mapping
 
-from serving.runtime.engine.prompt_pieces import LEAST
+from serving.runtime.engine.prompt_pieces import SMALLEST
 
 START_TOKENS = 64
 """Budget before the cost of a token is known."""
+MOST_TOKENS = 4096
+"""Budget while nobody is being answered: some seconds' work, after which requests that came meanwhile are read as well."""
 EXTRA = 1.75
 """How much longer than usual a pause is to become, as a share of the usual one: a little less than what makes it three times as long, for
-what else varies. Where `LEAST` tokens take longer, as late in a prompt of thousands, it becomes longer still."""
+what else varies. Where `SMALLEST` tokens take longer, as late in a prompt of very many, it becomes longer still."""
+WAITING = 2
+"""Pauses grow further where more than one request waits for every two that are being answered: by the square of this times the ratio. With
+pauses that stayed the same, or grew in proportion, bursts were read in smaller pieces, and all were answered later (docs/log.md)."""
 SLOWER, FASTER = 0.5, 1.25
 """By how much the rate at which prompts are read changes at most from one pause to the next."""
-TELLING = 12
+TELLING = SMALLEST
 """Tokens of prompts in a pause that is long enough to tell the rate."""
 CLEAN_EVERY = 12
 """After so many pauses in which prompts were read comes one without, so that the usual pause of those who are now answered is known."""
@@ -42,7 +47,7 @@ class PromptBudget:
     64
     >>> budget.learn(0.080, {"target": 60})
     >>> budget.room("target", answering=8, waiting=1), budget.room("target", answering=8, waiting=16)
-    (32, 65)
+    (32, 525)
     """
 
     def __init__(self, tokens: int | None = None):
@@ -71,16 +76,16 @@ class PromptBudget:
         self._answering = max(1, answering)
         if not answering:
             self._since, self._read = None, {}
-            return None
+            return MOST_TOKENS
         if reading == answering == 1 and not waiting:
             return None
         if self._fixed is not None:
-            return max(LEAST, self._fixed // readers)
+            return max(SMALLEST, self._fixed // readers)
         goes_on = reading < answering
         if self._unclean >= CLEAN_EVERY and goes_on:
             self._measuring = True
             return 0
-        usual, rate, scale = self._usual(), self._rates.get(model), max(1.0, waiting / answering)
+        usual, rate, scale = self._usual(), self._rates.get(model), max(1.0, (WAITING * waiting / answering) ** 2)
         own = self._read.get(model, 0)
         if usual is None or rate is None:
             left = START_TOKENS * scale / readers - own
@@ -88,9 +93,9 @@ class PromptBudget:
             pause = EXTRA * usual * scale
             spent = sum(read / self._rates.get(other, rate) for other, read in self._read.items())
             left = rate * min(pause - spent, pause / readers - own / rate)
-        if left < LEAST and own and goes_on:
+        if left < SMALLEST and own and goes_on:
             return 0
-        return max(LEAST, int(left + 1e-6))
+        return max(SMALLEST, int(left + 1e-6))
 
     def spend(self, model: Hashable, tokens: int) -> None:
         """A model reads so many tokens of prompts in the step that begins."""

@@ -13,7 +13,11 @@ from serving.runtime.commands import Forward
 from serving.runtime.engine.task import Task
 
 LEAST = 16
-"""Tokens of the smallest piece that is worth a place in a batch."""
+"""Tokens up to which a forward pass is not cut: it takes little longer than that of one token."""
+SMALLEST = 8
+"""Tokens of the smallest piece of a prompt. Late in a prompt of thousands a pause is mostly attention, which is in proportion to them."""
+LONGEST = 1024
+"""Tokens of the longest piece where there is a limit at all; longer ones are read no faster, and hold up a request that comes meanwhile."""
 
 
 def next_piece(command: Forward, read: int, room: int | None) -> Forward:
@@ -77,7 +81,8 @@ def split_room(left: Sequence[int], room: int, turn: int = 0) -> list[int]:
     """How many tokens of each prompt to read.
 
     The shortest come first, so that nobody waits behind a long prompt; the oldest gets half the room meanwhile, so that it never stops.
-    No piece is smaller than `LEAST`, unless it is the last; where the room is too small for two, the oldest and the shortest take turns.
+    No piece is smaller than `SMALLEST`, unless it is the last, or longer than `LONGEST`; where the room is too small for two, the oldest
+    and the shortest take turns.
 
     Args:
         left: tokens that are left of each prompt, the oldest first.
@@ -85,24 +90,25 @@ def split_room(left: Sequence[int], room: int, turn: int = 0) -> list[int]:
 
     >>> split_room([4000, 30, 20], 100), split_room([4000, 300, 200], 64), split_room([4000], 64)
     ([50, 30, 20], [32, 0, 32], [64])
-    >>> split_room([4000, 300], 16, turn=1), split_room([4000, 300], 16, turn=2)
-    ([0, 16], [16, 0])
+    >>> split_room([4000, 300], 8, turn=1), split_room([4000, 300], 8, turn=2), split_room([4000, 300], 4096)
+    ([0, 8], [8, 0], [1024, 300])
     """
+    left = [min(LONGEST, one) for one in left]
     given = [0] * len(left)
-    if not left or room < LEAST:
+    if not left or room < SMALLEST:
         return given
     if len(left) == 1:
         first = room
-    elif room < 2 * LEAST:
+    elif room < 2 * SMALLEST:
         first = 0 if turn % 2 else room
     else:
         first = room // 2
     given[0] = min(left[0], first)
     room -= given[0]
     for i in sorted(range(1, len(left)), key=left.__getitem__):
-        if room < min(LEAST, left[i]):
+        if room < min(SMALLEST, left[i]):
             break
         given[i] = min(left[i], room)
         room -= given[i]
-    given[0] = min(left[0], given[0] + room) if given[0] or room >= LEAST else 0
+    given[0] = min(left[0], given[0] + room) if given[0] or room >= SMALLEST else 0
     return given

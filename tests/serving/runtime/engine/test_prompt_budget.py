@@ -11,9 +11,10 @@ import pytest
 
 from serving.runtime.commands import Forward
 from serving.runtime.engine import engine as engine_module
+from serving.runtime.engine import prompt_pieces
 from serving.runtime.engine.engine import Engine
-from serving.runtime.engine.prompt_budget import CLEAN_EVERY, EXTRA, START_TOKENS, PromptBudget
-from serving.runtime.engine.prompt_pieces import LEAST
+from serving.runtime.engine.prompt_budget import CLEAN_EVERY, EXTRA, MOST_TOKENS, START_TOKENS, WAITING, PromptBudget
+from serving.runtime.engine.prompt_pieces import SMALLEST
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair
@@ -45,7 +46,7 @@ def beside(budget: PromptBudget, usual: float, per_token: float, pauses: int, mo
 
 def test_nobody_waits_nothing_is_limited() -> None:
     for budget in (learnt(), PromptBudget(32)):
-        assert budget.room("target", answering=0, waiting=5) is None
+        assert budget.room("target", answering=0, waiting=5) == MOST_TOKENS, "but others may come"
         assert budget.room("draft", answering=1, waiting=0, reading=1) is None, "it reads for itself alone"
         assert budget.room("draft", answering=1, waiting=1, reading=1) is not None
         assert budget.room("draft", answering=2, waiting=0, reading=2) is not None, "a short one may wait for a long one"
@@ -63,22 +64,22 @@ def test_first_the_usual_pause_is_measured_then_there_is_a_start() -> None:
     assert room(budget, 3, 1) == 0
     budget.learn(0.3, {})
     assert room(budget, 3, 1) == START_TOKENS
-    assert room(budget, 2, 20) == 10 * START_TOKENS, "a burst on a fresh server"
+    assert room(budget, 2, 20) == (WAITING * 10) ** 2 * START_TOKENS, "a burst on a fresh server"
 
 
 def test_nobody_waits_for_a_measurement_that_cannot_come() -> None:
     """The only request that is answered reads with its draft: no pause will end before it has read."""
-    assert room(PromptBudget(), 1, 1, reading=1) == START_TOKENS
+    assert room(PromptBudget(), 1, 1, reading=1) == WAITING**2 * START_TOKENS
     budget = learnt()
     while room(budget, 1, 1):
         budget.learn(0.1, {"target": 50})
-    assert room(budget, 1, 1, reading=1) >= LEAST
+    assert room(budget, 1, 1, reading=1) >= SMALLEST
 
 
 @pytest.mark.parametrize(("usual", "per_token"), [(0.020, 0.001), (0.060, 0.0007), (0.012, 0.0002), (0.020, 0.004)])
 def test_a_pause_grows_by_no_more_than_its_share(usual: float, per_token: float) -> None:
     """Dear tokens, as at the end of a long prompt, are read in the smallest pieces."""
-    assert room(learnt(usual, per_token), 8, 1) == pytest.approx(max(LEAST, EXTRA * usual / per_token), rel=0.2)
+    assert room(learnt(usual, per_token), 8, 1) == pytest.approx(max(SMALLEST, EXTRA * usual / per_token), rel=0.2)
 
 
 def test_all_steps_of_a_pause_share_its_budget() -> None:
@@ -90,7 +91,7 @@ def test_all_steps_of_a_pause_share_its_budget() -> None:
         budget.spend("target", now)
         read += now
     assert read == pytest.approx(whole, rel=0.2)
-    assert room(budget, 8, 1, reading=8) == LEAST, "but where nobody goes on, nobody waits for the next pause"
+    assert room(budget, 8, 1, reading=8) == SMALLEST, "but where nobody goes on, nobody waits for the next pause"
 
 
 def test_prompts_of_a_few_tokens_without_end_stop_no_long_one() -> None:
@@ -101,7 +102,7 @@ def test_prompts_of_a_few_tokens_without_end_stop_no_long_one() -> None:
             rooms.append(room(budget, 8, 1))
             budget.learn(0.030 + 0.001 * rooms[-1], {"target": 10 + rooms[-1]})
         assert sum(now == 0 for now in rooms) <= 11
-        assert min(now for now in rooms if now) >= LEAST
+        assert min(now for now in rooms if now) >= SMALLEST
 
 
 def test_models_that_read_in_one_pause_share_it_and_both_are_learnt() -> None:
@@ -120,7 +121,7 @@ def test_models_that_read_in_one_pause_share_it_and_both_are_learnt() -> None:
         budget._read = {}
         if all(read.values()):
             last = read
-    assert last["target"] >= LEAST, "the draft's five steps leave the target its share"
+    assert last["target"] >= SMALLEST, "the draft's five steps leave the target its share"
     assert max(pauses[-20:]) < 3.5 * 0.060
 
 
@@ -131,11 +132,13 @@ def test_a_draft_that_reads_cheaply_says_nothing_about_the_target() -> None:
     assert room(budget, 8, 1) == before
 
 
-def test_many_who_wait_for_one_weigh_more_than_that_one() -> None:
+def test_many_who_wait_for_few_weigh_more_than_those_few() -> None:
     budget = learnt()
-    alike = room(budget, 8, 8)
-    assert room(budget, 1, 31) == pytest.approx(31 * alike, rel=0.05)
-    assert room(budget, 31, 1) == alike
+    one = room(budget, 8, 1)
+    assert [room(budget, 8, waiting) for waiting in (2, 3, 4)] == [one] * 3
+    assert room(budget, 8, 8) == pytest.approx(4 * one, rel=0.05)
+    assert room(budget, 1, 31) == pytest.approx(62**2 * one, rel=0.05), "in proportion, bursts were read in pieces of a hundred tokens"
+    assert room(budget, 31, 1) == one
 
 
 def test_what_many_may_cost_together_teaches_the_same() -> None:
@@ -244,7 +247,7 @@ def test_a_long_prompt_keeps_pauses_below_three_times_the_usual(strategy: str, l
     meanwhile = pauses(lambda: len(late.output) > 1)
     assert max(meanwhile) <= 3 * before
     assert not any(job.finished for job in jobs)
-    assert len(meanwhile) < 2 * len(LONG) / LEAST, "nor is the prompt starved"
+    assert len(meanwhile) < 2 * len(LONG) / SMALLEST, "nor is the prompt starved"
 
 
 def test_requests_that_arrive_together_do_not_wait_for_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +260,7 @@ def test_requests_that_arrive_together_do_not_wait_for_the_first_of_them(monkeyp
     steps.clear()
     while not all(job.output for job in others):
         engine.step()
-    assert len(steps) < 30, "pieces of sixteen tokens would take 40"
+    assert len(steps) < 10, "in pieces of sixteen tokens they would take 40"
 
 
 def test_who_is_answered_goes_on_while_no_prompt_may_be_read() -> None:
@@ -275,3 +278,16 @@ def test_who_is_answered_goes_on_while_no_prompt_may_be_read() -> None:
     assert not any(leaf.read for leaf in late.task.leaves())
     engine.run([busy, late])
     assert len(late.output) == 4
+
+
+def test_a_request_that_comes_while_a_long_prompt_is_read_is_answered_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody was being answered when the long one came; read in one step, it would hold up the short one for seconds."""
+    monkeypatch.setattr(prompt_pieces, "LONGEST", 100)
+    engine, steps, _ = clocked(monkeypatch, PromptBudget())
+    long = engine.submit(LONG, Sampling(max_tokens=2), build_strategy("autoregressive"))
+    engine.step()
+    assert steps == [100]
+    short = engine.submit(LONG[:30], Sampling(max_tokens=2), build_strategy("autoregressive"))
+    engine.step()
+    assert short.output
+    assert not long.output

@@ -9,7 +9,7 @@ import pytest
 from serving.runtime.commands import Forward
 from serving.runtime.engine.engine import Engine, Job
 from serving.runtime.engine.prompt_budget import PromptBudget
-from serving.runtime.engine.prompt_pieces import LEAST
+from serving.runtime.engine.prompt_pieces import LEAST, SMALLEST
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.resources import NEEDED, table_pair, table_resources
@@ -116,7 +116,7 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one_that_goes_on() -> None:
         [1, 32, 32], [1, 36, 28], [1, 32, 32, 1], [1, 32, 32, 1], [1, 32, 32, 1], [1, 36, 4, 1], [1, 1, 1, 1]]
 
 
-@pytest.mark.parametrize("tokens", [LEAST, None])
+@pytest.mark.parametrize("tokens", [SMALLEST, LEAST, None])
 @pytest.mark.parametrize("short", [10, 20])
 @pytest.mark.parametrize("strategy", ["autoregressive", "vanilla_sd"])
 def test_a_long_prompt_is_read_however_many_short_ones_come(tokens: int | None, short: int, strategy: str) -> None:
