@@ -136,7 +136,7 @@ def attend(shape: Architecture, window: int | None, heads: tuple[Tensor, Tensor,
     query, key, value = heads
     slots, positions, columns = place
     for old, new in zip(memory, (key, value), strict=True):
-        old.transpose(1, 2)[slots, positions] = new.to(old.dtype)
+        old[slots, :, positions] = new.to(old.dtype)  # of a transposed one with a single head the compiler copies all slots, there and back
     keys, values = (one[:, :, : columns.shape[0]][slots].float() for one in memory)  # [n, kv_heads, end, head_dim]
     ahead = positions[:, None, None] - columns
     seen = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)
@@ -165,7 +165,7 @@ def attend_row(shape: Architecture, _: int | None, heads: tuple[Tensor, Tensor, 
     query, key, value = heads
     positions, mask = place
     for old, new in zip(memory, (key, value), strict=True):
-        old.transpose(0, 1)[positions] = new.to(old.dtype)
+        old[:, positions] = new.to(old.dtype).transpose(0, 1)  # as in `attend`
     keys, values = (one[None, :, : mask.shape[1]] for one in memory)
     folded = query.to(keys.dtype).transpose(0, 1).reshape(1, shape.kv_heads, -1, shape.head_dim)
     out = weigh(folded, keys, values, mask.repeat(shape.groups, 1), shape)

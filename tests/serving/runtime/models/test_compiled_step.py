@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -578,3 +579,34 @@ def test_a_compiled_model_says_what_the_eager_one_says_and_is_kept(name: str, in
             right = say_beside_a_prompt(exact)
             mine, theirs = ((say_beside_a_prompt(one) - right).abs().mean() for one in (model, eager))
             assert mine < 1.2 * theirs
+
+
+def resident() -> int:
+    """Bytes of this process that lie in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiled_library.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("form", ["token", "few"])
+def test_a_library_touches_no_more_of_its_slots_than_it_needs(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a single key head, as Gemma 3's small models have, the compiler once copied all slots, there and back, in every layer."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    model = LeanLlama(llama(torch.bfloat16, num_key_value_heads=1))
+    dim = model.shape.head_dim
+    weights = in_blocks(layer_weights(model.layers[0], model.module.model.layers[0]))
+    compiled_library.build(FORMS[form](model.layers[0], list(weights), None), weights, tmp_path / LIBRARY)
+    count, end = (1, 9) if form == "token" else (FEW, 9)
+    positions = torch.arange(end - count, end)
+    size = (64, 1, 1 << 17, dim) if form == "token" else (1, 1 << 23, dim)
+    memory = [torch.empty(size, dtype=torch.bfloat16) for _ in range(2)]  # of which nothing is touched yet
+    for one in memory:
+        (one[0] if form == "token" else one)[:, :end].zero_()
+    place = [torch.tensor([0]), positions, torch.arange(end)] if form == "token" else [positions, torch.zeros(count, end).bfloat16()]
+    states = torch.randn(count, model.module.config.hidden_size).bfloat16()
+    rope = [torch.ones(count, 1, dim).bfloat16(), torch.zeros(count, 1, dim).bfloat16()]
+    before = resident()
+    load(tmp_path / LIBRARY).run([states, *rope, *memory, *place, *weights.values()])
+    assert resident() - before < memory[0].nbytes // 4
+    written = memory[0][0, 0] if form == "token" else memory[0][0]
+    assert written[end - count : end].abs().sum() > 0
