@@ -45,12 +45,13 @@ class BatchedLlama:
     Args:
         module: a `LlamaForCausalLM` with tied embeddings.
         dtype: dtype of weights and cache.
+        features: numbers of layers whose input states are wanted as well, as an EAGLE-3 head reads them.
     """
 
-    def __init__(self, module: Any, dtype: torch.dtype = torch.bfloat16):
+    def __init__(self, module: Any, dtype: torch.dtype = torch.bfloat16, features: tuple[int, ...] = ()):
         config, shape = module.config, architecture_of(module.config)
         assert shape is not None, config.model_type
-        self.dtype, self.eps = dtype, config.rms_norm_eps
+        self.dtype, self.eps, self.features = dtype, config.rms_norm_eps, features
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         with torch.no_grad():
             self.embed, self.final_norm = (weight.to(dtype) for weight in (module.model.embed_tokens.weight, module.model.norm.weight))
@@ -74,14 +75,18 @@ class BatchedLlama:
             positions: `[batch, k]` rotary positions (padding may hold anything).
             visible: `[batch, k, at + k]` bool, which columns each query may read.
         Returns:
-            normalised last hidden states, `[batch, k, hidden]`.
+            for each layer of `features` the states that enter it, and the normalised last states, side by side:
+            `[batch, k, (features + 1) * hidden]`.
         """
         batch, k = ids.shape
         groups = self.heads // self.kv_heads
         x = self.embed[ids]
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         mask = visible[:, None].repeat(1, 1, groups, 1)  # [batch, 1, groups * k, columns]
-        for layer, (keys, values) in zip(self.layers, self.cache, strict=True):
+        captured = []
+        for number, (layer, (keys, values)) in enumerate(zip(self.layers, self.cache, strict=True)):
+            if number in self.features:
+                captured.append(x)
             y = layer.qkv(self.norm(x, layer.attention_norm)).view(batch, k, self.heads + 2 * self.kv_heads, self.head_dim).transpose(1, 2)
             q, key, value = y.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
             q, key = rotate(q, cos, sin), rotate(key, cos, sin)
@@ -94,7 +99,7 @@ class BatchedLlama:
             for gate_up, down in layer.feed_forwards:
                 gate, up = gate_up(normed).chunk(2, dim=-1)
                 x = x + down(F.silu(gate) * up)
-        return self.norm(x, self.final_norm)
+        return torch.cat([*captured, self.norm(x, self.final_norm)], dim=-1)
 
 
 @torch.inference_mode()
@@ -105,8 +110,8 @@ def generate_batch(model: BatchedLlama, prompts: list[list[int]], new_tokens: in
     Args:
         governor: asked before every step; None: the threads stay as they are.
     Returns:
-        for each prompt its output tokens (with the one of `stops` that ended it, where one came) and the normalised hidden
-        states that predict tokens 1.. of prompt + output, `[prompt + output - 1, hidden]`.
+        for each prompt its output tokens (with the one of `stops` that ended it, where one came) and the states, as `forward`
+        returns them, that predict tokens 1.. of prompt + output, `[prompt + output - 1, …]`.
     """
     batch, width = len(prompts), max(map(len, prompts))
     ids = torch.zeros(batch, width, dtype=torch.long)
@@ -125,7 +130,7 @@ def generate_batch(model: BatchedLlama, prompts: list[list[int]], new_tokens: in
     for step in range(new_tokens):
         if governor:
             governor.check()
-        logits = F.linear(states[-1][:, -1], model.embed).float()
+        logits = F.linear(states[-1][:, -1, -model.embed.shape[1] :], model.embed).float()
         if temperature == 0:
             token = logits.argmax(-1)
         else:

@@ -60,11 +60,13 @@ class LeanWriter:
         stops: tokens that end a text.
         dtype: dtype of weights and cache.
         governor: as in `writer_of`.
+        features: as in `BatchedLlama`; the states then have those of these layers in front.
     """
 
-    def __init__(self, module: Any, stops: frozenset[int], dtype: torch.dtype, governor: ThreadGovernor | None = None):
-        self.model, self.stops, self.governor = BatchedLlama(module, dtype), stops, governor
-        self.identity = f"lean {dtype}"
+    def __init__(self, module: Any, stops: frozenset[int], dtype: torch.dtype, governor: ThreadGovernor | None = None,
+                 features: tuple[int, ...] = ()):
+        self.model, self.stops, self.governor = BatchedLlama(module, dtype, features), stops, governor
+        self.identity = f"lean {dtype}" + (f" features {features}" if features else "")
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
         return self._write(rows, new_tokens)

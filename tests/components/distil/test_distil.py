@@ -78,6 +78,18 @@ def test_lean_batches_equal_transformers_one_by_one(target):
         assert torch.allclose(hidden, states, atol=1e-4), "the states that training learns from"
 
 
+def test_states_of_chosen_layers_come_with_the_last_ones(target):
+    """As `output_hidden_states` has them: the states that enter a layer, residuals added."""
+    chosen = (1, 0) if len(target.model.layers) == 2 else (1, 2)
+    plain, wider = BatchedLlama(target, torch.float32), BatchedLlama(target, torch.float32, tuple(sorted(chosen)))
+    (out, hidden), = generate_batch(plain, [[5, 6, 7]], 8, STOPS)
+    (same, states), = generate_batch(wider, [[5, 6, 7]], 8, STOPS)
+    with torch.no_grad():
+        seen = target.model(torch.tensor([[5, 6, 7, *out[:-1]]]), output_hidden_states=True).hidden_states
+    assert same == out
+    assert torch.allclose(states, torch.cat([*(seen[layer][0] for layer in sorted(chosen)), hidden], -1), atol=1e-4)
+
+
 def test_a_text_ends_at_the_first_of_several_stop_tokens(target):
     lean = BatchedLlama(target, torch.float32)
     (whole, _), = generate_batch(lean, [[5, 6, 7]], 20, frozenset())
