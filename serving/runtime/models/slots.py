@@ -8,6 +8,8 @@ another request may be writing to it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,11 +24,13 @@ class Slots:
         shapes: (kv_heads, head_dim) of each layer.
         count: number of requests that can be held at once.
         max_context: positions of a slot.
+        features: numbers kept for each position of a request's slot besides keys and values: hidden states that a head drafts from.
     Raises:
         OutOfMemory: the device has no room for them.
     """
 
-    def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device,
+                 features: int = 0):
         self.count, self.max_context = count, max_context
         self.lengths = [0] * count
         self._written = [0] * count
@@ -37,6 +41,7 @@ class Slots:
         with room_for(f"{count} slots of {max_context} positions", "start with fewer slots or a shorter context"):
             self.keys = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
             self.values = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
+            self.features = torch.empty(count, max_context, features, dtype=dtype, device=device) if features else None
 
     def open(self) -> int:
         """Take a free slot."""
@@ -91,6 +96,25 @@ class Slots:
             for old, new in zip(self.memory(layer, source), self.memory(layer, into), strict=True):
                 new[:, known:length] = old[:, known:length]
         self.lengths[into] = length
+
+    def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
+        """Of a slot whose first `length` positions are followed by a tree keep those, and the tokens of one path right after them.
+
+        Args:
+            path: places in the tree, ascending.
+        """
+        end = length + len(path)
+        if not 0 <= length <= end <= self.lengths[slot] or any(length + place >= self.lengths[slot] for place in path):
+            raise ValueError(f"slot {slot} of length {self.lengths[slot]} holds no tree with the places {list(path)} after {length} tokens")
+        first = next((at for at, place in enumerate(path) if place != at), len(path))  # what comes before lies where it shall be
+        if first < len(path):
+            source = torch.tensor([length + place for place in path[first:]], device=self._device)
+            for layer in range(len(self._shapes)):
+                for memory in self.memory(layer, slot):
+                    memory[:, length + first : end] = memory[:, source]
+            if self.features is not None and slot < self.count:
+                self.features[slot, length + first : end] = self.features[slot, source]
+        self.lengths[slot] = end
 
     def reserve(self, slot: int, tokens: int) -> int:
         """Extend a slot by `tokens` positions and return where they start."""

@@ -11,6 +11,7 @@ from serving.runtime.output import Model, Output, Recorder
 from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
+from serving.runtime.trees import DraftTree
 from serving.runtime.types import Draft, Rows
 
 
@@ -64,6 +65,32 @@ class Lane:
         if self.sampling.penalises:
             return output.rows(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
         return output.rows(self.sampling)
+
+    @property
+    def trees(self) -> bool:
+        """Whether `read_tree` takes trees with alternatives: the model reads them, and this request's rows do not depend on what was
+        written before them (penalties), nor does anybody record them as one text."""
+        return getattr(self.model, "trees", False) and self.recorder is None and not self.sampling.penalises
+
+    def read_tree(self, sequence: Sequence[int], tree: DraftTree) -> Step[Rows]:
+        """Feed what the slot has not seen of `sequence`, then a tree after it; rows after the sequence and after each token of the tree.
+
+        `settle` must follow, which keeps one path of the tree.
+        """
+        self.rollback(len(sequence) - 1)
+        unseen = sequence[self.length :]
+        before = len(unseen)
+        parents = (*range(-1, before - 1), *(before + parent for parent in tree.parents))
+        self.stats.target_tokens += before + len(tree)
+        self.stats.target_calls += 1
+        output: Output = yield Forward(self.role, self.slot, (*unseen, *tree.tokens), len(tree) + 1, parents=parents)
+        self.length = len(sequence) + len(tree)
+        return output.rows(self.sampling)
+
+    def settle(self, length: int, path: Sequence[int]) -> None:
+        """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in order, and forget its other tokens."""
+        self.model.keep(self.slot, length, path)  # type: ignore[attr-defined]  # of a model with `trees`
+        self.length = length + len(path)
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens, if there is more."""

@@ -74,6 +74,8 @@ class StaticLlama(LeanLlama):
     slots: StaticSlots
     slots_type = StaticSlots
     chains = True
+    trees = False
+    """Its graphs have the causal mask inside."""
 
     def __init__(self, module: Any, *, chunk: int = CHUNK, **settings: Any):
         super().__init__(module, **settings)
