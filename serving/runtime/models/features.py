@@ -13,15 +13,6 @@ from torch import Tensor
 from serving.runtime.models.slots import Slots
 
 
-def feature_layers(layers: int) -> tuple[int, ...]:
-    """The layers before which states are taken, of a model of so many: low, middle, high, as vLLM and SGLang choose them.
-
-    >>> feature_layers(30)
-    (2, 15, 27)
-    """
-    return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
-
-
 class Entered:
     """States that enter chosen layers in one forward pass.
 
@@ -31,13 +22,12 @@ class Entered:
     """
 
     def __init__(self, layers: Sequence[int], rows: Sequence[tuple[int, int, int]]):
-        self._layers, self._rows = frozenset(layers), rows
+        self._layers, self._rows = tuple(layers), rows
         self._states: list[Tensor] = []
 
     def enter(self, layer: int, x: Tensor) -> None:
         """States `[n, hidden]` before a layer; those of padding come last."""
-        if layer in self._layers:
-            self._states.append(x)
+        self._states += [x] * self._layers.count(layer)
 
     def store(self, slots: Slots) -> None:
         """Write them into the slots; branches keep none."""

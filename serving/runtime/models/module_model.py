@@ -77,13 +77,14 @@ class ModuleModel(ABC):
         self.slots.rollback(slot, length)
 
     def hidden_states(self, slot: int, start: int, end: int) -> Tensor:
-        """States `[end − start, width]` of a slot's positions that a head drafts from, of the layers that this model was loaded with.
+        """States `[end − start, width]` of a slot's positions that a head drafts from (`TransformersModel.keep_hidden_states`).
 
         Raises:
             DraftwellError: it keeps none (`no_hidden_states`).
         """
         if self.slots.features is None:
-            raise DraftwellError("this model keeps no hidden states for a head: load the pair with its head", code="no_hidden_states")
+            raise DraftwellError("this model keeps no hidden states: a head is given them by the model that it was made for",
+                                 code="no_hidden_states")
         return self.slots.features[slot, start:end]
 
     trees: ClassVar[bool] = False

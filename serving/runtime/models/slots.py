@@ -24,13 +24,11 @@ class Slots:
         shapes: (kv_heads, head_dim) of each layer.
         count: number of requests that can be held at once.
         max_context: positions of a slot.
-        features: numbers kept for each position of a request's slot besides keys and values: hidden states that a head drafts from.
     Raises:
         OutOfMemory: the device has no room for them.
     """
 
-    def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device,
-                 features: int = 0):
+    def __init__(self, shapes: list[tuple[int, int]], count: int, max_context: int, dtype: torch.dtype, device: torch.device):
         self.count, self.max_context = count, max_context
         self.lengths = [0] * count
         self._written = [0] * count
@@ -38,10 +36,16 @@ class Slots:
         self._branches: list[tuple[list[Tensor], list[Tensor]]] = []
         self._free_branches: list[int] = []
         self._free = list(range(count))[::-1]
+        self.features: Tensor | None = None
+        """`[count, max_context, width]`, hidden states that a head drafts from (`features.py`)."""
         with room_for(f"{count} slots of {max_context} positions", "start with fewer slots or a shorter context"):
             self.keys = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
             self.values = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
-            self.features = torch.empty(count, max_context, features, dtype=dtype, device=device) if features else None
+
+    def keep_features(self, width: int) -> None:
+        """Make room for `width` numbers for each position of a request's slot."""
+        with room_for(f"hidden states of {self.count} slots", "start with fewer slots or a shorter context"):
+            self.features = torch.empty(self.count, self.max_context, width, dtype=self._dtype, device=self._device)
 
     def open(self) -> int:
         """Take a free slot."""

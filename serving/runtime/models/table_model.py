@@ -63,6 +63,10 @@ class TableModel:
         self.tokens[slot] = [*known[:length], *(known[length + place] for place in path)]
         self.slots.keep(slot, length, path)
 
+    def hidden_states(self, slot: int, start: int, end: int) -> Tensor:
+        """Nothing that a head could use: one that is a table too does not look at it."""
+        return torch.zeros(end - start, 1)
+
     def next_logits(self, context: Sequence[int]) -> Tensor:
         """Logits `[vocab]` after a context."""
         last = [0] * self.order + list(context)

@@ -83,14 +83,15 @@ class TransformersModel(ModuleModel):
         max_context: positions of a slot; None takes the model's own limit, at most 4096.
         head_tokens: `[head]` ids that the head covers, or None for all; other logits are -inf.
         vocab_size: cut logits to this size (the shared tokenizer's).
-        features: layers before which hidden states are kept for a head (`features.feature_layers`); empty: none are.
+
+    Attributes:
+        features: layers before which hidden states are kept for a head; none until `keep_hidden_states`.
     """
 
     slots_type: ClassVar[type[Slots]] = Slots
     trees = True
 
-    def __init__(self, module: Any, *, slots: int = 1, max_context: int | None = None, features: tuple[int, ...] = (),
-                 **settings: Any):
+    def __init__(self, module: Any, *, slots: int = 1, max_context: int | None = None, **settings: Any):
         from transformers import AttentionInterface
 
         AttentionInterface.register(ATTENTION, slot_attention)
@@ -100,10 +101,22 @@ class TransformersModel(ModuleModel):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         memory = self.slots_type([(kv_heads, head_dim)] * config.num_hidden_layers, slots,
-                                 max_context or min(4096, config.max_position_embeddings), module.dtype, module.device,
-                                 **({"features": len(features) * config.hidden_size} if features else {}))
+                                 max_context or min(4096, config.max_position_embeddings), module.dtype, module.device)
         super().__init__(module.eval(), memory, **settings)
-        self.features = features
+        self.features: tuple[int, ...] = ()
+
+    def keep_hidden_states(self, layers: tuple[int, ...]) -> None:
+        """Keep the hidden states before these layers from now on, for each position that is read into a request's slot.
+
+        Raises:
+            DraftwellError: those of other layers are kept already, for another head (`other_layers`).
+        """
+        if self.features and self.features != layers:
+            raise DraftwellError(f"the target keeps hidden states of the layers {self.features} for another head, not of {layers}: use one "
+                                 "head at a time", code="other_layers")
+        if not self.features:
+            self.slots.keep_features(len(layers) * self.hidden_size)
+            self.features = layers
 
     def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
         found = self._body(input_ids=ids[None], position_ids=positions[None], use_cache=False, draftwell_rows=placed, draftwell_trees=trees,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from serving.runtime.commands import Forward, Role, Step
 from serving.runtime.output import Model, Output, Recorder
@@ -13,6 +14,9 @@ from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.trees import DraftTree
 from serving.runtime.types import Draft, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Lane:
@@ -36,10 +40,11 @@ class Lane:
         altered = asked.penalises or asked.biases or asked.banned_token_ids
         return asked.greedy and not altered and getattr(self.model, "chains", False)
 
-    def read(self, sequence: Sequence[int], keep: int = 1, steps: int = 1) -> Step[Rows]:
+    def read(self, sequence: Sequence[int], keep: int = 1, steps: int = 1, features: Tensor | None = None) -> Step[Rows]:
         """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens.
 
         Args:
+            features: of a head: what those unseen tokens are paired with, as in `Forward`.
             steps: continue greedily until there are so many rows; the slot has then seen the token of every row but the last.
         """
         self.rollback(len(sequence) - keep)  # a row that is wanted again is computed again
@@ -56,7 +61,7 @@ class Lane:
         kept = keep
         if self.recorder is not None:  # also the rows of tokens that the model has not read yet, which nobody else asks for
             kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
-        output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps)
+        output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps, features=features)
         self.length = len(sequence) + steps - 1
         if self.recorder is not None:  # it may have come while the forward pass ran
             self.recorder.saw(self.role, sequence, output, steps)
@@ -85,6 +90,22 @@ class Lane:
         self.stats.target_calls += 1
         output: Output = yield Forward(self.role, self.slot, (*unseen, *tree.tokens), len(tree) + 1, parents=parents)
         self.length = len(sequence) + len(tree)
+        return output.rows(self.sampling)
+
+    def hidden_states(self, start: int, end: int) -> Tensor:
+        """States `[end − start, width]` of positions that the slot holds, for a head (of a target that keeps them)."""
+        states: Tensor = self.model.hidden_states(self.slot, start, end)  # type: ignore[attr-defined]
+        return states
+
+    def read_after(self, tree: DraftTree, features: Tensor) -> Step[Rows]:
+        """Feed a head a tree after what its slot holds; rows after each token of it. Whoever reads on rolls it back first.
+
+        Args:
+            features: as in `read`, one for each token.
+        """
+        self.stats.draft_calls += 1
+        output: Output = yield Forward(self.role, self.slot, tuple(tree.tokens), len(tree), parents=tuple(tree.parents), features=features)
+        self.length += len(tree)
         return output.rows(self.sampling)
 
     def settle(self, length: int, path: Sequence[int]) -> None:

@@ -50,7 +50,8 @@ class Session:
         self.lanes: dict[Role, Lane] = {}
         try:
             for role, model in models.items():
-                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt))
+                unpaired = role == "head"  # its first pair has the prompt's second token
+                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt) - unpaired)
         except BaseException:
             self.close()
             raise
@@ -66,6 +67,10 @@ class Session:
     @property
     def qualifier(self) -> Lane:
         return self.lanes["qualifier"]
+
+    @property
+    def head(self) -> Lane:
+        return self.lanes["head"]
 
     def prefill(self) -> Step[None]:
         """Read the prompt and sample the first token from the target, which gives the shortest time to first token."""

@@ -7,7 +7,6 @@ import torch
 
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
-from serving.runtime.models.features import feature_layers
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.models.unbatched_model import UnbatchedModel
@@ -73,8 +72,9 @@ def test_hidden_states_of_chosen_layers_are_kept_for_each_position():
     """For prompts read in pieces, single tokens, drafts, and the path that is kept of a tree; what is rolled back is overwritten."""
     for make in (TransformersModel, LeanLlama):
         module = lean_family("llama")
-        layers = feature_layers(module.config.num_hidden_layers)
-        model = make(lean_family("llama"), slots=2, features=layers)
+        layers = (0, 1, 2)
+        model = make(lean_family("llama"), slots=2)
+        model.keep_hidden_states(layers)
         model.open()
         slots, _ = read(model, PROMPTS[:1], [TREE])
         model.keep(slots[0], len(PROMPTS[0]), [1, 4])
@@ -89,8 +89,10 @@ def test_hidden_states_of_chosen_layers_are_kept_for_each_position():
 
 
 def test_compiled_forms_keep_hidden_states_too():
-    plain, model = LeanLlama(llama(), slots=2, features=(1,)), LeanLlama(llama(), slots=2, features=(1,))
+    plain, model = LeanLlama(llama(), slots=2), LeanLlama(llama(), slots=2)
     with_step(model)
+    for one in (plain, model):
+        one.keep_hidden_states((1,))
     kept = []
     for one in (plain, model):
         (slot,), _ = read(one, PROMPTS[:1], [TREE])
