@@ -46,7 +46,8 @@ def entering_last(target: Any, ids: Tensor) -> Tensor:
     watch = target.model.layers[-1].register_forward_pre_hook(
         lambda _, given, named: inputs.append(given[0] if given else named["hidden_states"]), with_kwargs=True)
     try:
-        target.model(ids[None].to(target.device), use_cache=False)
+        with torch.autocast(target.device.type, dtype=torch.bfloat16):
+            target.model(ids[None].to(target.device), use_cache=False)
     finally:
         watch.remove()
     return inputs[0][0].float().cpu()
@@ -59,10 +60,12 @@ def ridge(x: Tensor, y: Tensor) -> Tensor:
     those of all others, and the norm after it divides by the size anyway.
     """
     weight = y.norm(dim=-1, keepdim=True).reciprocal()
-    x, y = (x * weight).double(), (y * weight).double()
+    x, y = x * weight, y * weight
+    scale = x.square().mean(0).sqrt().clamp(min=1e-12)
+    x = x / scale
     gram = x.T @ x
-    gram.diagonal().mul_(1 + RIDGE)
-    return torch.linalg.solve(gram, x.T @ y).T.float()
+    gram.diagonal().add_(RIDGE * len(x))
+    return (torch.linalg.solve(gram, x.T @ y) / scale[:, None]).T.contiguous()
 
 
 def copy_layer(network: Eagle3Network, target: Any, generator: torch.Generator) -> None:
