@@ -1,7 +1,8 @@
-"""The recipe of the default pair's draft and qualifier, from prompt files to the artifact.
+"""The recipe of the default pair's draft, qualifier and EAGLE-3 head, from prompt files to the artifact.
 
     python -m components.distil.default_pair --target FOLDER --data FOLDER --work FOLDER --out FOLDER --minutes 60
     python -m components.distil.default_pair --role qualifier --start DRAFT ... (the same corpus; the draft, grown)
+    python -m components.distil.default_pair --role head ... (a corpus with the states of three layers, in WORK/corpus)
 
 `--data` holds `calib/` (instructions) and `lm/` (plain text) as JSONL; prompts of an evaluation set do not belong there.
 Every step keeps its finished work: instructions, shards of the target's own outputs, training checkpoints.
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +21,9 @@ import torch
 import typer
 
 from components.distil.distil import LONGEST_PROMPT, Source, distil_draft
+from components.distil.eagle3.distil import distil_head
+from components.distil.eagle3.network import default_features
+from components.distil.eagle3.training import HeadRecipe
 from components.distil.family import grow, keep_layers
 from components.distil.instructions import from_passages, from_rows, invent
 from components.distil.training import Recipe
@@ -25,7 +31,7 @@ from components.distil.writers import LeanWriter, Writer
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.pair_files import PairFiles, weights_digest
 from serving.files import write_atomically
-from serving.runtime.pair import LoadSettings, load_pair
+from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 
 SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsenseqa_train_2000": 900, "gpteacher_codegen": 1500,
           "gsm8k_train_2000": 2000, "mbpp_calib": 474, "self_instruct_seed": 175, "svamp": 500, "toolcall_glaive_demo": 150}
@@ -34,6 +40,7 @@ GENTLE = 3e-4
 """Peak learning rate for layers that are a draft already."""
 MIDDLE, MIDDLE_AT = (6, 12, 18, 24), 2
 LAYERS = {"draft": (0, 1, 28, 29), "qualifier": (0, 1, *MIDDLE, 28, 29)}
+HEAD = "head"
 DATA = "the target's own greedy outputs on calibration prompts, passage templates and instructions it invented"
 
 
@@ -57,21 +64,29 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
          data: Annotated[Path, typer.Option(help="Folder with calib/ and lm/.")],
          work: Annotated[Path, typer.Option(help="Folder for shards and checkpoints.")],
          out: Annotated[Path, typer.Option(help="Folder of the artifact.")],
-         role: Annotated[str, typer.Option(help="draft or qualifier: how many layers are kept.")] = "draft",
+         role: Annotated[str, typer.Option(help="draft or qualifier, which differ in the layers that are kept, or head.")] = "draft",
          start: Annotated[Path | None, typer.Option(help="A draft to continue from; a qualifier needs one to grow out of.")] = None,
          minutes: Annotated[float, typer.Option(help="Training time.")] = 60.0,
-         limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most.")] = None) -> None:
-    """Make a draft or a qualifier for a Llama-shaped target."""
-    if role not in LAYERS:
-        raise typer.BadParameter(f"--role is {' or '.join(LAYERS)}, not {role}")
+         limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most, without those of --extra.")] = None,
+         extra: Annotated[Path | None, typer.Option(help="JSONL file with further prompts, for a head.")] = None) -> None:
+    """Make a draft, a qualifier or a head for a Llama-shaped target."""
+    if role not in {*LAYERS, HEAD}:
+        raise typer.BadParameter(f"--role is {', '.join(LAYERS)} or {HEAD}, not {role}")
+    if role != HEAD and extra is not None:
+        raise typer.BadParameter("--extra goes with --role head")
     if role == "qualifier" and start is None:
         raise typer.BadParameter("a qualifier grows out of a trained draft: name it with --start")
     work.mkdir(parents=True, exist_ok=True)
     pair = load_pair(PairFiles("smollm2-135m", target), LoadSettings(dtype="float32", max_context=1024, keep_modules=True))
     writer = LeanWriter(pair.modules["target"], pair.stop_tokens, torch.bfloat16)
-    asked = [pair.encode_prompt(text) for text in instructions(writer, pair.tokenizer, data, work)[:limit]]
-    source = Source(pair, weights_digest(target), writer, [ids for ids in asked if len(ids) <= LONGEST_PROMPT], [],
-                    name="smollm2-135m", data=DATA)
+    asked = encoded(pair, instructions(writer, pair.tokenizer, data, work)[:limit])
+    source = Source(pair, weights_digest(target), writer, asked, [], name="smollm2-135m", data=DATA)
+    if role == HEAD:
+        recipe = HeadRecipe(default_features(pair.modules["target"].config.num_hidden_layers), minutes=minutes)
+        read = LeanWriter(pair.modules["target"], pair.stop_tokens, torch.bfloat16, features=recipe.layers)
+        made, _ = distil_head(replace(source, writer=read), recipe, work, more=encoded(pair, prompts_of(extra)), say=typer.echo)
+        made.save(out)
+        return
 
     def new(module: Any) -> Any:
         draft = keep_layers(module, LAYERS["draft"])
@@ -84,6 +99,18 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     artifact.provenance.parameters["started_from"] = (
         "the target's layers" if start is None else f"a draft trained on {trained_on(start)} output tokens")
     artifact.save(out)
+
+
+def prompts_of(extra: Path | None) -> list[str]:
+    """The field `prompt` of each line of a JSONL file."""
+    from components.prompts.prompt import numbered_lines
+
+    return [] if extra is None else [json.loads(line)["prompt"] for _, line in numbered_lines(extra)]
+
+
+def encoded(pair: LoadedPair, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of the prompts that are not too long."""
+    return [ids for ids in map(pair.encode_prompt, texts) if len(ids) <= LONGEST_PROMPT]
 
 
 def trained_on(artifact: Path) -> Any:

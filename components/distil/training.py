@@ -33,8 +33,27 @@ from serving.errors import DraftwellError
 Log = Callable[[str, float, int], None]
 
 
+class Schedule:
+    """A budget of minutes or tokens, and the learning rate over it; recipes bring the settings."""
+
+    minutes: float
+    tokens: int | None
+    peak_rate: float
+    final_rate: float
+    warmup_steps: int
+
+    def spent(self, progress: Mapping[str, float]) -> float:
+        """Share of the budget that is used up."""
+        return progress["tokens"] / self.tokens if self.tokens is not None else progress["minutes"] / self.minutes
+
+    def rate(self, progress: Mapping[str, float]) -> float:
+        """Learning rate of the next step: a cosine over the budget, after a linear warm-up."""
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.spent(progress))))
+        return (self.final_rate + (self.peak_rate - self.final_rate) * cosine) * min(1.0, (progress["steps"] + 1) / self.warmup_steps)
+
+
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Schedule):
     """How to train.
 
     Args:
@@ -66,15 +85,6 @@ class Recipe:
     seed: int = 0
     save_seconds: float = 300.0
     measure_steps: int = 200
-
-    def spent(self, progress: Mapping[str, float]) -> float:
-        """Share of the budget that is used up."""
-        return progress["tokens"] / self.tokens if self.tokens is not None else progress["minutes"] / self.minutes
-
-    def rate(self, progress: Mapping[str, float]) -> float:
-        """Learning rate of the next step: a cosine over the budget, after a linear warm-up."""
-        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.spent(progress))))
-        return (self.final_rate + (self.peak_rate - self.final_rate) * cosine) * min(1.0, (progress["steps"] + 1) / self.warmup_steps)
 
 
 def losses(draft: Any, group: Sequence[Conversation], head: Head, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:

@@ -1,0 +1,79 @@
+"""From a target and prompts to an EAGLE-3 head: corpus with states, start, training, artifact.
+
+Every step keeps what is finished in a work folder, as `components.distil.distil` does: a second call resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.distil.corpus import Conversation, corpus_digest, frequent_tokens, write_corpus
+from components.distil.distil import LONGEST_PROMPT, Source, output_tokens
+from components.distil.eagle3.network import Eagle3Network, head_config
+from components.distil.eagle3.start import start_from_target
+from components.distil.eagle3.training import Borrowed, HeadRecipe, train_head
+from components.distil.stored_corpus import read_stored
+from components.distil.training import Log
+from components.report.provenance import git_commit, library_versions, plain
+from serving.artifacts.base import Provenance
+from serving.artifacts.eagle3_head import Eagle3Head
+from serving.errors import DraftwellError
+
+
+def distil_head(source: Source, recipe: HeadRecipe, work: Path, *, more: Sequence[list[int]] = (),
+                log: Log = lambda name, value, step: None, say: Callable[[str], None] = print) -> tuple[Eagle3Head, dict[str, Any]]:
+    """Train a head.
+
+    Args:
+        source: its writer gives the states of `recipe.layers` (`writers.LeanWriter`); no prompts are set aside, 2 % of the
+            conversations are.
+        work: gets the folders `corpus`, for shards, and `head`, for the checkpoint.
+        more: ids of further prompts to learn on; their shards come after the others and leave those as they are.
+        log, say: as in `train_head`.
+    Returns:
+        the artifact, and what `train_head` returns with `corpus`.
+    Raises:
+        DraftwellError: no prompts, or another run's checkpoint.
+    """
+    batches = [prompts for prompts in (source.prompts, more) if prompts]
+    if not batches:
+        raise DraftwellError(f"no prompt fits into {LONGEST_PROMPT} tokens and the target's context: give shorter ones",
+                             code="no_prompt_fits")
+    shards = [shard for prompts in batches for shard in write_corpus(
+        source.writer, prompts, work / "corpus", donor=source.donor, new_tokens=source.new_tokens, batch=source.batch, say=say)]
+    return train_on(source, read_stored(shards), recipe, work / "head", log=log, say=say)
+
+
+def train_on(source: Source, corpus: Sequence[Conversation], recipe: HeadRecipe, folder: Path, *, log: Log = lambda name, value, step: None,
+             say: Callable[[str], None] = print) -> tuple[Eagle3Head, dict[str, Any]]:
+    """As `distil_head`, on a corpus that was written already.
+
+    Args:
+        folder: of the checkpoint.
+    """
+    module = source.target.modules["target"]
+    rows = module.get_output_embeddings().weight.shape[0]
+    ids = frequent_tokens(corpus, recipe.head_tokens, min(rows, source.target.models["target"].vocab_size))
+    network = Eagle3Network(head_config(module.config, len(ids), recipe.layers))
+    start_from_target(network, module, corpus, recipe.seed)
+    found = train_head(network, corpus, Borrowed.of(module, ids), recipe, folder, bound={"target": source.donor}, log=log, say=say)
+    made_of = provenance_of(source, recipe, corpus, found, head_tokens=len(ids))
+    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    artifact = Eagle3Head(state, network.config, ids, recipe.layers, source.donor, made_of)
+    return artifact, {**found, "corpus": {"conversations": len(corpus), "output_tokens": output_tokens(corpus)}}
+
+
+def provenance_of(source: Source, recipe: HeadRecipe, corpus: Sequence[Conversation], found: dict[str, Any], *,
+                  head_tokens: int) -> Provenance:
+    """Where a head comes from, with its acceptance on held-out conversations; its pair is the one that the target was loaded as."""
+    parameters = {
+        "layers": ",".join(map(str, recipe.layers)), "head_tokens": head_tokens, "unrolled_steps": recipe.steps, "steps": found["steps"],
+        "tokens_processed": found["tokens"], "minutes": round(found["minutes"], 1), "conversations": len(corpus),
+        "output_tokens": output_tokens(corpus), "data": source.data}
+    depths = {f"acceptance_depth_{depth}": float(share) for depth, share in enumerate(found["acceptance"], 1)}
+    return Provenance(pair=source.name, fingerprint=source.target.fingerprint, trace_digest=corpus_digest(corpus), git_commit=git_commit(),
+                      library_versions=library_versions(), parameters={key: plain(value) for key, value in parameters.items()},
+                      metrics={**depths, "accepted_length": float(found["accepted_length"]), "positions": float(found["positions"])},
+                      training_prompts=None if source.hashes is None else sorted(set(source.hashes)))

@@ -1,0 +1,85 @@
+"""Where training of a head starts: at the target's last layer, fed with the state that a linear map finds for it.
+
+`fc` is a ridge regression from the three layers' states to the state that enters the target's last layer; the head's layer begins as
+that layer, reading the state, and its output norm as the target's. The weights that read the embedding begin at small random
+values: the target's layer has none for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.distil.corpus import Conversation
+from components.distil.eagle3.network import Eagle3Network
+
+RIDGE = 1e-3
+"""Share of the features' mean square that is added to the diagonal."""
+SAMPLE = 24
+"""Conversations that the regression is fitted on."""
+SMALL = 0.02
+"""Standard deviation of weights without a model, Llama's own."""
+
+
+@torch.no_grad()
+def start_from_target(network: Eagle3Network, target: Any, corpus: Sequence[Conversation], seed: int = 0) -> None:
+    """Set all weights of a head; the same for the same seed.
+
+    Args:
+        target: the target's module, Llama-shaped.
+        corpus: written with features.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sample = corpus[:: max(1, len(corpus) // SAMPLE)][:SAMPLE]
+    features = torch.cat([s.hidden[:, : 3 * network.config["hidden_size"]].float() for s in sample])
+    wanted = torch.cat([entering_last(target, s.ids[:-1]) for s in sample])
+    network.fc.weight.copy_(ridge(features, wanted))
+    copy_layer(network, target, generator)
+
+
+def entering_last(target: Any, ids: Tensor) -> Tensor:
+    """`[ids, hidden]` float32, the states that enter the target's last layer."""
+    inputs: list[Tensor] = []
+    watch = target.model.layers[-1].register_forward_pre_hook(
+        lambda _, given, named: inputs.append(given[0] if given else named["hidden_states"]), with_kwargs=True)
+    try:
+        with torch.autocast(target.device.type, dtype=torch.bfloat16):
+            target.model(ids[None].to(target.device), use_cache=False)
+    finally:
+        watch.remove()
+    return inputs[0][0].float().cpu()
+
+
+def ridge(x: Tensor, y: Tensor) -> Tensor:
+    """W `[outputs, inputs]` that minimises ‖x Wᵀ − y‖² + λ‖W S‖², λ being `RIDGE`, S the scale of each input.
+
+    Tokens are weighted by the inverse of their output's size: the first token's states are a hundred times larger than
+    those of all others, and the norm after it divides by the size anyway.
+    """
+    weight = y.norm(dim=-1, keepdim=True).reciprocal()
+    x, y = x * weight, y * weight
+    scale = x.square().mean(0).sqrt().clamp(min=1e-12)
+    x = x / scale
+    gram = x.T @ x
+    gram.diagonal().add_(RIDGE * len(x))
+    return (torch.linalg.solve(gram, x.T @ y) / scale[:, None]).T.contiguous()
+
+
+def copy_layer(network: Eagle3Network, target: Any, generator: torch.Generator) -> None:
+    """The target's last layer and final norm as the head's; the half that reads embeddings at random."""
+    layer, source = network.midlayer, target.model.layers[-1]
+    hidden = network.config["hidden_size"]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weight = getattr(layer.self_attn, name).weight
+        weight[:, :hidden].copy_(SMALL * torch.randn(weight[:, :hidden].shape, generator=generator))
+        weight[:, hidden:].copy_(getattr(source.self_attn, name).weight)
+    layer.self_attn.o_proj.weight.copy_(source.self_attn.o_proj.weight)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        getattr(layer.mlp, name).weight.copy_(getattr(source.mlp, name).weight)
+    layer.hidden_norm.weight.copy_(source.input_layernorm.weight)
+    layer.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
+    layer.input_layernorm.weight.fill_(1.0)
+    network.norm.weight.copy_(target.model.norm.weight)

@@ -1,0 +1,349 @@
+"""EAGLE-3 heads on a tiny target: the unrolled training is the drafting that follows, training learns and resumes, the artifact loads."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, read_corpus, write_corpus
+from components.distil.eagle3 import training
+from components.distil.eagle3 import unroll as unrolling
+from components.distil.eagle3.loss import Wanted, divergence
+from components.distil.eagle3.measure import reach
+from components.distil.eagle3.network import Eagle3Network, default_features, head_config
+from components.distil.eagle3.start import start_from_target
+from components.distil.eagle3.training import Borrowed, HeadRecipe, head_losses, spread_of, train_head
+from components.distil.eagle3.unroll import Batch, Starts, unroll
+from components.distil.lean import rotate
+from components.distil.stored_corpus import read_stored
+from components.distil.writers import LeanWriter
+from serving.artifacts.base import Provenance
+from serving.artifacts.eagle3_head import Eagle3Head
+from tests.support.errors import raises_code
+
+LAYERS, STEPS = (1, 2, 3), 4
+
+
+def quiet(line: str) -> None:
+    """Nothing is said."""
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+                         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=2)
+    model = LlamaForCausalLM(config).eval()
+    for p in model.parameters():
+        p.data *= 6.0 if p.ndim == 2 else 1.0  # sharper than a fresh model, so that there is something to learn
+    return model
+
+
+@pytest.fixture(scope="module")
+def shards(target: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(3, 97) for _ in range(rng.randrange(2, 9))] for _ in range(96)]
+    writer = LeanWriter(target, frozenset({2}), torch.float32, features=LAYERS)
+    return write_corpus(writer, prompts, tmp_path_factory.mktemp("corpus"), donor="d" * 64, new_tokens=24, batch=16, chunk=2, say=quiet)
+
+
+@pytest.fixture(scope="module")
+def corpus(shards: list[Path]) -> list[Conversation]:
+    return read_stored(shards)
+
+
+@pytest.fixture
+def network(target: Any) -> Eagle3Network:
+    torch.manual_seed(1)
+    made = Eagle3Network(head_config(target.config, 48, LAYERS))
+    for p in made.parameters():
+        p.data = torch.randn_like(p) * (0.3 if p.ndim == 2 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
+    return made
+
+
+class Drafter:
+    """A head that drafts token by token over a cache that grows, written out for one index after another."""
+
+    def __init__(self, network: Eagle3Network, target: Any):
+        self.network, self.embeddings = network, target.get_input_embeddings().weight.detach()
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    def step(self, state: torch.Tensor, token: int, position: int) -> torch.Tensor:
+        """Output before the norm, `[hidden]`, of one index; its key and value join the cache."""
+        layer, attention = self.network.midlayer, self.network.midlayer.self_attn
+        x = torch.cat([layer.input_layernorm(self.embeddings[token]), layer.hidden_norm(state)])
+        cos, sin = self.network.cos[position], self.network.sin[position]
+        query = rotate(attention.q_proj(x).view(-1, attention.head_dim), cos, sin)
+        self.keys.append(rotate(attention.k_proj(x).view(-1, attention.head_dim), cos, sin))
+        self.values.append(attention.v_proj(x).view(-1, attention.head_dim))
+        seen = []
+        for head in range(attention.heads):
+            mine = head // (attention.heads // attention.kv_heads)
+            keys, values = (torch.stack([each[mine] for each in cached]) for cached in (self.keys, self.values))
+            seen.append((keys @ query[head] / attention.head_dim**0.5).softmax(-1) @ values)
+        state = state + attention.o_proj(torch.cat(seen))
+        return state + layer.mlp(layer.post_attention_layernorm(state))
+
+
+@torch.no_grad()
+def drafted(network: Eagle3Network, target: Any, text: Conversation, index: int) -> list[torch.Tensor]:
+    """Outputs of the steps from an index, reading the text itself as what was drafted; states of the target up to there."""
+    drafter, hidden = Drafter(network, target), network.config["hidden_size"]
+    output = torch.empty(0)
+    for i in range(index + 1):
+        output = drafter.step(network.fc(text.hidden[i, : 3 * hidden]), int(text.ids[i + 1]), i)
+    outputs = [output]
+    for step in range(1, min(STEPS, len(text.ids) - 2 - index)):
+        outputs.append(output := drafter.step(output, int(text.ids[index + 1 + step]), index + step))
+    return outputs
+
+
+@torch.no_grad()
+def furthest(network: Eagle3Network, target: Any, group: list[Conversation]) -> float:
+    """Largest difference between drafting and the unrolled forward, over all indices and steps of a batch."""
+    batch = Batch.of(group)
+    starts = Starts.of(batch, torch.arange(len(group)), batch.prompt * 0)
+    outputs = list(unroll(network, batch, batch.features, target.get_input_embeddings().weight, starts, STEPS))
+    worst, compared = 0.0, 0
+    for row, text in enumerate(group):
+        for index in range(len(text.ids) - 2):
+            for step, expected in enumerate(drafted(network, target, text, index)):
+                worst = max(worst, float((outputs[step][row, index] - expected).abs().max()))
+                compared += 1
+    assert compared > 150
+    return worst
+
+
+def test_training_unrolls_what_drafting_does(network, target, corpus):
+    """At every index and step, in a batch with padding: the same keys, rotary positions, embeddings and states."""
+    group = list({len(s.ids): s for s in corpus[:40]}.values())[:3]
+    assert len({len(s.ids) for s in group}) > 1
+    assert furthest(network, target, group) < 1e-4
+
+
+def without_diagonal(own: Any, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """The naive mask: every step sees the keys of step 0 only."""
+    scores = (own[-1].query * keys.shape[-1] ** -0.5 @ keys.transpose(2, 3)).masked_fill(~visible, -torch.inf)
+    return scores.softmax(-1) @ values
+
+
+def test_the_naive_key_set_is_another_draft(network, target, corpus, monkeypatch):
+    monkeypatch.setattr(unrolling, "attend", without_diagonal)
+    assert furthest(network, target, corpus[:3]) > 0.1
+
+
+def test_the_naive_position_is_another_draft(network, target, corpus, monkeypatch):
+    """Rotary position i, and not i + j, at step j; steps after the first are told by their table of two axes."""
+    real = Eagle3Network.project
+    starts = {"seen": 0}
+
+    def unmoved(self: Any, hidden: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor) -> Any:
+        starts["seen"] = 0 if positions.dim() == 1 else starts["seen"] + 1
+        return real(self, hidden, embedded, positions - starts["seen"] if starts["seen"] else positions)
+
+    monkeypatch.setattr(Eagle3Network, "project", unmoved)
+    assert furthest(network, target, corpus[:3]) > 0.1
+
+
+def test_stored_conversations_are_the_corpus(shards):
+    """The same, read lazily; a slice is read anew each time."""
+    eager, lazy = read_corpus(shards), read_stored(shards)
+    assert corpus_digest(eager) == corpus_digest(lazy)
+    for whole, stored in zip(eager, lazy, strict=True):
+        assert (stored.prompt, stored.ids.tolist()) == (whole.prompt, whole.ids.tolist())
+        assert torch.equal(stored.hidden, whole.hidden)
+        assert stored.hidden is not stored.hidden
+    assert [[len(s.ids) for s in group] for group in batches(eager, 256, random.Random(0))] == [
+        [len(s.ids) for s in group] for group in batches(lazy, 256, random.Random(0))]
+
+
+def test_a_damaged_shard_is_named(shards, tmp_path):
+    (tmp_path / "shard-x.safetensors").write_bytes(shards[0].read_bytes()[:-9])
+    with raises_code("damaged_shard", "shard-x"):
+        read_stored([tmp_path / "shard-x.safetensors"])
+
+
+def test_the_loss_is_what_autograd_finds():
+    """Value and derivative of the fused divergence, with several pieces and a position that occurs twice."""
+    torch.manual_seed(0)
+    states, final, rows = torch.randn(300, 16, requires_grad=True), torch.randn(40, 16), torch.randn(23, 16)
+    places = torch.randint(0, 40, (300,))
+    wanted = Wanted.of(final, rows)
+    loss, kl, right = divergence(states, rows, wanted, places, 0.1)
+    loss.backward()
+    found, states.grad = states.grad.clone(), None
+    logs, theirs = F.linear(states, rows).log_softmax(-1), F.linear(final, rows).log_softmax(-1)[places]
+    soft = F.kl_div(logs, theirs, log_target=True, reduction="batchmean")
+    (soft + 0.1 * F.nll_loss(logs, theirs.argmax(-1))).backward()
+    torch.testing.assert_close(found, states.grad, rtol=1e-4, atol=1e-6)
+    assert kl == pytest.approx(soft.item(), rel=1e-4)
+    assert right == pytest.approx(float((logs.argmax(-1) == theirs.argmax(-1)).float().mean()))
+
+
+STEADY = HeadRecipe(LAYERS, head_tokens=48, tokens=6000, batch_tokens=256, warmup_steps=5, peak_rate=5e-3, save_seconds=0.0,
+                    measure_steps=7, measured=2)
+
+
+def begun(target: Any, corpus: list[Conversation], recipe: HeadRecipe = STEADY) -> tuple[Eagle3Network, Borrowed]:
+    """A head at its start, and what it borrows."""
+    ids = frequent_tokens(corpus, recipe.head_tokens, 97)
+    network = Eagle3Network(head_config(target.config, len(ids), LAYERS))
+    start_from_target(network, target, corpus)
+    return network, Borrowed.of(target, ids)
+
+
+def test_training_learns(target, corpus, tmp_path):
+    recipe = replace(STEADY, tokens=40_000, save_seconds=1e9, measure_steps=20)
+    network, borrowed = begun(target, corpus)
+    told: list[tuple[str, float, int]] = []
+    before = reach(network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps)
+    found = train_head(network, corpus, borrowed, recipe, tmp_path, log=lambda *said: told.append(said), say=quiet)
+    after = reach(network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps)
+    losses = [value for name, value, _ in told if name == "loss"]
+    assert losses[-1] < 0.85 * losses[0]
+    assert after.length > before.length + 0.3
+    assert len(found["acceptance"]) == recipe.steps
+    assert {"acceptance_depth_1", "acceptance_depth_4", "acceptance", "accepted_length", "kl_4"} <= {name for name, _, _ in told}
+    assert found["curve"][-1][0] == found["steps"] // 20 * 20
+
+
+def test_acceptance_is_that_of_drafting(network, target, corpus):
+    """Counted draft by draft: a draft starts behind each token that the target wrote, and ends with its first wrong token."""
+    borrowed = Borrowed.of(target, torch.arange(0, 97, 2))
+    held = corpus[:6]
+    right, tried = [0] * STEPS, [0] * STEPS
+    for text in held:
+        for index in range(text.prompt - 1, len(text.ids) - 2):
+            for step, output in enumerate(drafted(network, target, text, index)):
+                said = borrowed.ids[(borrowed.rows @ network.norm(output)).argmax()]
+                tried[step] += 1
+                right[step] += (hit := bool(said == text.ids[index + 2 + step]))
+                if not hit:
+                    break
+    found = reach(network, held, borrowed.embeddings, borrowed.rows, borrowed.ids, STEPS)
+    assert found.positions == tried[0] > 50
+    for share, r, t in zip(found.depths, right, tried, strict=True):
+        assert share == pytest.approx(r / max(1, t), abs=2 / max(1, t)), "a near-tie may fall either way: products are in bfloat16"
+
+
+@pytest.mark.parametrize("stops", [(1,), (6, 4)])
+def test_a_stopped_run_ends_as_an_unbroken_one(target, corpus, tmp_path, monkeypatch, stops):
+    """Bit for bit: weights, moments, rate, noise, order of the batches and the place in the pass are all resumed."""
+    whole, borrowed = begun(target, corpus)
+    expected = train_head(whole, corpus, borrowed, STEADY, tmp_path / "whole", say=quiet)
+    assert expected["passes"] >= 1, "the stops lie in more than one pass"
+    real = training.save
+    for count in stops:
+        seen = [0]
+
+        def stopping(*arguments: Any, limit: int = count, seen: list[int] = seen) -> None:
+            real(*arguments)
+            seen[0] += 1
+            if seen[0] == limit:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "save", stopping)
+            with pytest.raises(KeyboardInterrupt):
+                train_head(begun(target, corpus)[0], corpus, borrowed, STEADY, tmp_path / "broken", say=quiet)
+    network, _ = begun(target, corpus)
+    found = train_head(network, corpus, borrowed, STEADY, tmp_path / "broken", say=quiet)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, network.state_dict()[name]), name
+    assert {**found, "minutes": 0} == {**expected, "minutes": 0}
+
+
+def test_a_checkpoint_of_another_head_is_refused(target, corpus, tmp_path):
+    network, borrowed = begun(target, corpus)
+    short = replace(STEADY, tokens=300)
+    train_head(network, corpus, borrowed, short, tmp_path, say=quiet)
+    with raises_code("foreign_checkpoint", "steps"):
+        train_head(network, corpus, borrowed, replace(short, steps=2), tmp_path, say=quiet)
+
+
+def test_too_little_text(target, corpus, tmp_path):
+    network, borrowed = begun(target, corpus)
+    with raises_code("too_little_text"):
+        train_head(network, corpus[:1], borrowed, STEADY, tmp_path, say=quiet)
+
+
+def test_a_share_of_the_conversations_can_be_unrolled(target, corpus, tmp_path):
+    """Prompts left out, too: the loss is finite, and every weight learns."""
+    network, borrowed = begun(target, corpus)
+    recipe = replace(STEADY, deeper_share=0.5, prompt_weight=0.0)
+    loss, parts = head_losses(network, corpus[:8], borrowed, borrowed.rows.bfloat16(), recipe, spread_of(corpus), torch.Generator())
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert parts.keys() == {"loss", "kl_1", "kl_2", "kl_3", "kl_4"}
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
+
+
+def test_a_shallow_target_is_refused():
+    assert default_features(30) == (2, 15, 27)
+    with raises_code("too_shallow", "6"):
+        default_features(6)
+
+
+@pytest.fixture
+def head(network: Eagle3Network) -> Eagle3Head:
+    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    made = Provenance(pair="tiny", fingerprint="f" * 64, metrics={"accepted_length": 1.5})
+    return Eagle3Head(state, network.config, torch.arange(1, 97, 2), LAYERS, "d" * 64, made)
+
+
+def test_a_head_survives_a_round_trip(head, network, tmp_path):
+    digest = head.save(tmp_path / "head")
+    again = Eagle3Head.load(tmp_path / "head", fingerprint="f" * 64)
+    assert again.save(tmp_path / "again") == digest
+    assert torch.equal(again.head_tokens, head.head_tokens)
+    assert (again.layers, again.donor, again.config) == (LAYERS, "d" * 64, network.config)
+    Eagle3Network(again.config).load_state_dict(again.state)
+    again.check_donor("d" * 64)
+    with raises_code("another_donor", "e" * 12):
+        again.check_donor("e" * 64)
+    other = again.bound_to("other", "e" * 64)
+    assert (other.provenance.fingerprint, again.provenance.fingerprint) == ("e" * 64, "f" * 64)
+    assert other.save(tmp_path / "other") == digest, "a digest is over what the head is, not over whose it is"
+
+
+@pytest.mark.parametrize("tokens", [torch.arange(47), torch.arange(48).flip(0), torch.arange(60, 108), torch.arange(48) - 1])
+def test_tokens_that_do_not_fit_are_refused(head, tokens):
+    with raises_code("bad_head", "ascending"):
+        Eagle3Head(head.state, head.config, tokens, LAYERS, "d" * 64, head.provenance)
+
+
+def test_the_standalone_folder_is_what_vllm_reads(head, target, tmp_path):
+    """Names and shapes of `LlamaForCausalLMEagle3`, ids by their shift, and a configuration that transformers reads."""
+    from safetensors.torch import load_file
+    from transformers import AutoConfig
+
+    rows = target.lm_head.weight[head.head_tokens]
+    head.write_standalone(tmp_path, rows)
+    tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    layer = "midlayer."
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == {
+        "fc.weight": [32, 96], "norm.weight": [32], "lm_head.weight": [48, 32], "d2t": [48], "t2d": [97],
+        layer + "self_attn.q_proj.weight": [32, 64], layer + "self_attn.k_proj.weight": [16, 64],
+        layer + "self_attn.v_proj.weight": [16, 64], layer + "self_attn.o_proj.weight": [32, 32],
+        layer + "mlp.gate_proj.weight": [64, 32], layer + "mlp.up_proj.weight": [64, 32], layer + "mlp.down_proj.weight": [32, 64],
+        layer + "input_layernorm.weight": [32], layer + "hidden_norm.weight": [32], layer + "post_attention_layernorm.weight": [32]}
+    assert (tensors["d2t"].dtype, tensors["t2d"].dtype, tensors["fc.weight"].dtype) == (torch.int64, torch.bool, torch.bfloat16)
+    assert torch.equal(torch.arange(48) + tensors["d2t"], head.head_tokens)
+    assert torch.equal(tensors["t2d"].nonzero()[:, 0], head.head_tokens)
+    assert torch.equal(tensors["lm_head.weight"], rows.bfloat16())
+    read = AutoConfig.for_model(**config)
+    assert (read.architectures, read.num_hidden_layers, read.draft_vocab_size) == (["LlamaForCausalLMEagle3"], 1, 48)
+    assert read.rope_parameters["rope_theta"] == target.config.rope_parameters["rope_theta"]
+    assert (read.tie_word_embeddings, read.head_dim) == (False, 8)
+    with raises_code("bad_head", "rows"):
+        head.write_standalone(tmp_path, rows[1:])
