@@ -148,7 +148,7 @@ def head_of(target: Any, head: Eagle3Head) -> Eagle3Model:
     Raises:
         DraftwellError: the target keeps no hidden states (`no_hidden_states`), or those that it keeps are of other layers.
     """
-    known: dict[str, Eagle3Model] = target.__dict__.setdefault("heads", {})
+    known: dict[str, Eagle3Model] = target.__dict__.setdefault("eagle3_heads", {})
     digest = head.digest or f"in memory, {id(head)}"
     if digest not in known:
         if not hasattr(target, "keep_hidden_states"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from components.distil.eagle3.network import Eagle3Network, head_config
 
+from components.distil.eagle3.network import Eagle3Network, head_config
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
