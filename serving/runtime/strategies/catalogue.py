@@ -17,8 +17,10 @@ from serving.runtime.strategies.lossless.duo_decoding import DuoDecoding
 from serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
 from serving.runtime.strategies.lossless.pearl import Pearl
 from serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
+from serving.runtime.strategies.lossless.rest import Rest
 from serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
 from serving.runtime.strategies.lossless.spide import Spide
+from serving.runtime.strategies.lossless.suffix import SuffixDecoding
 from serving.runtime.strategies.lossless.svip import SVIP
 from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from serving.runtime.strategies.lossy.csd import CSD
@@ -39,6 +41,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "pearl": Pearl,
     "specdec_pp": SpecDecPP,
     "prompt_lookup": PromptLookup,
+    "suffix": SuffixDecoding,
+    "rest": Rest,
     "sprinter": Sprinter,
     "duo_decoding": DuoDecoding,
     "csd": CSD,
@@ -104,4 +108,4 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
             "description": info.get("description", ""),
         }
     return {"name": cls.name, "lossless": cls.lossless, "parameters": parameters, "artifacts": list(cls.artifacts),
-            "models": list(cls.roles), "paper": cls.paper}
+            "optional_artifacts": list(cls.optional_artifacts), "models": list(cls.roles), "paper": cls.paper}

@@ -15,7 +15,7 @@ from tests.support.models.tiny import llama, near
 WEIGHTS = Weights("org/target", "org/draft", "abc")
 SETTINGS: dict[str, dict[str, Any]] = {"adaedl": {"threshold": 0.5, "max_draft": 6}, "pearl": {"num_speculative_tokens": 4},
                                        "duo_decoding": {"num_speculative_tokens": 4}}
-THREE_MODELS = {"pyramid_assisted", "pyramid_fuzzy"}
+THREE_MODELS = {"pyramid_assisted", "pyramid_fuzzy", "rest"}  # and rest: no other engine has its drafts
 LOSSY = {name for name, cls in STRATEGIES.items() if not cls.lossless}
 
 
