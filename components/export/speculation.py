@@ -46,7 +46,8 @@ def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: i
     found = cls.speculation(config)
     if found is None:
         raise DraftwellError(f"{strategy} cannot be exported: no other engine has what it drafts from, so nothing that was tuned would "
-                             "remain: serve it with `draftwell deploy`, or tune with --lossless-only and export that", code="not_exportable")
+                             "remain: serve it with `draftwell deploy`, or tune with --lossless-only and export that",
+                             code="not_exportable")
     notes = found.notes
     if not cls.lossless:
         notes = (f"{strategy} is lossy and other engines accept tokens by the exact rule: this is its lossless equivalent. Outputs are the "

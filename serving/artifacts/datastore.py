@@ -69,7 +69,7 @@ class Datastore(Artifact):
             raise ArtifactError("the datastore's order names places that it does not have: make it again")
         self.stream, self.order, self.provenance = stream, order, provenance
         self._bytes = (stream.astype(np.int64) + 1).astype(">u4").tobytes()  # compares as the tokens do, and slices of it are cheap
-        self._places = memoryview(np.ascontiguousarray(order))
+        self._places = np.ascontiguousarray(order).data
 
     @classmethod
     def from_texts(cls, texts: Iterable[Sequence[int]], provenance: Provenance | None = None) -> Self:
@@ -160,4 +160,5 @@ def sorted_places(stream: np.ndarray) -> np.ndarray:
         rank = np.unique(rank * (rank.max() + 1) + after, return_inverse=True)[1].astype(np.int64) + 1
         step *= 2
     order = np.argsort(rank, kind="stable")
-    return order[stream[order] != END].astype(np.int32)
+    places: np.ndarray = order[stream[order] != END].astype(np.int32)
+    return places

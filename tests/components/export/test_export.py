@@ -76,6 +76,17 @@ def test_prompt_lookup_needs_no_draft() -> None:
     assert export_config("sglang", "prompt_lookup", tuned, alone)["settings"]["speculative-num-draft-tokens"] == 8
 
 
+def test_suffix_decoding_is_vllms_own_and_prompt_lookup_elsewhere() -> None:
+    tuned, alone = {"alpha": 2.0, "max_draft": 6, "min_probability": 0.2}, Weights("org/target")
+    assert export_config("vllm", "suffix", tuned, alone)["settings"] == {
+        "method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.2}
+    found = export_config("transformers", "suffix", tuned, alone)
+    assert found["settings"] == {"prompt_lookup_num_tokens": 6, "max_matching_ngram_size": 3}
+    assert any("suffix decoding" in note for note in found["notes"])
+    with raises_code("not_exportable", "draftwell deploy"):
+        export_config("vllm", "rest", {}, alone)
+
+
 @pytest.mark.parametrize("engine", ["llama.cpp", "transformers"])
 def test_engines_with_a_threshold_get_it(engine: str) -> None:
     settings = export_config(engine, "hf_dynamic", {"threshold": 0.6, "max_draft": 9}, WEIGHTS)["settings"]
