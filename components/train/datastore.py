@@ -41,7 +41,8 @@ class DatastoreReport(Report):
     def line(self) -> str:
         """For the terminal."""
         held_out = "" if self.found is None or self.right_per_lookup is None else (
-            f"; on held-out prompts it proposes at {100 * self.found:.0f} % of the positions, {self.right_per_lookup:.2f} right tokens each")
+            f"; on held-out prompts it proposes at {100 * self.found:.0f} % of the positions, and {self.right_per_lookup:.2f} tokens a "
+            "position are right")
         return f"datastore: {self.tokens} tokens of {self.texts} texts{held_out}"
 
 

@@ -207,7 +207,8 @@ def test_wrong_options_change_nothing(old: dict[str, str], train: Callable[..., 
         assert contents(space) == old
 
 
-def test_a_datastore_of_the_targets_texts(train: Callable[..., Any], run: Any, pair_file: Path, space: Path, traces: dict[str, Path]) -> None:
+def test_a_datastore_of_the_targets_texts(train: Callable[..., Any], run: Any, pair_file: Path, space: Path,
+                                          traces: dict[str, Path]) -> None:
     from serving.artifacts.datastore import Datastore
 
     done = train("--kind", "datastore")
