@@ -1,4 +1,5 @@
-"""Steps that learn from traces (`run_train`, `run_train_head`) and calibrate (`run_calibrate`: table, memory and hardware profile)."""
+"""Steps that learn from traces (`run_train`, `run_train_head`, `run_train_datastore`) and that calibrate
+(`run_calibrate`: table, memory and hardware profile)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
+    from components.train.datastore import DatastoreReport
     from components.train.reports import HeadReport, ScoreCost, VerifierReport
     from flows.settings import PipelineSettings
     from serving.artifacts.acceptance_table import AcceptanceTable
@@ -63,6 +65,16 @@ def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None
     acceptance_head_plot(report, step.workspace.reports / "acceptance_head.png")
     step.stamp(head.kind)
     step.report("acceptance_head", report.to_json())
+    return report
+
+
+def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
+    """Make a datastore of the target's own texts, put it into the workspace and return its report."""
+    from components.train.datastore import build_datastore
+
+    store, report = build_datastore(traces, made_from(step, traces))
+    step.workspace.save(store)
+    step.report("datastore", report.model_dump(mode="json"))
     return report
 
 

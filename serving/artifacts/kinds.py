@@ -40,7 +40,7 @@ class ArtifactKind:
         schema_version: newest version that this runtime reads; the same as the class's own.
         fingerprinted: it carries the pair's fingerprint; False for what is part of the fingerprint itself.
         calibrated: calibration makes it for every pair, and registers it.
-        read_by_strategies: some `Strategy.artifacts` names it, so a tuned choice names it as a parent.
+        read_by_strategies: some `Strategy.reads()` names it, so a tuned choice names it as a parent.
         drift_role: field of `components.drift.drift.WatchedArtifacts` that takes it; None where monitoring does not look at it.
         per_device: it holds times, or was chosen by them, and is valid on one device only: a workspace keeps one for each.
         pictures: patterns of the files among a workspace's reports that are published with it.
@@ -113,6 +113,14 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "The loss on held-out prompts: the lower, the better.",
             "`draftwell generate --strategy specdec_pp`."),
         read_by_strategies=True, pictures=("acceptance_head.png", "acceptance_head.json")),
+    ArtifactKind(
+        "datastore", "Datastore", "draftwell train --kind datastore", ("datastore.safetensors",), Card(
+            "Datastore: texts that the target wrote, in which drafts are looked up (REST, SuffixDecoding).",
+            "`draftwell train --kind datastore`: the target's own texts of a trace, with a suffix array.",
+            "`right_per_lookup`: draft tokens that the target would keep, counted on texts of held-out prompts; `found` is the share of "
+            "positions where something was proposed.",
+            "`draftwell generate --strategy rest`, or `suffix`, which drafts from the request's own text too."),
+        read_by_strategies=True),
     ArtifactKind(
         "decoding_config", "DecodingConfig", "draftwell tune", ("config.json",), Card(
             "Tuned decoding configuration: the chosen strategy, its parameters and the evidence.",

@@ -32,11 +32,12 @@ class Trained(StrEnum):
 
     VERIFIER = "verifier"
     ACCEPTANCE_HEAD = "acceptance_head"
+    DATASTORE = "datastore"
 
 
 def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True,
-          kind: Annotated[Trained, typer.Option("--kind", help="What to train: the verifier of sprinter or the acceptance head of "
-                                                                 "specdec_pp.")] = Trained.VERIFIER,
+          kind: Annotated[Trained, typer.Option("--kind", help="What to make: the verifier of sprinter, the acceptance head of "
+                                                                 "specdec_pp, or the datastore of rest and suffix.")] = Trained.VERIFIER,
           test: Annotated[Path | None, typer.Option("--test", help="Trace folder of other prompts to test on; default: a fifth of the "
                                                                      "prompts is held out.")] = None,
           label: Annotated[LabelKind | None, typer.Option("--label", help="Verifier: what it predicts of a draft token: ratio (q/p at most "
@@ -51,10 +52,11 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
           features: Annotated[str | None, typer.Option("--features", help="Verifier: comma-separated names out of before, after and "
                                                                             "scalars; default: the best set by cross-validation.")] = None,
           seed: Seed = 0, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
-    """Train a SPRINTER verifier or a SpecDec++ acceptance head on collected traces.
+    """Train a SPRINTER verifier or a SpecDec++ acceptance head on collected traces, or keep the target's texts in a datastore.
 
     Example: draftwell train --pair default
     """
+    from components.train.datastore import DatastoreReport
     from flows import context
     from flows.steps import train as train_step
 
@@ -62,21 +64,29 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
                "features": features and tuple(name.strip() for name in features.split(","))}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given and kind is not Trained.VERIFIER:
-        raise DraftwellError("--label, --ratio, --eta-fp and --features apply to the verifier only: remove them for an acceptance head",
+        raise DraftwellError("--label, --ratio, --eta-fp and --features apply to the verifier only: remove them",
                              code="verifier_options")
+    if test and kind is Trained.DATASTORE:
+        raise DraftwellError("--test applies to what is trained: a datastore holds out a fifth of its own prompts, remove it",
+                             code="test_of_datastore")
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
-        report: VerifierReport | HeadReport
-        if kind is Trained.VERIFIER:
+        report: VerifierReport | HeadReport | DatastoreReport
+        if kind is Trained.DATASTORE:
+            report = train_step.run_train_datastore(opened, found)
+        elif kind is Trained.VERIFIER:
             report = train_step.run_train(opened, found, VerifierSettings(seed=seed, **given), test=untouched)
         else:
             report = train_step.run_train_head(opened, found, test=untouched, seed=seed)
-    if report.left_out:
+    if report.left_out and not isinstance(report, DatastoreReport):
         say(f"{len(report.left_out)} prompts of {test} are in the training trace too and were not tested on")
     if publish:
         publish_kinds(opened, kind.value)
-    show_report(report, opened.workspace.reports)
+    if isinstance(report, DatastoreReport):
+        typer.echo(report.line())
+    else:
+        show_report(report, opened.workspace.reports)
 
 
 def show_report(report: VerifierReport | HeadReport, folder: Path) -> None:

@@ -19,8 +19,10 @@ from serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
 from serving.runtime.strategies.lossless.hybrid import Hybrid
 from serving.runtime.strategies.lossless.pearl import Pearl
 from serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
+from serving.runtime.strategies.lossless.rest import Rest
 from serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
 from serving.runtime.strategies.lossless.spide import Spide
+from serving.runtime.strategies.lossless.suffix import SuffixDecoding
 from serving.runtime.strategies.lossless.svip import SVIP
 from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from serving.runtime.strategies.lossy.csd import CSD
@@ -41,6 +43,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "pearl": Pearl,
     "specdec_pp": SpecDecPP,
     "prompt_lookup": PromptLookup,
+    "suffix": SuffixDecoding,
+    "rest": Rest,
     "eagle3": Eagle3,
     "hybrid": Hybrid,
     "sprinter": Sprinter,
@@ -108,4 +112,4 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
             "description": info.get("description", ""),
         }
     return {"name": cls.name, "lossless": cls.lossless, "parameters": parameters, "artifacts": list(cls.artifacts),
-            "models": list(cls.roles), "paper": cls.paper}
+            "optional_artifacts": list(cls.optional_artifacts), "models": list(cls.roles), "paper": cls.paper}

@@ -15,7 +15,7 @@ from tests.support.models.tiny import llama, near
 WEIGHTS = Weights("org/target", "org/draft", "abc")
 SETTINGS: dict[str, dict[str, Any]] = {"adaedl": {"threshold": 0.5, "max_draft": 6}, "pearl": {"num_speculative_tokens": 4},
                                        "duo_decoding": {"num_speculative_tokens": 4}}
-THREE_MODELS = {"pyramid_assisted", "pyramid_fuzzy"}
+THREE_MODELS = {"pyramid_assisted", "pyramid_fuzzy", "rest"}  # and rest: no other engine has its drafts
 LOSSY = {name for name, cls in STRATEGIES.items() if not cls.lossless}
 
 
@@ -74,6 +74,17 @@ def test_prompt_lookup_needs_no_draft() -> None:
     assert export_config("transformers", "prompt_lookup", tuned, alone)["settings"] == tuned
     assert export_config("llama.cpp", "prompt_lookup", tuned, alone)["settings"]["spec-ngram-simple-size-n"] == 2
     assert export_config("sglang", "prompt_lookup", tuned, alone)["settings"]["speculative-num-draft-tokens"] == 8
+
+
+def test_suffix_decoding_is_vllms_own_and_prompt_lookup_elsewhere() -> None:
+    tuned, alone = {"alpha": 2.0, "max_draft": 6, "min_probability": 0.2}, Weights("org/target")
+    assert export_config("vllm", "suffix", tuned, alone)["settings"] == {
+        "method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.2}
+    found = export_config("transformers", "suffix", tuned, alone)
+    assert found["settings"] == {"prompt_lookup_num_tokens": 6, "max_matching_ngram_size": 3}
+    assert any("suffix decoding" in note for note in found["notes"])
+    with raises_code("not_exportable", "draftwell deploy"):
+        export_config("vllm", "rest", {}, alone)
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "transformers"])

@@ -205,3 +205,24 @@ def test_wrong_options_change_nothing(old: dict[str, str], train: Callable[..., 
                         (("--kind", KIND, "--test", traces["learn"]), ("every prompt of the test trace",))):
         refused(train(*more), *words)
         assert contents(space) == old
+
+
+def test_a_datastore_of_the_targets_texts(train: Callable[..., Any], run: Any, pair_file: Path, space: Path,
+                                          traces: dict[str, Path]) -> None:
+    from serving.artifacts.datastore import Datastore
+
+    done = train("--kind", "datastore")
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = json.loads((space / "reports" / "datastore.json").read_text())
+    assert done.stdout.startswith(f"datastore: {report['tokens']} tokens of {report['texts']} texts; on held-out prompts")
+    made = Datastore.load(space / "artifacts" / "datastore")
+    assert len(made) == report["tokens"] > 0
+    assert made.provenance.trace_digest == TraceSet(traces["learn"]).digest()
+    assert len(made.provenance.training_prompts or ()) == 20
+    before = contents(space)
+    refused(train("--kind", "datastore", "--test", traces["test"]), "--test", "remove it")
+    refused(train("--kind", "datastore", "--ratio", 1.5), "--ratio", "verifier only")
+    assert contents(space) == before
+    for strategy in ("rest", "suffix"):
+        done = run("generate", "--pair", pair_file, "--strategy", strategy, "--prompt", "see the man", "--max-tokens", 8)
+        assert done.exit_code == 0, (done.output, done.exception)

@@ -14,6 +14,7 @@ from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Artifact, Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.datastore import Datastore
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.hardware_profile import HardwareProfile
@@ -71,7 +72,8 @@ def profile(print_of_pair: str) -> HardwareProfile:
 def every_kind(print_of_pair: str) -> list[Artifact]:
     """One artifact of every kind but release."""
     return [verifier(print_of_pair), head(print_of_pair), table(print_of_pair), memory(print_of_pair), profile(print_of_pair),
-            config(print_of_pair), distilled()]
+            config(print_of_pair), distilled(),
+            Datastore.from_texts([[5, 6, 7], [6, 7, 8]], Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"found": 0.5}))]
 
 
 def publish(store: Store, artifact: Artifact, folder: Path, **more) -> Published:
