@@ -58,6 +58,15 @@ class Workspace:
         """Artifacts that come with the pair's catalogue entry."""
         return self.spec.folder / self.spec.name.replace("-", "_") / "artifacts" / self.dtype
 
+    def shipped_folder(self, kind: str) -> Path | None:
+        """Folder of an artifact that comes with the pair's catalogue entry and was made for its weights; None where there is none."""
+        from serving.artifacts.pair_files import fingerprint
+
+        folder = self.shipped / kind
+        if not (folder / "artifact.json").is_file():
+            return None
+        return folder if read_manifest(folder)["provenance"]["fingerprint"] == fingerprint(self.files(), self.dtype) else None
+
     @property
     def device(self) -> str:
         """cpu or cuda."""
@@ -164,7 +173,7 @@ class Workspace:
     def resources(
         self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False
     ) -> StrategyResources:
-        """The artifacts that the named strategies need; what is not there is left to the strategy to ask for.
+        """The artifacts that the named strategies need or can use; what is not there is left to the strategy to ask for.
 
         Args:
             folder: a folder of artifact folders that goes before the workspace's; a foreign artifact there is an error.
@@ -173,12 +182,17 @@ class Workspace:
 
         if folder is not None and not folder.is_dir():
             raise DraftwellError(f"no artifacts folder {folder}: check --artifacts", code="no_artifacts_folder")
-        kinds = {kind: None for name in names for kind in find_strategy(name).artifacts}
+        wanted = [find_strategy(name) for name in names]
+        kinds = {kind: None for strategy in wanted for kind in (*strategy.artifacts, *strategy.optional_artifacts)}
         found = {kind: self._find(pair, kind, folder) for kind in kinds}
         if "hardware_profile" in found:
-            found["hardware_profile"] = self._profile_for(pair, found["hardware_profile"])
+            found["hardware_profile"] = self._profile_for(pair, found["hardware_profile"], found.get("eagle3_head"))
         artifacts = {kind: artifact for kind, artifact in found.items() if artifact is not None}
         return StrategyResources(artifacts, pair.special_tokens, deterministic)
+
+    def found(self, pair: LoadedPair, kind: str) -> Artifact | None:
+        """An artifact of the workspace, else the one that the pair ships with; None where there is neither."""
+        return self._find(pair, kind, None)
 
     def strategies(self, pair: LoadedPair, wanted: Iterable[tuple[str, Mapping[str, Any]]], **options: Any) -> list[Strategy]:
         """Strategies by name and parameters, with their artifacts."""
@@ -206,7 +220,7 @@ class Workspace:
             return cls.load(place, fingerprint=pair.fingerprint)
         return None
 
-    def _profile_for(self, pair: LoadedPair, found: Any) -> Any:
+    def _profile_for(self, pair: LoadedPair, found: Any, head: Any = None) -> Any:
         from components.report.machine import draft_device_of
         from serving.runtime.machine_class import machine_class
 
@@ -214,7 +228,8 @@ class Workspace:
         # Forwards of these take another time than those that any profile on disk was measured on.
         special = {"padded_to": pair.padded_to, "draft_device": draft_device_of(pair)}
         unlike = {name: value for name, value in special.items() if value is not None}
-        complete = found is not None and (found.t_draft_onnx is not None or "draft_onnx" not in pair.models)
+        complete = found is not None and (found.t_draft_onnx is not None or "draft_onnx" not in pair.models) and (
+            found.t_head is not None or head is None)
         if not unlike and complete and found.provenance.device_class == here:
             return found
         if "draft" not in pair.models:
@@ -225,7 +240,7 @@ class Workspace:
         words = [*(["with the padded target"] if pair.padded_to is not None else []),
                  *([f"with the draft on {special['draft_device']}"] if special["draft_device"] is not None else [])]
         self.say(f"measuring a hardware profile for {here} " + (", ".join(words) or "(once, about 10 s)"))
-        made = measure_profile(pair, provenance(pair, device_class=here, parameters=unlike or None))
+        made = measure_profile(pair, provenance(pair, device_class=here, parameters=unlike or None), head=head)
         if not unlike:
             self.save(made)
         return made

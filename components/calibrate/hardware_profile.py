@@ -19,11 +19,13 @@ import torch
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile, RequestTimes, RoundOverheads
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward, Role
 from serving.runtime.engine.workers import Workers
 from serving.runtime.machine_class import machine_class
+from serving.runtime.models.eagle3_model import head_of
 from serving.runtime.pair import LoadedPair
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import StrategyResources, build_strategy
@@ -38,7 +40,7 @@ ROLES: tuple[Role, ...] = ("target", "draft")
 
 
 def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), repeats: int = 15,
-                    context: int = 128, log: Log | None = None) -> HardwareProfile:
+                    context: int = 128, head: Eagle3Head | None = None, log: Log | None = None) -> HardwareProfile:
     """Measure single forward passes after a context, and the time that a round spends outside them.
 
     Args:
@@ -46,6 +48,7 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         sizes: tokens of the target passes; 1 is always measured, sizes that do not fit the context are left out.
         repeats: passes per median.
         context: tokens in the slot before a measured pass.
+        head: an EAGLE-3 head, where the pair has one: its step is measured too.
         log: called with (name, milliseconds, tokens).
     Raises:
         DraftwellError: the pair has no draft (`no_draft`), or no room for the context (`context_too_long`).
@@ -70,7 +73,8 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
                       split_alone=time_overlapped(pair, sizes, few, context, busy=False), rest=overheads_from(runs),
                       chains=bool(getattr(pair.models["draft"], "chains", False)))
     t_rest = runs["vanilla_sd"].overhead_seconds / max(1, runs["vanilla_sd"].rounds)
-    made = HardwareProfile(t_draft[1], t_verify, t_rest, provenance, split, onnx, details)
+    t_head = None if head is None else time_head(pair, head, repeats, context)
+    made = HardwareProfile(t_draft[1], t_verify, t_rest, provenance, split, onnx, details, t_head=t_head)
     if provenance.device_class is None:
         made.provenance = provenance.model_copy(update={"device_class": machine_class(pair)})
     if log:
@@ -91,6 +95,8 @@ def log_profile(profile: HardwareProfile, log: Log) -> None:
         times("t_verify_split_ms", profile.split[1])
     if profile.t_draft_onnx is not None:
         times("t_draft_onnx_ms", {1: profile.t_draft_onnx})
+    if profile.t_head is not None:
+        times("t_head_ms", {1: profile.t_head})
     times("t_rest_ms", {0: profile.t_rest})
     if profile.details:
         for role, prompts in profile.details.prefill.items():
@@ -131,6 +137,25 @@ def time_prompts(pair: LoadedPair, sizes: Sequence[int], repeats: int) -> dict[s
         for role, slot in slots.items():
             pair.models[role].close(slot)
     return {role: {k: median(seconds[role, k]) for k in sizes} for role in ROLES}
+
+
+def time_head(pair: LoadedPair, head: Eagle3Head, repeats: int, context: int) -> float:
+    """Median seconds of a head's step on its own output after a context; the first, cold one is dropped."""
+    model = head_of(pair.models["target"], head)
+    slot, states = model.open(), torch.ones(context, model.hidden_size)
+    try:
+        model.forward([Forward("head", slot, filler(pair, context), features=states)])
+        seconds = []
+        for _ in range(repeats + 1):
+            synchronise(pair.device)
+            start = time.perf_counter()
+            model.forward([Forward("head", slot, (1,), features=states[:1])])
+            synchronise(pair.device)
+            seconds.append(time.perf_counter() - start)
+            model.rollback(slot, context)
+    finally:
+        model.close(slot)
+    return median(seconds[1:])
 
 
 def slopes(pair: LoadedPair, repeats: int, context: int, deep: int) -> dict[str, float]:

@@ -51,6 +51,8 @@ def run_publish(step: StepContext, evidence: Mapping[str, Any], *, device: str |
     if "decoding_config" not in folders:
         raise DraftwellError(f"nothing to release: run `draftwell tune --pair {space.spec.name} --device {device}` first",
                              code="nothing_to_release")
+    if (head := space.shipped_folder("eagle3_head")) is not None:
+        folders.setdefault("eagle3_head", head)
     if files.draft is not None and (files.draft / "artifact.json").is_file():
         folders["distilled_draft"] = files.draft
     config = DecodingConfig.load(folders["decoding_config"])

@@ -50,6 +50,7 @@ class HardwareProfile(Artifact):
         t_rest: median seconds that a round spends outside forward passes (sampling, judging).
         split: (t_draft, t_verify) with each model on its own cores and the other one busy; None where not measured.
         t_draft_onnx: as `split`'s t_draft, of the draft in ONNX Runtime; None where not measured.
+        t_head: median seconds of a head's pass over one token; None where there is no head, or it was not measured.
         details: for predictions of complete requests; None in profiles of earlier versions.
     Raises:
         ArtifactError: a time is not positive, or `t_verify` lacks one token.
@@ -59,12 +60,13 @@ class HardwareProfile(Artifact):
 
     def __init__(self, t_draft: float, t_verify: dict[int, float], t_rest: float, provenance: Provenance,
                  split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None,
-                 details: RequestTimes | None = None):
+                 details: RequestTimes | None = None, *, t_head: float | None = None):
         if t_draft <= 0 or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
             raise ArtifactError("a hardware profile needs positive times and a target forward pass of one token: measure it again with "
                                 "`draftwell calibrate`")
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
         self.provenance, self.split, self.t_draft_onnx, self.details = provenance, split, t_draft_onnx, details
+        self.t_head = t_head
 
     def when(self, overlapping: bool, *, onnx_draft: bool = False) -> HardwareProfile:
         """The profile of strategies that overlap draft and target, or of those that do not.
@@ -75,7 +77,7 @@ class HardwareProfile(Artifact):
         t_draft, t_verify = self.split if overlapping and self.split is not None else (self.t_draft, self.t_verify)
         if onnx_draft and self.t_draft_onnx is not None:
             t_draft = self.t_draft_onnx
-        return HardwareProfile(t_draft, t_verify, self.t_rest, self.provenance)
+        return HardwareProfile(t_draft, t_verify, self.t_rest, self.provenance, t_head=self.t_head)
 
     def verify_seconds(self, tokens: int) -> float:
         """Seconds of a target forward pass over `tokens` >= 1 tokens, as in `seconds_at`."""
@@ -92,6 +94,8 @@ class HardwareProfile(Artifact):
             times["split"] = {"t_draft": self.split[0], "t_verify": self.split[1]}
         if self.t_draft_onnx is not None:
             times["t_draft_onnx"] = self.t_draft_onnx
+        if self.t_head is not None:
+            times["t_head"] = self.t_head
         if self.details is not None:
             times["details"] = self.details.model_dump()
         (folder / "profile.json").write_text(json.dumps(times, indent=2) + "\n")
@@ -102,7 +106,7 @@ class HardwareProfile(Artifact):
         split, details = times.get("split"), times.get("details")
         return cls(times["t_draft"], sizes(times["t_verify"]), times["t_rest"], provenance,
                    (split["t_draft"], sizes(split["t_verify"])) if split else None, times.get("t_draft_onnx"),
-                   RequestTimes.model_validate(details) if details else None)
+                   RequestTimes.model_validate(details) if details else None, t_head=times.get("t_head"))
 
 
 def sizes(times: dict[str, float]) -> dict[int, float]:

@@ -7,11 +7,15 @@ it does is plain Python on plain data. The engine alone decides where, when and 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-Role = Literal["target", "draft", "qualifier", "draft_onnx", "shadow"]
-"""What a model is to its pair. `draft_onnx` is the draft in ONNX Runtime, loaded for strategies that prefer it."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Role = Literal["target", "draft", "qualifier", "head", "draft_onnx", "shadow"]
+"""What a model is to its pair. `head` drafts from the target's hidden states (EAGLE-3); `draft_onnx` is the draft in ONNX Runtime, loaded
+for strategies that prefer it."""
 SHADOW: Literal["shadow"] = "shadow"
 """The draft where it only reads along (serving/recording/shadow.py)."""
 T = TypeVar("T")
@@ -29,6 +33,10 @@ class Forward:
         prefill: the slot was empty; such a forward pass is timed and counted apart.
         steps: rows to return, the last of `tokens` and so many less one tokens that follow it greedily, each chosen by the
             largest logit where the model computes; above 1 for models with `chains` alone, and with `keep` = 1.
+        parents: the tokens are a tree: of each the place in `tokens` of the one that it follows, −1 for one that follows the slot's
+            content; a parent comes before its children. A token sees the slot's content, its ancestors and itself, and its position is
+            its depth. For models with `trees` alone; None: each token follows the one before it. `Lane.settle` then keeps one path.
+        features: `[tokens, width]` what a head reads with its tokens: the target's hidden states or the head's own; None for others.
     """
 
     model: Role
@@ -37,6 +45,8 @@ class Forward:
     keep: int = 1
     prefill: bool = False
     steps: int = 1
+    parents: tuple[int, ...] | None = None
+    features: Tensor | None = field(default=None, compare=False)
 
 
 class Overlap:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from serving.runtime.commands import Step
 from serving.runtime.random_streams import Streams
+from serving.runtime.trees import DraftTree, TreeVerdict
 from serving.runtime.types import CandidateChoice, Draft, Rows, Verdict
 
 if TYPE_CHECKING:
@@ -31,6 +32,23 @@ class SequenceDrafter(Protocol):
             budget: tokens of all sequences together, at least 1.
             limit: tokens of one sequence at most, at least 1.
         """
+
+
+class TreeDrafter(Protocol):
+    """Proposes a tree of tokens after the text."""
+
+    def propose(self, session: Session, limit: int) -> Step[DraftTree]:
+        """A tree of at most `limit` >= 0 levels; a chain where the request allows no tree (`Lane.trees` of its target), with at most
+        `session.draft_limit` tokens, which it shares with chains: what a busy server verifies is priced by tokens."""
+
+
+class TreeRule(Protocol):
+    """Judges a tree against the target's distributions."""
+
+    lossless: ClassVar[bool]
+
+    def judge(self, tree: DraftTree, target: Rows, rng: Streams) -> TreeVerdict:
+        """Decide which path stays; `target` has the row after the text, then one after each token of the tree."""
 
 
 class CandidateRule(Protocol):

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from serving.runtime.strategies import StrategyResources
 
 RUNS_IN_DOUBT = 3
-SHOWN = ("prompt_lookup", "sprinter", "csd", "spide")
-"""What is measured together with a release for a table, besides vanilla SD at its fastest gamma; `make demo` waits for it, so other
-strategies are left to `draftwell bench`."""
+SHOWN = ("prompt_lookup", "hf_dynamic", "eagle3", "hybrid")
+"""What is measured together with a release for a table, besides vanilla SD at its fastest gamma: an n-gram, a draft model, a head, and the
+best of them by round, each where the pair has it. `make demo` waits for it, so other strategies are left to `draftwell bench`."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,14 @@ def comparison(step: StepContext, prompts: Sequence[Prompt], config: DecodingCon
     """The choice for greedy requests and other strategies on the first of the prompts, for a table; None where none is asked for."""
     from components.bench.bench import run_bench
     from components.bench.settings import BenchSettings
+    from components.tune.candidates import lacking_for
     from flows.settings import quality_floor
     from serving.runtime.strategies import PLAIN, StrategyChoice, served_choice
 
     if not settings.compared:
         return None
-    choices = dict.fromkeys((PLAIN, *map(StrategyChoice, SHOWN), served_choice(config, 0.0)))
+    shown = [StrategyChoice(name) for name in SHOWN if lacking_for(step.pair, resources, name) is None]
+    choices = dict.fromkeys((PLAIN, *shown, served_choice(config, 0.0)))
     once = BenchSettings(max_tokens=settings.max_tokens, quality_floor=quality_floor())
     return run_bench(step.pair, list(choices), prompts[: settings.compared], resources, once, extra=rival.contenders, progress=step.bar)
 

@@ -23,7 +23,7 @@ LONGEST = 1024
 def next_piece(command: Forward, read: int, room: int | None) -> Forward:
     """What to run of a forward pass of which `read` tokens were run before.
 
-    The rows that are wanted come from the last piece, so that one holds all of them.
+    The rows that are wanted come from the last piece, so that one holds all of them. A tree is never cut.
 
     Args:
         room: tokens that may be run; None: all.
@@ -33,10 +33,16 @@ def next_piece(command: Forward, read: int, room: int | None) -> Forward:
     ((6,), (7, 8))
     """
     left = len(command.tokens) - read
-    if room is None or left <= max(room, command.keep):
-        return command if read == 0 else replace(command, tokens=command.tokens[read:])
+    if room is None or left <= max(room, command.keep) or command.parents is not None:
+        return command if read == 0 else part(command, read, len(command.tokens))
     count = min(room, left - command.keep)
-    return replace(command, tokens=command.tokens[read : read + count], keep=1, steps=1)
+    return replace(part(command, read, read + count), keep=1, steps=1)
+
+
+def part(command: Forward, start: int, end: int) -> Forward:
+    """The same with a part of its tokens."""
+    features = None if command.features is None else command.features[start:end]
+    return replace(command, tokens=command.tokens[start:end], features=features)
 
 
 def reads_prompt(task: Task) -> bool:

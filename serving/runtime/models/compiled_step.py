@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ from serving.runtime.models.lean_layer import Layer, Rope, dense_weights, packed
 from serving.runtime.models.linear import ROUNDED_ROWS
 from serving.runtime.models.row_attention import MakePart, Placed, additive, wasted
 from serving.runtime.models.slots import Slots
+from serving.runtime.models.visible import visible
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,13 @@ over four, 25 over seven, 23 over eight."""
 MOST_WASTED_WHOLE = 4096
 """As `row_attention.MOST_WASTED`, for rows of one token that are computed by whole layers: leaving those costs more than another batch (by
 an estimate, too)."""
+class States(Protocol):
+    """Takes note of hidden states on their way through the layers."""
+
+    def enter(self, layer: int, x: Tensor) -> None:
+        """States `[n, hidden]` before a layer; those of padding come last."""
+
+
 Calls = list[tuple[Runner, list[Tensor]]]
 """For each layer its library and weights."""
 
@@ -159,23 +167,30 @@ class CompiledStep:
         """The layers for so many tokens of no compiled form; None: the eager ones, which read int4 weights for a few."""
         return self.halves if tokens > (self._most or 1) else None
 
-    def __call__(self, form: Form, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], positions: Tensor, rows: Sequence[Placed]) -> Tensor:
+    def __call__(self, form: Form, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], positions: Tensor,
+                 rows: Sequence[Placed], parents: Sequence[int] | None = None, states: States | None = None) -> Tensor:
         """States `[n, hidden]` of the `padded` tokens of packed rows before the first layer → after the last.
 
         Args:
             ropes: for each layer cosines and sines of their positions, `[n, 1, head_dim]`.
-            positions: `[n]`.
+            positions: `[n]`, of single tokens.
+            parents: of one row that is a tree.
+            states: takes note of what enters each layer.
         """
-        memories, places = self._rows(positions, rows) if form in ("token", "rows") else self._one_row(positions, *rows[0])
-        for (runner, weights), rope, memory, place in zip(self._calls[form], ropes, memories, places, strict=True):
+        memories, places = self._rows(positions, rows) if form in ("token", "rows") else self._one_row(form, *rows[0], parents)
+        for number, ((runner, weights), rope, memory, place) in enumerate(zip(self._calls[form], ropes, memories, places, strict=True)):
+            if states is not None:
+                states.enter(number, x)
             (x,) = runner.run([x, *rope, *memory, *place, *weights])
         return x
 
-    def _one_row(self, positions: Tensor, slot: int, start: int, count: int) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
+    def _one_row(self, form: Form, slot: int, start: int, count: int,
+                 parents: Sequence[int] | None) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
         """For each layer its memory and place as in `attend_row`."""
-        windows = self._windows
-        masks = {window: additive(positions, start + count, window, self._slots.keys[0]) for window in set(windows)}
-        return [self._slots.memory(layer, slot) for layer in range(len(windows))], [(positions, masks[window]) for window in windows]
+        windows, pads = self._windows, self.pads(form)
+        into = padded(torch.arange(start, start + count), pads)
+        masks = {window: padded(additive(visible(start, count, window, parents), self._slots.keys[0]), pads) for window in set(windows)}
+        return [self._slots.memory(layer, slot) for layer in range(len(windows))], [(into, masks[window]) for window in windows]
 
     def _rows(self, positions: Tensor, rows: Sequence[Placed]) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
         """For each layer its memory and place as in `attend`."""

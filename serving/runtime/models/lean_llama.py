@@ -10,7 +10,7 @@ ragged rows and heads are inherited. Parity with transformers: tests/serving/run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from serving.runtime.models.architecture import architecture_of
 from serving.runtime.models.compiled_layer import in_blocks
 from serving.runtime.models.compiled_library import compiler
 from serving.runtime.models.compiled_step import WORTH_COMPILING, Compile, CompiledHalves, compiled_head, compiled_step, is_compiled, padded
+from serving.runtime.models.features import Entered
 from serving.runtime.models.lean_layer import Layer, Rope, layer_weights, norm, norm_weight
 from serving.runtime.models.linear import Int8Linear, MakeLinear, RoundedLinear, linear
-from serving.runtime.models.module_model import Placed
+from serving.runtime.models.module_model import Placed, Trees
 from serving.runtime.models.padding import feed_forwards
 from serving.runtime.models.row_attention import RowAttention
 from serving.runtime.models.transformers_model import TransformersModel
@@ -114,19 +115,23 @@ class LeanLlama(TransformersModel):
                     if isinstance(part, torch.nn.Linear):
                         part.weight.data = part.weight.data.new_empty(0)
 
-    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed]) -> Tensor:
+    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
         states, at = [], 0
-        for rows in passes(placed, CHUNK):
+        for rows in passes(placed, CHUNK, trees):
             end = at + sum(count for _, _, count in rows)
             form = None if self.step is None else self.step.form(rows)
+            entered = Entered(self.features, rows) if self.features else None
             if self.step is not None and form is not None:
                 pads = self.step.pads(form)
                 own = padded(positions[at:end], pads)
-                x = self.step(form, padded(self._embed(ids[at:end]), pads), self._layer_ropes(own), own, rows)
+                x = self.step(form, padded(self._embed(ids[at:end]), pads), self._layer_ropes(own), own, rows, trees.get(rows[0][0]),
+                              entered)
                 states.append(norm(x[: end - at], self.final_norm, self.eps))
             else:
-                attention = RowAttention(self.slots, rows, self.shape, None if self.step is None else self.step.rows)
-                states.append(self.run_layers(ids[at:end], positions[at:end], attention))
+                attention = RowAttention(self.slots, rows, self.shape, None if self.step is None else self.step.rows, trees)
+                states.append(self.run_layers(ids[at:end], positions[at:end], attention, entered))
+            if entered is not None:
+                entered.store(self.slots)
             at = end
         return states[0] if len(states) == 1 else torch.cat(states)
 
@@ -134,12 +139,14 @@ class LeanLlama(TransformersModel):
         x: Tensor = self.embedding[ids]
         return x if self._embedding_scale is None else x * self._embedding_scale
 
-    def run_layers(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Normalised last hidden states `[total, hidden]`."""
+    def run_layers(self, ids: Tensor, positions: Tensor, attend: Attend, entered: Entered | None = None) -> Tensor:
+        """Normalised last hidden states `[total, hidden]`; `entered` takes note of what enters each layer."""
         x = self._embed(ids)
         halves = None if self.step is None else self.step.layers(len(ids))
         layers: Sequence[Layer | CompiledHalves] = halves or self.layers
         for number, (layer, rope) in enumerate(zip(layers, self._layer_ropes(positions), strict=True)):
+            if entered is not None:
+                entered.enter(number, x)
             x = layer.after(attend(number, *layer.before(x, rope)), x)
         return norm(x, self.final_norm, self.eps)
 
@@ -154,15 +161,22 @@ def weight_bytes(layers: torch.nn.Module) -> int:
     return sum(weight.numel() * weight.element_size() for weight in layers.parameters())
 
 
-def passes(placed: list[Placed], most: int) -> list[list[Placed]]:
+def passes(placed: list[Placed], most: int, whole: Container[int] = ()) -> list[list[Placed]]:
     """Packed rows cut into passes of at most `most` tokens; a row that is cut is continued in the next.
+
+    Args:
+        whole: slots whose rows are not cut, as long as they fit into a pass.
 
     >>> passes([(0, 7, 1), (2, 0, 5)], 4)
     [[(0, 7, 1), (2, 0, 3)], [(2, 3, 2)]]
+    >>> passes([(0, 7, 2), (2, 0, 3)], 4, whole={2})
+    [[(0, 7, 2)], [(2, 0, 3)]]
     """
     cut: list[list[Placed]] = [[]]
     room = most
     for slot, start, count in placed:
+        if slot in whole and room < count <= most:
+            room = 0
         while count:
             if not room:
                 cut.append([])

@@ -7,9 +7,9 @@ through the library's own cache (`unbatched_model`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,12 @@ from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Output
+from serving.runtime.trees import depths
 
 Placed = tuple[int, int, int]
 """Slot, position of the first token, and number of tokens of a row."""
+Trees = Mapping[int, tuple[int, ...]]
+"""Slot → `Forward.parents` of the rows that are trees."""
 RECURRENT_LAYERS = frozenset({"conv", "linear_attention", "mamba", "recurrent", "hybrid", "hybrid_sliding"})
 """Kinds of layers, as transformers' configurations name them, that carry a state from token to token."""
 SCALINGS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
@@ -73,6 +76,25 @@ class ModuleModel(ABC):
     def rollback(self, slot: int, length: int) -> None:
         self.slots.rollback(slot, length)
 
+    def hidden_states(self, slot: int, start: int, end: int) -> Tensor:
+        """States `[end − start, width]` of a slot's positions that a head drafts from (`TransformersModel.keep_hidden_states`).
+
+        Raises:
+            DraftwellError: it keeps none (`no_hidden_states`).
+        """
+        if self.slots.features is None:
+            raise DraftwellError("this model keeps no hidden states: a head is given them by the model that it was made for",
+                                 code="no_hidden_states")
+        return self.slots.features[slot, start:end]
+
+    trees: ClassVar[bool] = False
+    """Whether `forward` reads `Forward.parents`."""
+
+    @torch.inference_mode()
+    def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
+        """After a tree behind the first `length` tokens of a slot: keep these places of it, in order, and forget its other tokens."""
+        self.slots.keep(slot, length, path)
+
     def open_branch(self) -> int:
         return self.slots.open_branch()
 
@@ -94,8 +116,8 @@ class ModuleModel(ABC):
 
     def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
         ids = torch.tensor([t for row in rows for t in row.tokens], device=self.device)
-        positions = torch.tensor([p for _, start, count in placed for p in range(start, start + count)], device=self.device)
-        hidden = self._states(ids, positions, placed)
+        positions = torch.tensor([p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)], device=self.device)
+        hidden = self._states(ids, positions, placed, {row.slot: row.parents for row in rows if row.parents is not None})
         ends = [sum(n for _, _, n in placed[: i + 1]) for i in range(len(placed))]
         states = [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
         logits = self.compact_logits(torch.cat(states)).split([row.keep for row in rows])
@@ -104,8 +126,12 @@ class ModuleModel(ABC):
         return [self.output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
 
     @abstractmethod
-    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed]) -> Tensor:
-        """Normalised last hidden states `[total, hidden]` of packed tokens `ids` at `positions`, both `[total]`."""
+    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
+        """Normalised last hidden states `[total, hidden]` of packed tokens `ids` at `positions`, both `[total]`.
+
+        Args:
+            trees: slot → parents, of the rows that are trees; their tokens are stored one after another, whatever their positions.
+        """
 
     def output(self, compact: Tensor, states: Tensor) -> Output:
         """`compact_logits` and states of some positions, as what a forward pass returns."""
@@ -124,6 +150,12 @@ class ModuleModel(ABC):
     def _logits(self, states: Tensor) -> Tensor:
         """`[n, hidden]` → `[n, vocab]` float32."""
         return self.output(self.compact_logits(states), states).logits
+
+
+def positions_of(row: Forward, placed: Placed) -> Iterable[int]:
+    """The position of each token of a row: in a tree its depth after the slot's content."""
+    _, start, count = placed
+    return range(start, start + count) if row.parents is None else [start + depth - 1 for depth in depths(row.parents)]
 
 
 def refuse_recurrent(module: Any) -> None:

@@ -7,7 +7,8 @@ is made once a forward pass. Query groups are folded into the query axis of shor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from serving.runtime.models.architecture import Architecture
 from serving.runtime.models.slots import Slots
+from serving.runtime.models.visible import visible
 
 LONGEST_STEP = 32
 """Tokens of a row that counts as short."""
@@ -50,17 +52,21 @@ class RowAttention:
     Args:
         placed: the rows in the order in which their tokens are packed, each in a slot of its own.
         single: makes the part of the rows of one token in slots of requests; None: `ManyRows`.
+        trees: slot → parents, of the rows that are trees.
     """
 
-    def __init__(self, slots: Slots, placed: Sequence[Placed], shape: Architecture, single: MakePart | None = None):
+    def __init__(self, slots: Slots, placed: Sequence[Placed], shape: Architecture, single: MakePart | None = None,
+                 trees: Mapping[int, Sequence[int]] = MappingProxyType({})):
         ends = [sum(count for _, _, count in placed[: i + 1]) for i in range(len(placed))]
         rows = [(end - row[2], row) for end, row in zip(ends, placed, strict=True)]
         short = [(at, row) for at, row in rows if row[2] <= LONGEST_STEP and row[0] < slots.count]
         # rows of one token by themselves: the last tokens of a prompt would have every one of them padded to as many
         batches = [batch for alike in ([one for one in short if one[1][2] == 1], [one for one in short if one[1][2] > 1])
                    for batch in by_length(alike) if len(batch) > 1]
-        self.parts: list[Part] = [single(batch) if single and batch[0][1][2] == 1 else ManyRows(slots, batch, shape) for batch in batches]
-        self.parts += [OneRow(slots, at, row, shape) for at, row in rows if not any((at, row) in batch for batch in batches)]
+        self.parts: list[Part] = [single(batch) if single and batch[0][1][2] == 1 else ManyRows(slots, batch, shape, trees)
+                                  for batch in batches]
+        self.parts += [OneRow(slots, at, row, shape, trees.get(row[0])) for at, row in rows
+                       if not any((at, row) in batch for batch in batches)]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Queries `[total, heads, head_dim]`, keys and values `[total, kv_heads, head_dim]` → `[total, heads * head_dim]`."""
@@ -102,8 +108,8 @@ def by_length(rows: Sequence[tuple[int, Placed]]) -> list[list[tuple[int, Placed
 class OneRow:
     """A row by itself: one that is long, alone, or in a branch slot."""
 
-    def __init__(self, slots: Slots, at: int, row: Placed, shape: Architecture):
-        self.slots, self.shape = slots, shape
+    def __init__(self, slots: Slots, at: int, row: Placed, shape: Architecture, parents: Sequence[int] | None = None):
+        self.slots, self.shape, self.parents = slots, shape, parents
         self.slot, self.start, self.count = row
         self.tokens = slice(at, at + self.count)
         self.folds = self.count <= LONGEST_FOLDED
@@ -114,13 +120,13 @@ class OneRow:
         end = self.start + self.count
         if (window is None or end <= window) and (self.count == 1 or self.is_causal(window)):
             return None
-        positions = torch.arange(self.start, end, device=like.device)
-        mask = additive(positions, end, window, like)
+        mask = additive(visible(self.start, self.count, window, self.parents, like.device), like)
         return mask.repeat(self.shape.groups, 1) if self.folds else mask
 
     def is_causal(self, window: int | None) -> bool:
         """Whether the kernel's own causal order will do: the start of a text, short of the window."""
-        return not self.folds and self.start == 0 and (window is None or self.count <= window) and not self.shape.attention_softcap
+        return (not self.folds and self.parents is None and self.start == 0 and (window is None or self.count <= window)
+                and not self.shape.attention_softcap)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         shape, window = self.shape, self.shape.windows[layer]
@@ -142,7 +148,8 @@ class ManyRows:
     Slots that lie close together are attended over in place, with those between them; others are copied together.
     """
 
-    def __init__(self, slots: Slots, rows: Sequence[tuple[int, Placed]], shape: Architecture):
+    def __init__(self, slots: Slots, rows: Sequence[tuple[int, Placed]], shape: Architecture,
+                 trees: Mapping[int, Sequence[int]] = MappingProxyType({})):
         device = slots.keys[0].device
         self.slots, self.shape = slots, shape
         rows = sorted(rows, key=lambda row: row[1][0])
@@ -158,10 +165,25 @@ class ManyRows:
         self.tokens, self.padded, self.slot_ids, self.positions = torch.tensor(where, device=device).unbind(1)
         self.full = [one[1] for one in where] == list(range(self.batch * self.count))
         self.taken = torch.tensor(taken, device=device)
-        seen = torch.zeros(self.batch * self.count, dtype=torch.long, device=device)  # padding sees position 0: no empty softmax
-        seen[self.padded] = self.positions
-        self.masks = {window: additive(seen, self.end, window, slots.keys[0]).view(self.batch, 1, self.count, self.end)
-                      .repeat(1, 1, shape.groups, 1) for window in set(shape.windows)}
+        alternatives = [(number, row) for number, (_, row) in zip(line, rows, strict=True) if row[0] in trees]
+        self.masks = {window: additive(self._seen(window, alternatives, trees), slots.keys[0])[:, None].repeat(1, 1, shape.groups, 1)
+                      for window in set(shape.windows)}
+
+    def _seen(self, window: int | None, alternatives: Sequence[tuple[int, Placed]], trees: Mapping[int, Sequence[int]]) -> Tensor:
+        """`[batch, count, end]` bool: what each query sees.
+
+        Args:
+            alternatives: the rows that are trees, with their places in the batch.
+        """
+        device = self.positions.device
+        last = torch.zeros(self.batch * self.count, dtype=torch.long, device=device)  # padding sees position 0: no empty softmax
+        last[self.padded] = self.positions
+        ahead = last[:, None] - torch.arange(self.end, device=device)
+        seen = (ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)).view(self.batch, self.count, self.end)
+        for number, (slot, start, count) in alternatives:
+            seen[number, :count] = False
+            seen[number, :count, : start + count] = visible(start, count, window, trees[slot], device)
+        return seen
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         shape = self.shape
@@ -179,11 +201,9 @@ class ManyRows:
         return out if self.full else out[self.padded]
 
 
-def additive(positions: Tensor, end: int, window: int | None, like: Tensor) -> Tensor:
-    """`[queries, end]` of `like`'s dtype: 0 where a query at `positions` `[queries]` sees, -inf where it must not."""
-    ahead = positions[:, None] - torch.arange(end, device=positions.device)
-    hidden = ahead < 0 if window is None else (ahead < 0) | (ahead >= window)
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+def additive(seen: Tensor, like: Tensor) -> Tensor:
+    """A mask of `like`'s dtype: 0 where a query sees (`visible`), -inf where it must not."""
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
 
 
 def weigh(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Architecture, *, causal: bool = False) -> Tensor:

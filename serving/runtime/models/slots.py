@@ -8,6 +8,8 @@ another request may be writing to it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -34,9 +36,16 @@ class Slots:
         self._branches: list[tuple[list[Tensor], list[Tensor]]] = []
         self._free_branches: list[int] = []
         self._free = list(range(count))[::-1]
+        self.features: Tensor | None = None
+        """`[count, max_context, width]`, hidden states that a head drafts from (`features.py`)."""
         with room_for(f"{count} slots of {max_context} positions", "start with fewer slots or a shorter context"):
             self.keys = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
             self.values = [torch.zeros(count, h, max_context, d, dtype=dtype, device=device) for h, d in shapes]
+
+    def keep_features(self, width: int) -> None:
+        """Make room for `width` numbers for each position of a request's slot."""
+        with room_for(f"hidden states of {self.count} slots", "start with fewer slots or a shorter context"):
+            self.features = torch.empty(self.count, self.max_context, width, dtype=self._dtype, device=self._device)
 
     def open(self) -> int:
         """Take a free slot."""
@@ -91,6 +100,25 @@ class Slots:
             for old, new in zip(self.memory(layer, source), self.memory(layer, into), strict=True):
                 new[:, known:length] = old[:, known:length]
         self.lengths[into] = length
+
+    def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
+        """Of a slot whose first `length` positions are followed by a tree keep those, and the tokens of one path right after them.
+
+        Args:
+            path: places in the tree, ascending.
+        """
+        end = length + len(path)
+        if not 0 <= length <= end <= self.lengths[slot] or any(length + place >= self.lengths[slot] for place in path):
+            raise ValueError(f"slot {slot} of length {self.lengths[slot]} holds no tree with the places {list(path)} after {length} tokens")
+        first = next((at for at, place in enumerate(path) if place != at), len(path))  # what comes before lies where it shall be
+        if first < len(path):
+            source = torch.tensor([length + place for place in path[first:]], device=self._device)
+            for layer in range(len(self._shapes)):
+                for memory in self.memory(layer, slot):
+                    memory[:, length + first : end] = memory[:, source]
+            if self.features is not None and slot < self.count:
+                self.features[slot, length + first : end] = self.features[slot, source]
+        self.lengths[slot] = end
 
     def reserve(self, slot: int, tokens: int) -> int:
         """Extend a slot by `tokens` positions and return where they start."""

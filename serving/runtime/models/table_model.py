@@ -14,6 +14,7 @@ from torch import Tensor
 from serving.runtime.commands import Forward
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Output
+from serving.runtime.trees import DraftTree
 
 
 class TableModel:
@@ -55,6 +56,17 @@ class TableModel:
         self.slots.fork(source, into, length, known)
         self.tokens[into] = self.tokens[into][:known] + self.tokens[source][known:length]
 
+    trees = True
+
+    def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
+        known = self.tokens[slot]
+        self.tokens[slot] = [*known[:length], *(known[length + place] for place in path)]
+        self.slots.keep(slot, length, path)
+
+    def hidden_states(self, slot: int, start: int, end: int) -> Tensor:
+        """Nothing that a head could use: one that is a table too does not look at it."""
+        return torch.zeros(end - start, 1)
+
     def next_logits(self, context: Sequence[int]) -> Tensor:
         """Logits `[vocab]` after a context."""
         last = [0] * self.order + list(context)
@@ -68,6 +80,12 @@ class TableModel:
             start = self.slots.reserve(row.slot, len(row.tokens))
             known = self.tokens[row.slot][:start] + list(row.tokens)
             self.tokens[row.slot] = known
-            logits = torch.stack([self.next_logits(known[: len(known) - i]) for i in reversed(range(row.keep))])
+            if row.parents is None:
+                contexts = [known[: len(known) - i] for i in reversed(range(row.keep))]
+            else:
+                tree = DraftTree(list(row.tokens), list(row.parents))
+                paths = [tree.path(i) for i in range(len(tree) - row.keep, len(tree))]
+                contexts = [known[:start] + [row.tokens[place] for place in path] for path in paths]
+            logits = torch.stack([self.next_logits(context) for context in contexts])
             outputs.append(Output(logits.clone(), logits.clone()))
         return outputs

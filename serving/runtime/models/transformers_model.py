@@ -7,6 +7,7 @@ No padding, no mask tensors, no cache objects of transformers; rollback is a low
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serving.errors import DraftwellError
-from serving.runtime.models.module_model import ModuleModel, Placed, refuse_recurrent
+from serving.runtime.models.features import Entered
+from serving.runtime.models.module_model import ModuleModel, Placed, Trees, refuse_recurrent
 from serving.runtime.models.slots import Slots
+from serving.runtime.models.visible import visible
 
 ATTENTION = "draftwell_slots"
 OWN_ATTENTION = frozenset({"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "xlnet", "openai-gpt"})
@@ -29,7 +32,8 @@ def slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, atten
 
     Args:
         query: `[1, heads, total, head_dim]`; key, value: `[1, kv_heads, total, head_dim]`.
-        kwargs: must hold `draftwell_rows`, a list of (slot, start, tokens), and `draftwell_slots`, the `Slots`.
+        kwargs: must hold `draftwell_rows`, a list of (slot, start, tokens), `draftwell_trees`, the parents of those that are trees, and
+            `draftwell_slots`, the `Slots`.
     Returns:
         `[1, total, heads, head_dim]`.
     """
@@ -37,16 +41,17 @@ def slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, atten
     window = sliding_window or getattr(module, "sliding_window", None)
     layer = module.layer_idx
     outputs, at = [], 0
+    trees: Trees = kwargs["draftwell_trees"]
     for slot, start, count in kwargs["draftwell_rows"]:
         q = query[0, :, at : at + count]
         keys, values = slots.write(layer, slot, start, key[0, :, at : at + count], value[0, :, at : at + count])
-        outputs.append(_attend(q, keys, values, start, scaling, softcap, window))
+        outputs.append(_attend(q, keys, values, start, scaling, softcap, window, trees.get(slot)))
         at += count
     return torch.cat(outputs, 1).transpose(0, 1)[None], None
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, start: int, scaling: float | None, softcap: float | None,
-            window: int | None) -> Tensor:
+            window: int | None, parents: Sequence[int] | None) -> Tensor:
     """One row: q `[heads, count, d]` at positions start.. over keys `[kv_heads, end, d]` → `[heads, count, d]`.
 
     Query groups are folded into the query axis, so that keys are never repeated for grouped-query attention.
@@ -56,11 +61,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, start: int, scaling: float 
     groups = heads // kv_heads
     mask = None
     if count > 1 or (window and end > window):
-        ahead = torch.arange(start, end, device=q.device)[:, None] - torch.arange(end, device=q.device)[None]
-        mask = ahead >= 0
-        if window:
-            mask &= ahead < window
-        mask = mask.repeat(groups, 1)  # [groups * count, end]
+        mask = visible(start, count, window, parents, q.device).repeat(groups, 1)  # [groups * count, end]
     folded = q.reshape(kv_heads, groups * count, dim)
     if softcap:
         scores = folded @ keys.transpose(1, 2) * (scaling if scaling is not None else dim**-0.5)
@@ -82,9 +83,13 @@ class TransformersModel(ModuleModel):
         max_context: positions of a slot; None takes the model's own limit, at most 4096.
         head_tokens: `[head]` ids that the head covers, or None for all; other logits are -inf.
         vocab_size: cut logits to this size (the shared tokenizer's).
+
+    Attributes:
+        features: layers before which hidden states are kept for a head; none until `keep_hidden_states`.
     """
 
     slots_type: ClassVar[type[Slots]] = Slots
+    trees = True
 
     def __init__(self, module: Any, *, slots: int = 1, max_context: int | None = None, **settings: Any):
         from transformers import AttentionInterface
@@ -98,10 +103,30 @@ class TransformersModel(ModuleModel):
         memory = self.slots_type([(kv_heads, head_dim)] * config.num_hidden_layers, slots,
                                  max_context or min(4096, config.max_position_embeddings), module.dtype, module.device)
         super().__init__(module.eval(), memory, **settings)
+        self.features: tuple[int, ...] = ()
 
-    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed]) -> Tensor:
-        states: Tensor = self._body(input_ids=ids[None], position_ids=positions[None], use_cache=False, draftwell_rows=placed,
-                                    draftwell_slots=self.slots).last_hidden_state[0]
+    def keep_hidden_states(self, layers: tuple[int, ...]) -> None:
+        """Keep the hidden states before these layers from now on, for each position that is read into a request's slot.
+
+        Raises:
+            DraftwellError: those of other layers are kept already, for another head (`other_layers`).
+        """
+        if self.features and self.features != layers:
+            raise DraftwellError(f"the target keeps hidden states of the layers {self.features} for another head, not of {layers}: use one "
+                                 "head at a time", code="other_layers")
+        if not self.features:
+            self.slots.keep_features(len(layers) * self.hidden_size)
+            self.features = layers
+
+    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
+        found = self._body(input_ids=ids[None], position_ids=positions[None], use_cache=False, draftwell_rows=placed, draftwell_trees=trees,
+                           draftwell_slots=self.slots, output_hidden_states=bool(self.features))
+        if self.features:
+            entered = Entered(self.features, placed)
+            for layer in self.features:
+                entered.enter(layer, found.hidden_states[layer][0])
+            entered.store(self.slots)
+        states: Tensor = found.last_hidden_state[0]
         return states
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from serving.errors import DraftwellError
-from serving.runtime.models.module_model import ModuleModel, Placed, refuse_recurrent
+from serving.runtime.models.module_model import ModuleModel, Placed, Trees, refuse_recurrent
 from serving.runtime.models.slots import Slots
 
 UNBATCHED = frozenset({"gpt_neo", "gptj", "codegen", "bloom", "mpt", "ctrl", "falcon", "gpt_neox_japanese", "xglm"})
@@ -47,7 +47,7 @@ class UnbatchedModel(ModuleModel):
         memory = CacheSlots(slots, min(max_context or 4096, limit), module.dtype, module.device)
         super().__init__(module.eval(), memory, **settings)
 
-    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed]) -> Tensor:
+    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
         parts = ids.split([count for _, _, count in placed])
         states = [self._body(input_ids=part[None], past_key_values=self.slots.cache(slot), use_cache=True).last_hidden_state[0]
                   for part, (slot, _, _) in zip(parts, placed, strict=True)]

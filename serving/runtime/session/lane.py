@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from serving.runtime.commands import Forward, Role, Step
 from serving.runtime.output import Model, Output, Recorder
 from serving.runtime.penalties import Penalties
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
+from serving.runtime.trees import DraftTree
 from serving.runtime.types import Draft, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Lane:
@@ -35,10 +40,11 @@ class Lane:
         altered = asked.penalises or asked.biases or asked.banned_token_ids
         return asked.greedy and not altered and getattr(self.model, "chains", False)
 
-    def read(self, sequence: Sequence[int], keep: int = 1, steps: int = 1) -> Step[Rows]:
+    def read(self, sequence: Sequence[int], keep: int = 1, steps: int = 1, features: Tensor | None = None) -> Step[Rows]:
         """Feed what the slot has not seen of `sequence` (text, then draft) and return the rows of its last `keep` tokens.
 
         Args:
+            features: of a head: what those unseen tokens are paired with, as in `Forward`.
             steps: continue greedily until there are so many rows; the slot has then seen the token of every row but the last.
         """
         self.rollback(len(sequence) - keep)  # a row that is wanted again is computed again
@@ -55,7 +61,7 @@ class Lane:
         kept = keep
         if self.recorder is not None:  # also the rows of tokens that the model has not read yet, which nobody else asks for
             kept = max(keep, min(len(unseen), len(sequence) - self.prompt_length + 1))
-        output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps)
+        output: Output = yield Forward(self.role, self.slot, unseen, kept, prefill, steps, features=features)
         self.length = len(sequence) + steps - 1
         if self.recorder is not None:  # it may have come while the forward pass ran
             self.recorder.saw(self.role, sequence, output, steps)
@@ -64,6 +70,48 @@ class Lane:
         if self.sampling.penalises:
             return output.rows(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
         return output.rows(self.sampling)
+
+    @property
+    def trees(self) -> bool:
+        """Whether `read_tree` takes trees with alternatives: the model reads them, and this request's rows do not depend on what was
+        written before them (penalties), nor does anybody record them as one text."""
+        return getattr(self.model, "trees", False) and self.recorder is None and not self.sampling.penalises
+
+    def read_tree(self, sequence: Sequence[int], tree: DraftTree) -> Step[Rows]:
+        """Feed what the slot has not seen of `sequence`, then a tree after it; rows after the sequence and after each token of the tree.
+
+        `settle` must follow, which keeps one path of the tree.
+        """
+        self.rollback(len(sequence) - 1)
+        unseen = sequence[self.length :]
+        before = len(unseen)
+        parents = (*range(-1, before - 1), *(before + parent for parent in tree.parents))
+        self.stats.target_tokens += before + len(tree)
+        self.stats.target_calls += 1
+        output: Output = yield Forward(self.role, self.slot, (*unseen, *tree.tokens), len(tree) + 1, parents=parents)
+        self.length = len(sequence) + len(tree)
+        return output.rows(self.sampling)
+
+    def hidden_states(self, start: int, end: int) -> Tensor:
+        """States `[end − start, width]` of positions that the slot holds, for a head (of a target that keeps them)."""
+        states: Tensor = self.model.hidden_states(self.slot, start, end)  # type: ignore[attr-defined]
+        return states
+
+    def read_after(self, tree: DraftTree, features: Tensor) -> Step[Rows]:
+        """Feed a head a tree after what its slot holds; rows after each token of it. Whoever reads on rolls it back first.
+
+        Args:
+            features: as in `read`, one for each token.
+        """
+        self.stats.draft_calls += 1
+        output: Output = yield Forward(self.role, self.slot, tuple(tree.tokens), len(tree), parents=tuple(tree.parents), features=features)
+        self.length += len(tree)
+        return output.rows(self.sampling)
+
+    def settle(self, length: int, path: Sequence[int]) -> None:
+        """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in order, and forget its other tokens."""
+        self.model.keep(self.slot, length, path)  # type: ignore[attr-defined]  # of a model with `trees`
+        self.length = length + len(path)
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens, if there is more."""

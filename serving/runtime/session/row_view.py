@@ -1,6 +1,8 @@
-"""Some positions of several: one that a judge saw, kept as the distribution that a token was proposed under; or the last ones."""
+"""Some positions of several: the one that a token was proposed under, the last ones, or a path of a tree."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -8,44 +10,50 @@ from serving.runtime.types import Rows, Stream, TokenFigures
 
 
 class RowView:
-    """`count` rows of other rows from row `at` on (satisfies `Rows`); nothing is copied or computed twice."""
+    """Some of other rows (satisfies `Rows`); nothing is copied or computed twice.
 
-    def __init__(self, rows: Rows, at: int, count: int = 1):
-        self.rows, self.at, self.count, self.sampling = rows, at, count, rows.sampling
+    Args:
+        at: the first of `count` consecutive rows; or the numbers of all, in order.
+    """
+
+    def __init__(self, rows: Rows, at: int | Sequence[int], count: int = 1):
+        self.rows, self.sampling = rows, rows.sampling
+        self.numbers: Sequence[int] = range(at, at + count) if isinstance(at, int) else at
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.numbers)
 
     @property
     def top(self) -> list[int]:
-        return self.rows.top[self.at : self.at + self.count]
+        top = self.rows.top
+        return [top[number] for number in self.numbers]
 
     def probs(self, row: int) -> Tensor:
-        return self.rows.probs(self.at + row)
+        return self.rows.probs(self.numbers[row])
 
     def raw(self, row: int) -> Tensor:
-        return self.rows.raw(self.at + row)
+        return self.rows.raw(self.numbers[row])
 
     def raw_logprobs(self, row: int) -> Tensor:
-        return self.rows.raw_logprobs(self.at + row)
+        return self.rows.raw_logprobs(self.numbers[row])
 
     def raw_prob(self, row: int, token: int) -> float:
-        return self.rows.raw_prob(self.at + row, token)
+        return self.rows.raw_prob(self.numbers[row], token)
 
     def raw_logit(self, row: int, token: int) -> float:
-        return self.rows.raw_logit(self.at + row, token)
+        return self.rows.raw_logit(self.numbers[row], token)
 
     def confidence(self, row: int) -> float:
-        return self.rows.confidence(self.at + row)
+        return self.rows.confidence(self.numbers[row])
 
     def entropy(self, row: int) -> float:
-        return self.rows.entropy(self.at + row)
+        return self.rows.entropy(self.numbers[row])
 
     def token_figures(self, row: int, token: int) -> TokenFigures:
-        return self.rows.token_figures(self.at + row, token)
+        return self.rows.token_figures(self.numbers[row], token)
 
     def hidden(self, row: int) -> Tensor:
-        return self.rows.hidden(self.at + row)
+        return self.rows.hidden(self.numbers[row])
 
     def sample(self, row: int, stream: Stream) -> int:
-        return self.rows.sample(self.at + row, stream)
+        return self.rows.sample(self.numbers[row], stream)

@@ -15,6 +15,7 @@ from serving.runtime.sampling import rate
 from serving.runtime.session.lane import Lane
 from serving.runtime.session.row_view import RowView
 from serving.runtime.session.stats import Stats
+from serving.runtime.trees import DraftTree, TreeVerdict
 from serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
 
 UNLIMITED = sys.maxsize
@@ -49,7 +50,8 @@ class Session:
         self.lanes: dict[Role, Lane] = {}
         try:
             for role, model in models.items():
-                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt))
+                unpaired = role == "head"  # its first pair has the prompt's second token
+                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt) - unpaired)
         except BaseException:
             self.close()
             raise
@@ -65,6 +67,10 @@ class Session:
     @property
     def qualifier(self) -> Lane:
         return self.lanes["qualifier"]
+
+    @property
+    def head(self) -> Lane:
+        return self.lanes["head"]
 
     def prefill(self) -> Step[None]:
         """Read the prompt and sample the first token from the target, which gives the shortest time to first token."""
@@ -112,6 +118,20 @@ class Session:
             return rows
         self._rate(rows)
         return RowView(rows, unrated, count)
+
+    def verify_tree(self, tree: DraftTree) -> Step[Rows]:
+        """Target rows after the text and after each token of a tree: `len(tree) + 1` rows."""
+        if tree.is_chain:
+            return (yield from self.verify(tree.draft([])))
+        return (yield from self.target.read_tree(self.text.ids, tree))
+
+    def commit_tree(self, tree: DraftTree, verdict: TreeVerdict, rows: Rows) -> None:
+        """As `commit`, of the path that a rule kept. A position counts as judged once, however many alternatives were tested there."""
+        if not tree.is_chain:
+            self.target.settle(len(self.text.ids), verdict.path)
+        kept = len(verdict.path)
+        path = RowView(rows, [0, *(place + 1 for place in verdict.path)])
+        self.commit(tree.draft(verdict.path), Verdict(kept, verdict.token, kept + verdict.rejected), path)
 
     def commit(self, draft: Draft, verdict: Verdict, rows: Rows) -> None:
         """Make a verdict's tokens final and roll every lane back after a rejection.

@@ -66,6 +66,8 @@ class Strategy(ABC):
     """Whether the draft in ONNX Runtime takes the draft's place where the pair was loaded with it."""
     artifacts: ClassVar[tuple[str, ...]] = ()
     """Kinds of the artifacts that it needs (keys of `KINDS`); `artifact` returns one of them."""
+    optional_artifacts: ClassVar[tuple[str, ...]] = ()
+    """Kinds of artifacts that it uses where they are there, and does without elsewhere (`resources.artifacts.get`)."""
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]

@@ -21,7 +21,7 @@ class Speculation:
         notes: what was left out, for people to read.
     """
 
-    source: Literal["none", "draft", "ngram"]
+    source: Literal["none", "draft", "ngram", "eagle3"]
     length: int | None = None
     threshold: float | None = None
     heuristic: bool = False

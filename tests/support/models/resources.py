@@ -19,12 +19,12 @@ NEEDED = {"adaedl": {"threshold": 0.5, "max_draft": 6}}
 
 
 def table_pair(vocab: int = 3, seed: int = 0, noise: float = 1.0, sharpness: float = 1.5) -> dict:
-    """A target, a draft that is the target with noise on its logits, and a qualifier with half of another noise."""
+    """A target, a draft that is the target with noise on its logits, and a qualifier and a head with half of another noise."""
     target = TableModel.random(vocab, seed, sharpness=sharpness)
     generator = torch.Generator().manual_seed(seed + 1)
     draft = TableModel(target.table + noise * torch.randn(target.table.shape, generator=generator))
     qualifier = TableModel(target.table + noise / 2 * torch.randn(target.table.shape, generator=generator))
-    return {"target": target, "draft": draft, "qualifier": qualifier}
+    return {"target": target, "draft": draft, "qualifier": qualifier, "head": TableModel(qualifier.table)}
 
 
 def table_resources(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyResources:

@@ -26,9 +26,7 @@ from serving.runtime.models.compiled_layer import (
     AfterAttention,
     BeforeAttention,
     CompiledLayer,
-    FewTokens,
     Head,
-    OneRow,
     OneToken,
     RowsAttention,
     blocked,
@@ -37,25 +35,14 @@ from serving.runtime.models.compiled_layer import (
     product,
 )
 from serving.runtime.models.compiled_library import LIBRARY, key, library, load
-from serving.runtime.models.compiled_step import FORMS, IN_BLOCKS, LONGEST_ROW, CompiledHalves, CompiledRows, CompiledStep, Form
+from serving.runtime.models.compiled_step import FORMS, LONGEST_ROW, CompiledHalves, CompiledRows, Form
 from serving.runtime.models.lean_layer import layer_weights, packed_weights
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.models.transformers_model import TransformersModel
 from tests.support.errors import raises_code
 from tests.support.models.lean_families import CONFIGS, lean_family
 from tests.support.models.llama_shapes import llama, random_tokens
-
-
-class Uncompiled:
-    """What a library computes, by torch; says when it is called."""
-
-    def __init__(self, module: CompiledLayer, called: Callable[[], None]):
-        self.module, self.called = module, called
-
-    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        self.called()
-        end = 7 if isinstance(self.module, OneRow | FewTokens) else 8
-        return [self.module((inputs[0], inputs[1], inputs[2]), (inputs[3], inputs[4]), tuple(inputs[5:end]), inputs[end:])]
+from tests.support.models.uncompiled import with_step
 
 
 class UncompiledPart:
@@ -93,22 +80,6 @@ def with_parts(model: LeanLlama) -> Counter[str]:
     rows = [UncompiledPart(RowsAttention(model.shape, window), [3, 2, 3], partial(called.update, ["rows"]), rest=False)
             for window in model.shape.windows]
     model.step.rows = partial(CompiledRows, rows, model.slots)
-    return called
-
-
-def with_step(model: LeanLlama, forms: Sequence[Form] = tuple(FORMS), most: int | None = None) -> Counter[Form]:
-    """Give a model the step of compiled layers, less the compiler; returns the calls of layers, by form."""
-    called: Counter[Form] = Counter()
-    whole = [layer_weights(*pair) for pair in zip(model.layers, model.module.model.layers, strict=True)]
-    blocks = [in_blocks(one) for one in whole]
-
-    def runner(form: Form, number: int) -> Uncompiled:
-        window = model.shape.windows[number] if form in ("token", "rows") else None
-        return Uncompiled(FORMS[form](model.layers[number], list(whole[number]), window), partial(called.update, [form]))
-
-    calls = {form: [(runner(form, number), list(one.values())) for number, one in enumerate(blocks if form in IN_BLOCKS else whole)]
-             for form in forms}
-    model.step = CompiledStep(calls, model.shape.windows, model.slots, most)
     return called
 
 

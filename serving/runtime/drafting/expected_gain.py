@@ -1,0 +1,104 @@
+"""What a draft is expected to gain over plain decoding, in tokens of plain decoding: the tokens that will be kept, less what they cost.
+
+With α_i the chance that draft token i is kept given that those before it are, k tokens gain Σ_{j≤k} Π_{i≤j} α_i. Against that stand k draft
+steps, and what verifying k + 1 tokens takes longer than one. Where the difference is not above 0, nothing is drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.forward_costs import ascending, seconds_table
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.drafting.stopping import FixedLength
+from serving.runtime.types import Rows
+
+
+class RoundCosts:
+    """Times of a round, in target passes over one token.
+
+    Args:
+        verify: k → of a target pass over k tokens, from 0 tokens on; never falling, 1 for one.
+        step: of a draft step.
+    """
+
+    def __init__(self, verify: Sequence[float], step: float):
+        self.verify, self.step = verify, step
+
+    @classmethod
+    def of(cls, profile: HardwareProfile, step_seconds: float, longest: int) -> RoundCosts:
+        """From measured times, for drafts of at most `longest` tokens."""
+        alone = profile.verify_seconds(1)
+        verify = seconds_table(ascending(profile.t_verify), longest + 1)
+        return cls([max(1.0, seconds / verify[1]) for seconds in verify], step_seconds / alone)
+
+    def lengthening(self, drafted: int, more: int) -> float:
+        """What `more` further tokens add to the verification of `drafted` ones."""
+        return self.verify[drafted + more + 1] - self.verify[drafted + 1]
+
+    def best_length(self, chances: Sequence[float]) -> tuple[int, float]:
+        """Of a draft that cost nothing how many tokens to verify, and their expected gain; (0, 0.0) where none is worth it.
+
+        Args:
+            chances: α of each token.
+
+        >>> RoundCosts([1.0, 1.0, 1.4, 1.4, 1.4, 1.8], 0.1).best_length([0.5, 0.5, 0.5, 0.1])
+        (3, 0.475)
+        """
+        best, kept, expected = (0, 0.0), 1.0, 0.0
+        for length, chance in enumerate(chances, start=1):
+            kept *= chance
+            expected += kept
+            gain = expected - self.lengthening(0, length)
+            if gain > best[1]:
+                best = length, round(gain, 9)
+        return best
+
+    def outlook(self, drafted: int, kept: float, chances: Sequence[float], computed: int) -> float:
+        """The best expected gain of drafting further, by one token or more; may be negative.
+
+        Args:
+            drafted: tokens so far.
+            kept: the chance that all of them are kept.
+            chances: α of the tokens to come, one or more.
+            computed: draft steps of them that have run already.
+        """
+        best, expected = -1.0, 0.0
+        for more, chance in enumerate(chances, start=1):
+            kept *= chance
+            expected += kept
+            best = max(best, expected - self.lengthening(drafted, more) - self.step * max(0, more - computed))
+        return best
+
+
+class WorthDrafting(FixedLength):
+    """Draft as long as one more token, or several, are expected to gain something.
+
+    Before a token is drawn its distribution is known, and with it the chance that it is kept; of those after it the mean is. A draft may be
+    empty: plain decoding is then the better bet.
+
+    Args:
+        table: the draft's confidence → the chance that a token is kept.
+        ahead: the chance of a token whose distribution is not known yet.
+        cap: longest draft.
+    """
+
+    def __init__(self, costs: RoundCosts, table: AcceptanceTable, ahead: float, cap: int):
+        super().__init__(cap)
+        self.costs, self.table, self.ahead = costs, table, ahead
+        self._kept, self._chance = 1.0, 1.0
+
+    def start(self) -> None:
+        super().start()
+        self._kept = 1.0
+
+    def stop_before(self, row: Rows) -> bool:
+        self._chance = self.table.alpha(row.confidence(0))
+        chances = [self._chance, *[self.ahead] * (self.num_tokens - self._drafted - 1)]
+        return self.costs.outlook(self._drafted, self._kept, chances, computed=1) <= 0.0
+
+    def stop_after(self, row: Rows, token: int) -> bool:
+        self._kept *= self._chance
+        at_cap = super().stop_after(row, token)
+        return at_cap or self.costs.outlook(self._drafted, self._kept, [self.ahead] * (self.num_tokens - self._drafted), computed=0) <= 0.0

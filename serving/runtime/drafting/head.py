@@ -1,0 +1,143 @@
+"""Drafting with a head on the target's hidden states (EAGLE-3, 2503.01840; its dynamic trees: EAGLE-2, 2406.16858, section 4).
+
+The head's lane holds pairs of states and tokens: pair i is the target's states at token i with token i + 1. What the target has read since
+the last draft is fed first, whatever the head had made of those places from its own output.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from serving.runtime.commands import Step
+from serving.runtime.session.session import Session
+from serving.runtime.trees import ROOT, DraftTree
+from serving.runtime.types import Draft, Rows, StopPolicy
+
+
+class HeadPairs:
+    """The pairs of one request that rest on the target's own states; a drafter belongs to one request, and so does this."""
+
+    def __init__(self) -> None:
+        self.known = 0
+
+    def read(self, session: Session) -> Step[Rows]:
+        """Feed the head all pairs that the target's states allow; the row that predicts the first draft token."""
+        lane, text = session.head, session.text.ids
+        lane.rollback(min(self.known, len(text) - 2))  # the last pair again where nothing is new: its row is wanted
+        states = session.target.hidden_states(lane.length, len(text) - 1)
+        row = yield from lane.read(text[1:], features=states)
+        self.known = len(text) - 1
+        return row
+
+
+class HeadChain:
+    """One token after another until the policy, a stop token or the limit ends the draft (a `Drafter`).
+
+    Args:
+        stop: the stop policy; it belongs to one request.
+        with_confidence: also record C of every token.
+    """
+
+    def __init__(self, stop: StopPolicy, *, with_confidence: bool = False):
+        self.stop, self.with_confidence = stop, with_confidence
+        self._pairs = HeadPairs()
+
+    def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
+        assert not pending, "a head drafts after what the target has read"
+        draft, most = Draft(), session.draft_limit
+        if limit == 0:
+            return draft
+        self.stop.start()
+        row = yield from self._pairs.read(session)
+        before = session.text.ids[1:]
+        while not self.stop.stop_before(row):
+            token = row.sample(0, session.rng.draft)
+            draft.tokens.append(token)
+            draft.rows.append(row)
+            if self.with_confidence:
+                draft.confidence.append(row.confidence(0))
+            if self.stop.stop_after(row, token) or token in session.sampling.stop_token_ids:
+                break
+            if len(draft) == limit:
+                draft.cut = limit >= most  # else the budget ended it
+                break
+            row = yield from session.head.read(before + draft.tokens, features=row.hidden(0)[None])
+        session.stats.drafted += len(draft)
+        return draft
+
+
+class HeadTree:
+    """EAGLE-2's dynamic tree: the likeliest paths by the product of the head's probabilities (a `TreeDrafter`).
+
+    Level by level the `beam` likeliest nodes are expanded by the head's `beam` likeliest tokens each; of all that were found the `nodes`
+    likeliest are proposed, which include their ancestors, as no token is likelier than its path. All are chosen by rank, none is drawn.
+
+    Args:
+        depth: levels.
+        nodes: tokens of the tree.
+    """
+
+    def __init__(self, depth: int, nodes: int, beam: int):
+        self.depth, self.nodes, self.beam = depth, nodes, beam
+        self._pairs = HeadPairs()
+
+    def propose(self, session: Session, limit: int) -> Step[DraftTree]:
+        depth = min(self.depth, limit)
+        if depth == 0:
+            return DraftTree()
+        beam = self.beam if session.target.trees else 1
+        nodes = min(self.nodes if beam > 1 else self.depth, session.draft_limit)
+        row = yield from self._pairs.read(session)
+        found, chances = DraftTree(), list[float]()
+        level = self._expand(found, chances, ROOT, 1.0, row, 0, beam)
+        states: dict[int, Tensor] = dict.fromkeys(level, row.hidden(0))
+        grown: list[int] = []  # nodes that the head reads, ancestors first
+        for _ in range(depth - 1):
+            level = sorted((i for i in level if found.tokens[i] not in session.sampling.stop_token_ids), key=lambda i: -chances[i])[:beam]
+            if not level:
+                break
+            grown += level
+            rows = yield from self._read(session, found, grown, states)
+            leaves, level = level, []
+            for leaf in leaves:
+                at = grown.index(leaf)
+                children = self._expand(found, chances, leaf, chances[leaf], rows, at, beam)
+                states |= dict.fromkeys(children, rows.hidden(at))
+                level += children
+        tree = likeliest_part(found, chances, nodes)
+        session.stats.drafted += len(tree)
+        return tree
+
+    def _expand(self, found: DraftTree, chances: list[float], node: int, chance: float, rows: Rows, row: int,
+                beam: int) -> list[int]:
+        """Add the likeliest tokens after a node; their places."""
+        probs = rows.raw(row)
+        best = probs.topk(min(beam, len(probs)))
+        places = []
+        for prob, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            if prob > 0.0:
+                places.append(found.add(token, node))
+                chances.append(chance * prob)
+        return places
+
+    def _read(self, session: Session, found: DraftTree, grown: list[int], states: dict[int, Tensor]) -> Step[Rows]:
+        """The head's rows after the nodes `grown`, read as one tree: of its earlier levels the slot keeps nothing, since siblings must
+        not see each other."""
+        place = {node: i for i, node in enumerate(grown)}
+        tree = DraftTree([found.tokens[node] for node in grown], [place.get(found.parents[node], ROOT) for node in grown])
+        lane = session.head
+        lane.rollback(self._pairs.known)
+        return (yield from lane.read_after(tree, features=torch.stack([states[node] for node in grown])))
+
+
+def likeliest_part(found: DraftTree, chances: list[float], count: int) -> DraftTree:
+    """The `count` likeliest nodes of a tree, in its order.
+
+    >>> likeliest_part(DraftTree([5, 6, 7, 8], [ROOT, ROOT, 0, 1]), [0.6, 0.3, 0.5, 0.1], 3)
+    DraftTree(tokens=[5, 6, 7], parents=[-1, -1, 0], rows=[], confidence=[0.6, 0.3, 0.5])
+    """
+    kept = sorted(sorted(range(len(found)), key=lambda i: (-chances[i], i))[:count])
+    place = {node: i for i, node in enumerate(kept)}
+    return DraftTree([found.tokens[i] for i in kept], [place.get(found.parents[i], ROOT) for i in kept], [], [chances[i] for i in kept])
+

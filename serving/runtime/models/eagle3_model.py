@@ -1,0 +1,159 @@
+"""An EAGLE-3 head over slots: one decoder layer that drafts from the target's hidden states (2503.01840, section 3.1).
+
+Its input at index i is a pair: the target's states at token i, and the embedding of token i + 1; its output predicts token i + 2. Where the
+target has not read token i yet, the head's own output before its norm takes the place of the states. Embeddings and the rows of the output
+head are the target's. Names of weights are those of the published checkpoints, which vLLM and SGLang load too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serving.artifacts.eagle3_head import Eagle3Head
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
+from serving.runtime.models.architecture import Architecture
+from serving.runtime.models.lean_layer import Rope, norm
+from serving.runtime.models.linear import linear
+from serving.runtime.models.module_model import ModuleModel, positions_of
+from serving.runtime.models.row_attention import RowAttention
+from serving.runtime.models.slots import Slots
+from serving.runtime.output import Output
+
+
+class Eagle3Model:
+    """A head over as many slots as its target has (satisfies `Model`); slot content is pairs, the first of them of tokens 0 and 1.
+
+    Args:
+        head: the trained head.
+        target: keeps the hidden states that the head was trained on (`ModuleModel.features`), and lends embeddings and head rows.
+    """
+
+    trees = True
+
+    def __init__(self, head: Eagle3Head, target: ModuleModel):
+        self.head = head
+        self.vocab_size, self.max_context, self.device, self.dtype = target.vocab_size, target.max_context, target.device, target.dtype
+        config = head.config
+        self.shape = architecture_of_head(config)
+        self.slots = Slots([(self.shape.kv_heads, self.shape.head_dim)], target.slots.count, self.max_context, self.dtype, self.device)
+        weights = {name: tensor.to(self.device, self.dtype) for name, tensor in head.state.items()}
+        with torch.inference_mode():
+            self.embedding: Tensor = target.module.get_input_embeddings().weight
+            self.head_tokens = head.head_tokens.to(self.device)
+            self._head = linear(target.module.get_output_embeddings().weight[self.head_tokens])
+            self._fc = linear(weights["fc.weight"])
+            layer = {name.removeprefix("midlayer."): one for name, one in weights.items() if name.startswith("midlayer.")}
+            self._qkv = linear(torch.cat([layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]))
+            self._out = linear(layer["self_attn.o_proj.weight"])
+            self._gate_up = linear(torch.cat([layer["mlp.gate_proj.weight"], layer["mlp.up_proj.weight"]]))
+            self._down = linear(layer["mlp.down_proj.weight"])
+            self._norms = tuple(layer[f"{name}.weight"] for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"))
+            self._final_norm = weights["norm.weight"]
+            self._rope = rope_table(config["rope_theta"], self.shape.head_dim, self.max_context, self.device)
+        self.hidden_size = int(config["hidden_size"])
+
+    def open(self) -> int:
+        return self.slots.open()
+
+    def close(self, slot: int) -> None:
+        self.slots.close(slot)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self.slots.rollback(slot, length)
+
+    def open_branch(self) -> int:
+        return self.slots.open_branch()
+
+    @torch.inference_mode()
+    def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
+        self.slots.fork(source, into, length, known)
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[Forward]) -> list[Output]:
+        placed = []
+        try:
+            for row in rows:
+                placed.append((row.slot, self.slots.reserve(row.slot, len(row.tokens)), len(row.tokens)))
+            states = self._states(rows, placed)
+        except BaseException:
+            for slot, start, _ in placed:  # a failed forward pass leaves every slot as it was
+                self.slots.rollback(slot, start)
+            raise
+        ends = torch.tensor([count for _, _, count in placed]).cumsum(0).tolist()
+        kept = torch.cat([states[end - row.keep : end] for row, end in zip(rows, ends, strict=True)])
+        counts = [row.keep for row in rows]
+        logits = self._head(norm(kept, self._final_norm, self.shape.eps)).float()
+        return [Output(one, own, self.head_tokens, self.vocab_size)
+                for one, own in zip(logits.split(counts), kept.split(counts), strict=True)]
+
+    def _states(self, rows: Sequence[Forward], placed: list[tuple[int, int, int]]) -> Tensor:
+        """Output `[total, hidden]` of the layer, before the norm, of packed pairs."""
+        ids = torch.tensor([token for row in rows for token in row.tokens], device=self.device)
+        positions = torch.tensor([p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)], device=self.device)
+        hidden = torch.cat([self._hidden(row) for row in rows])
+        before, beside, after = self._norms
+        eps, shape = self.shape.eps, self.shape
+        x = torch.cat([norm(self.embedding[ids], before, eps), norm(hidden, beside, eps)], -1)
+        heads = self._qkv(x).view(len(ids), -1, shape.head_dim)
+        rotated = shape.heads + shape.kv_heads
+        cos, sin = (one[positions] for one in self._rope)
+        qk = heads[:, :rotated]
+        qk = torch.addcmul(qk * cos, qk.roll(shape.head_dim // 2, -1), sin).to(self.dtype)
+        attend = RowAttention(self.slots, placed, shape, trees={row.slot: row.parents for row in rows if row.parents is not None})
+        hidden = hidden + self._out(attend(0, qk[:, : shape.heads], qk[:, shape.heads :], heads[:, rotated:]))
+        gate, up = self._gate_up(norm(hidden, after, eps)).chunk(2, -1)
+        return hidden + self._down(F.silu(gate).mul_(up))
+
+    def _hidden(self, row: Forward) -> Tensor:
+        """What a row's tokens are paired with, `[tokens, hidden]`: the target's states brought to the head's width, or its own output."""
+        assert row.features is not None, "a head reads states with its tokens"
+        features = row.features.to(self.dtype)
+        return features if features.shape[-1] == self.hidden_size else self._fc(features)
+
+
+def architecture_of_head(config: dict[str, Any]) -> Architecture:
+    """The shape of a head's layer.
+
+    Args:
+        config: as `config.json` of an EAGLE-3 checkpoint has it.
+    Raises:
+        DraftwellError: it has rotary positions that are not the default ones, or another activation (`unsupported_architecture`).
+    """
+    if config.get("rope_scaling") or config.get("hidden_act", "silu") != "silu":
+        raise DraftwellError("this head scales its rotary positions or has another activation than silu, which is not supported: train one "
+                             "with `draftwell train --kind eagle3_head`", code="unsupported_architecture")
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return Architecture(heads=config["num_attention_heads"], kv_heads=config["num_key_value_heads"], head_dim=head_dim,
+                        scale=head_dim**-0.5, eps=config["rms_norm_eps"], activation="silu", windows=(None,), ropes=(None,))
+
+
+def rope_table(theta: float, head_dim: int, positions: int, device: torch.device) -> Rope:
+    """Cosines and signed sines `[positions, 1, head_dim]` float32 of default rotary positions."""
+    inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), inverse)[:, None]
+    return torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
+
+
+def head_of(target: Any, head: Eagle3Head) -> Eagle3Model:
+    """The model of a head beside its target; made once, when a strategy first needs it, and shared by all that use it.
+
+    From then on the target keeps the hidden states of what it reads.
+
+    Raises:
+        DraftwellError: the target keeps no hidden states (`no_hidden_states`), or those that it keeps are of other layers.
+    """
+    known: dict[str, Eagle3Model] = target.__dict__.setdefault("heads", {})
+    digest = head.digest or f"in memory, {id(head)}"
+    if digest not in known:
+        if not hasattr(target, "keep_hidden_states"):
+            raise DraftwellError("this kind of target keeps no hidden states for a head: use a strategy with a draft model, or none",
+                                 code="no_hidden_states")
+        target.keep_hidden_states(head.layers)
+        known[digest] = Eagle3Model(head, target)
+    return known[digest]

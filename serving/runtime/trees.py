@@ -1,0 +1,109 @@
+"""Drafts with alternatives: a tree of tokens, each of which continues the path from the text to its parent (SpecInfer, 2305.09781).
+
+One forward pass of the target reads the whole tree; at most one path of it becomes text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from serving.runtime.types import Draft, Rows
+
+ROOT = -1
+"""Parent of the tokens that follow the text."""
+
+
+@dataclass
+class DraftTree:
+    """Tokens proposed for verification as a tree.
+
+    Args:
+        tokens: the proposed ids; siblings differ from each other.
+        parents: of each token the place of its parent in `tokens`, which comes before it; `ROOT`: it follows the text.
+        rows: for each token the one-row distribution that it and its siblings were drawn from, without replacement and in their order;
+            empty where all were proposed deterministically (the likeliest ones, or an n-gram's), as those of a fixed or a dynamic tree are.
+        confidence: of each token the probability that its drafter gave it, where it computes it.
+
+    >>> tree = DraftTree([5, 6, 7, 8], [ROOT, ROOT, 0, 2])
+    >>> tree.children(ROOT), tree.depths, tree.path(3), tree.is_chain
+    ([0, 1], [1, 1, 2, 3], [0, 2, 3], False)
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+
+    @classmethod
+    def chain(cls, draft: Draft) -> DraftTree:
+        """A draft without alternatives."""
+        rows = [row for row in draft.rows if row is not None]
+        return cls(draft.tokens, list(range(-1, len(draft) - 1)), rows if len(rows) == len(draft) else [], draft.confidence)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, token: int, parent: int) -> int:
+        """Append a deterministic proposal; its place."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        return len(self.tokens) - 1
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each token follows the one before it."""
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def children(self, node: int) -> list[int]:
+        """Places of the tokens that follow a token (or the text), in the order in which they are tested."""
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """Places of the tokens from the text to a token, itself included."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    @property
+    def depths(self) -> list[int]:
+        """Of each token how many tokens its path has."""
+        return depths(self.parents)
+
+    def draft(self, path: Sequence[int]) -> Draft:
+        """The draft that a path and, after it, first children down to a leaf make: what would have been proposed without alternatives."""
+        places = list(path)
+        while following := self.children(places[-1] if places else ROOT):
+            places.append(following[0])
+        return Draft([self.tokens[i] for i in places], [self.rows[i] for i in places] if self.rows else [])
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Of each token of a tree how many tokens its path has, itself included.
+
+    >>> depths([-1, -1, 0, 2])
+    [1, 1, 2, 3]
+    """
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent == ROOT else found[parent] + 1)
+    return found
+
+
+@dataclass
+class TreeVerdict:
+    """What an acceptance rule decided about a tree.
+
+    Args:
+        path: places of the tokens kept, from the text on.
+        token: the token sampled from the target after them, or None when the text ended inside the tree.
+        rejected: all children of the last kept token were tested, and none was kept.
+        tested: tokens looked at.
+    """
+
+    path: list[int]
+    token: int | None
+    rejected: bool
+    tested: int

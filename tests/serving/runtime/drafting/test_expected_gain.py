@@ -1,0 +1,149 @@
+"""What a draft is expected to gain, and that nothing is drafted which gains nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.drafting.best_drafter import PROBE, BestDrafter, Experience
+from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
+from serving.runtime.engine.engine import Engine
+from serving.runtime.requests import Sampling
+from serving.runtime.sampling import LogitRows
+from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
+from serving.runtime.types import Draft, Verdict
+from tests.support.models.resources import ORIGIN, counting_pair, table_pair
+
+STEPS = [1.0, 1.0, 1.4, 1.4, 1.4, 1.8, 1.9, 2.0, 2.0, 2.4]
+
+
+def naive(verify, step, chances, free):
+    """Every length tried by its definition."""
+    gains = []
+    for length in range(1, len(chances) + 1):
+        expected = sum(torch.tensor(chances[:j]).prod().item() for j in range(1, length + 1))
+        gains.append(expected - (verify[length + 1] - verify[1]) - step * max(0, length - free))
+    return gains
+
+
+@pytest.mark.parametrize("chances", [[0.9] * 8, [0.5, 0.5, 0.1, 0.9], [0.1] * 4, [0.3, 0.99, 0.99, 0.99, 0.99]], ids=str)
+def test_lengths_by_definition(chances):
+    costs = RoundCosts(STEPS, 0.1)
+    free = naive(STEPS, 0.0, chances, 0)
+    best = max(range(len(free)), key=lambda i: free[i])
+    expected = (best + 1, pytest.approx(free[best], abs=1e-6)) if free[best] > 0 else (0, 0.0)
+    assert costs.best_length(chances) == expected
+    for computed in (0, 1):
+        assert costs.outlook(0, 1.0, chances, computed) == pytest.approx(max(naive(STEPS, 0.1, chances, computed)), abs=1e-6)
+
+
+def test_measured_times_that_fall_are_not_believed():
+    profile = HardwareProfile(0.002, {1: 0.011, 2: 0.016, 4: 0.015, 8: 0.02}, 0.0, ORIGIN)
+    costs = RoundCosts.of(profile, 0.0011, 9)
+    assert costs.step == pytest.approx(0.1)
+    assert all(a <= b for a, b in itertools.pairwise(costs.verify))
+    assert costs.verify[1] == 1.0
+
+
+def rows(confidence):
+    return LogitRows(torch.tensor([[confidence, 1 - confidence]]).log(), Sampling())
+
+
+def test_a_draft_ends_where_no_further_token_is_worth_it():
+    table = AcceptanceTable([1000] * 20, [int(1000 * (0.02 + 0.05 * b)) for b in range(20)], ORIGIN)
+    stop = WorthDrafting(RoundCosts(STEPS, 0.1), table, 0.5, 6)
+    stop.start()
+    assert stop.stop_before(rows(0.51)), "a token of a low chance does not pay for a longer verification"
+    stop.start()
+    drafted = 0
+    while not stop.stop_before(rows(0.999)) and not stop.stop_after(rows(0.999), 0):
+        drafted += 1
+    assert drafted >= 2
+
+
+class Spy:
+    """A session's stand-in for what `BestDrafter` asks of one."""
+
+    def __init__(self, ids):
+        self.text = type("Text", (), {"ids": ids})()
+        self.sampling = Sampling()
+        self.stats = type("Stats", (), {"drafted": 0, "draft_calls": 0})()
+
+
+def test_a_model_that_gains_nothing_is_only_tried_now_and_then():
+    seen = Experience(gain=-0.5)
+    drafter = BestDrafter(RoundCosts(STEPS, 0.3), seen, "head", 4, 3)
+    asked = []
+
+    class Model:
+        def propose(self, session, limit, pending=None):
+            asked.append(len(session.text.ids))
+            session.stats.draft_calls += 1
+            return Draft([7], confidence=[0.4])
+            yield
+
+    drafter.model = Model()
+    session = Spy([1])
+    for token in range(2, 2 + 3 * PROBE):  # no n-gram repeats
+        session.text.ids.append(100 + token)
+        draft = next_value(drafter.propose(session, 4))
+        drafter.learn(draft, Verdict(0, 5, len(draft)))
+    assert len(asked) == 3
+    assert seen.gain < 0
+
+
+def next_value(steps):
+    try:
+        next(steps)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("no forward pass was expected")
+
+
+def test_an_n_gram_is_preferred_where_it_is_expected_to_gain_more():
+    seen = Experience(lookup=AcceptanceTable([1000] * 20, [950] * 20, ORIGIN), gain=0.2)
+    drafter = BestDrafter(RoundCosts(STEPS, 0.1), seen, None, 4, 3)
+    drafter.model = object()
+    draft = next_value(drafter.propose(Spy([1, 2, 3, 4, 5, 6, 1, 2, 3]), 4))
+    assert drafter.source == "lookup"
+    assert draft.tokens == [4, 5, 6, 1][: len(draft)]
+    assert len(draft) >= 3
+
+
+def test_with_prohibitive_costs_it_is_plain_decoding():
+    """Verification in proportion to its tokens, and a step as dear as a pass: nothing is worth it, and nothing is drafted."""
+    profile = HardwareProfile(1.0, {1: 1.0, 32: 64.0}, 0.0, ORIGIN, t_head=1.0)
+    resources = StrategyResources({"hardware_profile": profile}, deterministic=True)
+    models = table_pair(vocab=5)
+    strategy = build_strategy("hybrid", {}, resources)
+    job = Engine(models).generate([0, 1, 0], Sampling(max_tokens=40), strategy)
+    assert job.session.stats.drafted == 0
+    assert job.session.stats.draft_calls == 0
+    assert job.output == Engine(models).generate([0, 1, 0], Sampling(max_tokens=40), build_strategy("autoregressive")).output
+
+
+@pytest.mark.parametrize("drafter", ["head", "draft"])
+def test_a_model_that_is_always_right_is_used(drafter):
+    models = counting_pair()
+    models["head"] = models["draft"]
+    resources = StrategyResources({"hardware_profile": HardwareProfile(0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN, t_head=0.1)})
+    job = Engine(models).generate([0], Sampling(max_tokens=60), build_strategy("hybrid", {"drafter": drafter}, resources))
+    assert job.session.stats.accepted > 40
+    assert job.session.stats.target_calls < 25
+
+
+def test_requests_learn_from_each_other_unless_each_decides_for_itself():
+    for deterministic in (False, True):
+        resources = StrategyResources({"hardware_profile": HardwareProfile(0.1, {1: 1.0, 4: 1.4, 9: 2.0}, 0.0, ORIGIN, t_head=0.1)},
+                                      deterministic=deterministic)
+        strategy = build_strategy("hybrid", {"drafter": "none"}, resources)
+        Engine(counting_pair()).generate([0], Sampling(max_tokens=60), strategy)
+        assert (sum(strategy.seen["greedy"].lookup.total) > 0) is not deterministic
+
+
+def test_it_is_in_the_catalogue():
+    assert STRATEGIES["hybrid"].lossless

@@ -1,0 +1,101 @@
+"""A head is fed the target's state at token i with token i + 1, and its own output where the target has not read yet."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from serving.runtime.acceptance.tree import ExactTree
+from serving.runtime.drafting.head import HeadTree, likeliest_part
+from serving.runtime.engine.engine import Engine
+from serving.runtime.models.table_model import TableModel
+from serving.runtime.output import Output
+from serving.runtime.requests import Sampling
+from serving.runtime.schedules.tree import serial_trees
+from serving.runtime.strategies import build_strategy
+from serving.runtime.strategies.compose import compose
+from serving.runtime.trees import ROOT, DraftTree
+from tests.support.models.resources import table_pair, table_resources
+
+OWN = 1000.0
+
+
+class Numbered(TableModel):
+    """A target whose state at a position is its number, and that of its token."""
+
+    def hidden_states(self, slot, start, end):
+        return torch.tensor([[float(i), float(self.tokens[slot][i])] for i in range(start, end)])
+
+
+class Checking(TableModel):
+    """A head that looks at its pairs; its own states are the number of its pair above `OWN`, and the token it was fed."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.fed = []
+
+    def forward(self, rows):
+        outputs = []
+        for row, output in zip(rows, super().forward(rows), strict=True):
+            start = self.slots.lengths[row.slot] - len(row.tokens)
+            levels = range(len(row.tokens)) if row.parents is None else [len(DraftTree([], list(row.parents)).path(i)) - 1
+                                                                         for i in range(len(row.tokens))]
+            for token, feature, level in zip(row.tokens, row.features.tolist(), levels, strict=True):
+                self.fed.append((start + level, token, tuple(feature)))
+            own = torch.tensor([[OWN + start + level, float(token)] for level, token in zip(levels, row.tokens, strict=True)])
+            outputs.append(Output(output.compact, own[len(own) - row.keep :]))
+        return outputs
+
+
+@pytest.mark.parametrize("parameters", [{"num_speculative_tokens": 3}, {"num_speculative_tokens": 3, "top_k": 2, "tree_tokens": 5}],
+                         ids=["chain", "tree"])
+def test_each_pair_has_the_state_of_the_token_before_it(parameters):
+    pair = table_pair(vocab=5)
+    target, head = Numbered(pair["target"].table), Checking(pair["head"].table)
+    prompt = [0, 1, 2, 3]
+    job = Engine({"target": target, "head": head}).generate(prompt, Sampling(max_tokens=20), build_strategy("eagle3", parameters,
+                                                                                                            table_resources(5)))
+    text = prompt + job.output
+    from_target = [pair for pair in head.fed if pair[2][0] < OWN]
+    assert {place for place, _, _ in from_target} >= set(range(len(prompt) + 10)), "every pair of the text was fed with the target's state"
+    for place, token, (position, before) in from_target:
+        assert position == place, "pair i has the state of token i"
+        assert (before, token) == (text[place], text[place + 1])
+    own = [pair for pair in head.fed if pair[2][0] >= OWN]
+    assert own
+    for place, _, (position, _) in own:
+        assert position == OWN + place - 1, "a drafted token has the head's own state at the pair before it"
+
+
+def test_a_tree_has_the_likeliest_paths():
+    found = DraftTree([1, 2, 3, 4, 5], [ROOT, ROOT, 0, 0, 1])
+    tree = likeliest_part(found, [0.6, 0.3, 0.4, 0.1, 0.2], 3)
+    assert (tree.tokens, tree.parents) == ([1, 2, 3], [ROOT, ROOT, 0])
+
+
+def test_a_tree_keeps_to_its_limits():
+    pair = table_pair(vocab=7)
+    for levels, nodes, beam in ((1, 4, 3), (3, 6, 2), (4, 3, 2)):
+        sizes = []
+
+        class Watched(HeadTree):
+            def propose(self, session, limit, sizes=sizes):
+                tree = yield from super().propose(session, limit)
+                sizes.append((len(tree), max(tree.depths, default=0), limit))
+                return tree
+
+        made = Watched(levels, nodes, beam)
+        strategy = compose(lambda session, made=made: serial_trees(session, made, ExactTree()), roles=("target", "head"))
+        Engine(pair).generate([0, 1], Sampling(max_tokens=15), strategy)
+        assert all(size <= nodes and deep <= min(levels, limit) for size, deep, limit in sizes)
+        assert max(size for size, _, _ in sizes) == min(nodes, beam if levels == 1 else nodes)
+
+
+def test_what_a_busy_server_allows_is_not_exceeded():
+    engine, sizes = Engine(table_pair(vocab=7)), []
+    job = engine.submit([0, 1], Sampling(max_tokens=20), build_strategy("eagle3", {"top_k": 3, "tree_tokens": 7}, table_resources(7)), 2)
+    while not job.finished:
+        before = job.session.stats.drafted
+        engine.step()
+        sizes.append(job.session.stats.drafted - before)
+    assert 0 < max(sizes) <= 2

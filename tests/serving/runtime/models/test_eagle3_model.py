@@ -1,0 +1,124 @@
+"""An EAGLE-3 head over slots equals the module it was trained as, step by step; with batches, trees and rollbacks between."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from components.distil.eagle3.network import Eagle3Network, head_config
+
+from serving.artifacts.eagle3_head import Eagle3Head
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
+from serving.runtime.engine.engine import Engine
+from serving.runtime.models.eagle3_model import Eagle3Model, head_of
+from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.models.unbatched_model import UnbatchedModel
+from serving.runtime.requests import Sampling
+from serving.runtime.strategies import StrategyResources, build_strategy
+from tests.support.errors import raises_code
+from tests.support.models.llama_shapes import llama, random_tokens
+from tests.support.models.resources import ORIGIN
+
+LAYERS = (0, 1, 1)
+
+
+def head_for(module, covered=40, seed=3):
+    """A random head of a tiny Llama that covers some of its tokens."""
+    torch.manual_seed(seed)
+    network = Eagle3Network(head_config(module.config, covered, LAYERS))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter) if parameter.dim() == 1 else 0.1 * torch.randn_like(parameter))
+            parameter.copy_(parameter.bfloat16())  # as an artifact keeps it
+    ids = torch.randperm(module.config.vocab_size)[:covered].sort().values
+    return network, Eagle3Head(dict(network.state_dict()), network.config, ids, LAYERS, "d" * 64, ORIGIN)
+
+
+@torch.no_grad()
+def trained_as(network, module, head, ids, hidden):
+    """Outputs before the norm, and logits over the head's tokens, of pairs in a row: the module's own attention over all before."""
+    embedded = F.embedding(torch.tensor([ids]), module.get_input_embeddings().weight)
+    projected = network.project(hidden[None], embedded, torch.arange(len(ids)))
+    output = network.finish(F.scaled_dot_product_attention(*projected, is_causal=True), hidden[None])[0]
+    return output, network.norm(output) @ module.get_output_embeddings().weight[head.head_tokens].T
+
+
+def test_pairs_of_the_text_then_drafted_ones_equal_the_module():
+    module = llama()
+    network, head = head_for(module)
+    target = LeanLlama(llama(), slots=2)
+    model = head_of(target, head)
+    states, text = torch.randn(9, 3 * module.config.hidden_size), list(random_tokens(9, 1))
+    other, slot = model.open(), model.open()
+    model.forward([Forward("head", one, tuple(text[:count]), features=states[:count]) for one, count in ((other, 3), (slot, 4))])
+    model.forward([Forward("head", slot, (7, 7), features=torch.randn(2, module.config.hidden_size))])
+    model.rollback(slot, 4)  # a draft that was rejected
+    (first,) = model.forward([Forward("head", slot, tuple(text[4:]), 5, features=states[4:])])
+    hidden = network.fc(states)
+    output, logits = trained_as(network, module, head, text, hidden)
+    assert torch.allclose(first.compact, logits[4:], atol=1e-4)
+    assert torch.allclose(first.hidden, output[4:], atol=1e-4)
+    assert first.support.equal(head.head_tokens)
+    (second,) = model.forward([Forward("head", slot, (11,), features=first.hidden[-1:])])
+    output, logits = trained_as(network, module, head, [*text, 11], torch.cat([hidden, output[-1:]]))
+    assert torch.allclose(second.compact, logits[-1:], atol=1e-4)
+
+
+def test_a_tree_of_drafted_pairs_gives_each_paths_logits():
+    module = llama()
+    network, head = head_for(module)
+    model = head_of(LeanLlama(llama(), slots=1), head)
+    states, text = torch.randn(5, 3 * module.config.hidden_size), list(random_tokens(5, 2))
+    slot = model.open()
+    (first,) = model.forward([Forward("head", slot, tuple(text), features=states)])
+    features = first.hidden[-1:].expand(3, -1)
+    (tree,) = model.forward([Forward("head", slot, (11, 12, 13), 3, parents=(-1, -1, 1), features=features)])
+    hidden = torch.cat([network.fc(states), features[:1], features[:1]])
+    for node, path in ((0, [11]), (1, [12]), (2, [12, 13])):
+        _, logits = trained_as(network, module, head, text + path, hidden[: len(text) + len(path)])
+        assert torch.allclose(tree.compact[node], logits[-1], atol=1e-4)
+
+
+@pytest.mark.parametrize("parameters", [{"num_speculative_tokens": 4}, {"num_speculative_tokens": 3, "top_k": 3, "tree_tokens": 7}],
+                         ids=["chain", "tree"])
+def test_greedy_outputs_equal_plain_decoding(parameters):
+    """A random head, whose drafts are mostly rejected, on 20 prompts, some of them at once; transformers' own greedy text."""
+    module = llama()
+    _, head = head_for(module)
+    target = LeanLlama(llama(), slots=4)
+    engine = Engine({"target": target})
+    strategy = build_strategy("eagle3", parameters, StrategyResources({"eagle3_head": head}))
+    prompts = [list(random_tokens(3 + i % 7, i)) for i in range(20)]
+    for at in range(0, 20, 4):
+        jobs = [engine.submit(prompt, Sampling(max_tokens=24), strategy) for prompt in prompts[at : at + 4]]
+        engine.run(jobs)
+        for prompt, job in zip(prompts[at : at + 4], jobs, strict=True):
+            ids = torch.tensor([prompt])
+            expected = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=None,
+                                       pad_token_id=0)
+            assert job.output == expected[0, len(prompt):].tolist()
+            assert job.session.stats.drafted > 0
+
+
+def test_one_head_serves_all_strategies_that_use_it():
+    _, head = head_for(llama())
+    target = LeanLlama(llama(), slots=1)
+    assert head_of(target, head) is head_of(target, head)
+    other = Eagle3Head(head.state, head.config, head.head_tokens, (0, 0, 1), head.donor, ORIGIN)
+    with raises_code("other_layers"):
+        head_of(target, other)
+
+
+def test_targets_that_keep_no_states_say_so():
+    _, head = head_for(llama())
+    with pytest.raises(DraftwellError) as refused:
+        head_of(UnbatchedModel.__new__(UnbatchedModel), head)
+    assert refused.value.code == "no_hidden_states"
+
+
+def test_scaled_rotary_positions_are_refused():
+    _, head = head_for(llama())
+    head.config["rope_scaling"] = {"rope_type": "yarn"}
+    with raises_code("unsupported_architecture"):
+        Eagle3Model(head, LeanLlama(llama(), slots=1))

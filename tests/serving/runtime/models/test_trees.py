@@ -1,0 +1,118 @@
+"""A tree in one forward pass gives the logits of each of its paths, and one path of it can be kept; in every adapter that says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from serving.errors import DraftwellError
+from serving.runtime.commands import Forward
+from serving.runtime.models.lean_llama import LeanLlama
+from serving.runtime.models.transformers_model import TransformersModel
+from serving.runtime.models.unbatched_model import UnbatchedModel
+from serving.runtime.models.visible import visible
+from serving.runtime.trees import DraftTree
+from tests.support.models.lean_families import lean_family
+from tests.support.models.llama_shapes import llama
+from tests.support.models.uncompiled import with_step
+
+TREE = DraftTree([7, 8, 9, 10, 11, 12], [-1, -1, 0, 0, 1, 4])
+ADAPTERS = [("llama", TransformersModel), ("llama", LeanLlama), ("gemma2", LeanLlama), ("gemma3", LeanLlama), ("qwen3", LeanLlama)]
+PROMPTS = [[1, 2, 3, 4, 5, 6, 13, 14, 15], [21, 22, 23]]
+
+
+def expected(module, prompt, tree, places):
+    with torch.no_grad():
+        return torch.stack([module(torch.tensor([prompt + [tree.tokens[i] for i in tree.path(place)]])).logits[0, -1] for place in places])
+
+
+def read(model, prompts, trees):
+    """The trees after their prompts, all in one pass, each behind the prompt's last token."""
+    slots = [model.open() for _ in prompts]
+    model.forward([Forward("target", slot, tuple(prompt[:-1])) for slot, prompt in zip(slots, prompts, strict=True)])
+    rows = [Forward("target", slot, (prompt[-1], *tree.tokens), len(tree) + 1, parents=(-1, *(parent + 1 for parent in tree.parents)))
+            for slot, prompt, tree in zip(slots, prompts, trees, strict=True)]
+    return slots, [output.logits for output in model.forward(rows)]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("name", "make"), ADAPTERS, ids=str)
+def test_a_tree_gives_each_paths_logits_and_one_path_can_be_kept(name, make, rows):
+    module = lean_family(name)
+    model = make(lean_family(name), slots=3)
+    check(module, model, [TREE, DraftTree([9, 30, 31], [-1, 0, 0])][:rows])
+
+
+def check(module, model, trees, atol=5e-5):
+    prompts = PROMPTS[: len(trees)]
+    slots, found = read(model, prompts, trees)
+    for prompt, tree, logits in zip(prompts, trees, found, strict=True):
+        with torch.no_grad():
+            first = module(torch.tensor([prompt])).logits[0, -1]
+        assert torch.allclose(logits[0], first, atol=atol)
+        assert torch.allclose(logits[1:], expected(module, prompt, tree, range(len(tree))), atol=atol)
+    for slot, prompt, tree in zip(slots, prompts, trees, strict=True):
+        path = tree.path(len(tree) - 1)
+        model.keep(slot, len(prompt), path)
+        text = prompt + [tree.tokens[i] for i in path]
+        (after,) = model.forward([Forward("target", slot, (33,))])
+        with torch.no_grad():
+            assert torch.allclose(after.logits[0], module(torch.tensor([[*text, 33]])).logits[0, -1], atol=atol)
+
+
+@pytest.mark.parametrize("tree", [TREE, DraftTree([7, 8], [-1, -1])], ids=["six", "two"])
+def test_compiled_forms_read_trees(tree):
+    """A row of a few tokens and of more: the tokens' places in the slot are not their positions."""
+    module, model = llama(), LeanLlama(llama(), slots=2)
+    with_step(model)
+    check(module, model, [tree])
+
+
+def test_hidden_states_of_chosen_layers_are_kept_for_each_position():
+    """For prompts read in pieces, single tokens, drafts, and the path that is kept of a tree; what is rolled back is overwritten."""
+    for make in (TransformersModel, LeanLlama):
+        module = lean_family("llama")
+        layers = (0, 1, 2)
+        model = make(lean_family("llama"), slots=2)
+        model.keep_hidden_states(layers)
+        model.open()
+        slots, _ = read(model, PROMPTS[:1], [TREE])
+        model.keep(slots[0], len(PROMPTS[0]), [1, 4])
+        model.forward([Forward("target", slots[0], (40, 41, 42), 3)])
+        model.rollback(slots[0], len(PROMPTS[0]) + 3)
+        model.forward([Forward("target", slots[0], (43,))])
+        text = [*PROMPTS[0], 8, 11, 40, 43]
+        with torch.no_grad():
+            seen = module(torch.tensor([text]), output_hidden_states=True).hidden_states
+        kept = model.hidden_states(slots[0], 0, len(text))
+        assert torch.allclose(kept, torch.cat([seen[layer][0] for layer in layers], -1), atol=5e-5)
+
+
+def test_compiled_forms_keep_hidden_states_too():
+    plain, model = LeanLlama(llama(), slots=2), LeanLlama(llama(), slots=2)
+    with_step(model)
+    for one in (plain, model):
+        one.keep_hidden_states((1,))
+    kept = []
+    for one in (plain, model):
+        (slot,), _ = read(one, PROMPTS[:1], [TREE])
+        one.keep(slot, len(PROMPTS[0]), [0, 3])
+        one.forward([Forward("target", slot, (40,))])
+        kept.append(one.hidden_states(slot, 0, len(PROMPTS[0]) + 3))
+    assert torch.allclose(*kept, atol=5e-5)
+
+
+def test_a_model_without_hidden_states_says_so():
+    model = LeanLlama(llama(), slots=1)
+    with pytest.raises(DraftwellError) as refused:
+        model.hidden_states(model.open(), 0, 1)
+    assert refused.value.code == "no_hidden_states"
+
+
+def test_row_by_row_models_take_no_trees():
+    assert not UnbatchedModel.trees
+
+
+def test_a_window_is_counted_in_positions_not_in_places():
+    """Two siblings lie side by side and have one position: with a window of two the second still sees the token before both."""
+    assert visible(2, 2, 2, [-1, -1]).int().tolist() == [[0, 1, 1, 0], [0, 1, 0, 1]]
