@@ -21,14 +21,16 @@ import torch
 import typer
 
 from components.distil.distil import LONGEST_PROMPT, Source, distil_draft
-from components.distil.eagle3.distil import distil_head
+from components.distil.eagle3.distil import distil_head, pinned_shards, train_on
 from components.distil.eagle3.network import default_features
 from components.distil.eagle3.training import HeadRecipe
 from components.distil.family import grow, keep_layers
 from components.distil.instructions import from_passages, from_rows, invent
+from components.distil.stored_corpus import read_stored
 from components.distil.training import Recipe
 from components.distil.writers import LeanWriter, Writer
 from serving.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.pair_files import PairFiles, weights_digest
 from serving.files import write_atomically
 from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
@@ -68,24 +70,23 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
          start: Annotated[Path | None, typer.Option(help="A draft to continue from; a qualifier needs one to grow out of.")] = None,
          minutes: Annotated[float, typer.Option(help="Training time.")] = 60.0,
          limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most, without those of --extra.")] = None,
-         extra: Annotated[Path | None, typer.Option(help="JSONL file with further prompts, for a head.")] = None) -> None:
+         extra: Annotated[Path | None, typer.Option(help="JSONL file with further prompts, for a head.")] = None,
+         shards: Annotated[Path | None, typer.Option(help="Folder of a head's corpus that was written already: what it holds at the "
+                                                     "first start is learned, and nothing is written.")] = None) -> None:
     """Make a draft, a qualifier or a head for a Llama-shaped target."""
     if role not in {*LAYERS, HEAD}:
         raise typer.BadParameter(f"--role is {', '.join(LAYERS)} or {HEAD}, not {role}")
-    if role != HEAD and extra is not None:
-        raise typer.BadParameter("--extra goes with --role head")
+    if role != HEAD and (extra is not None or shards is not None):
+        raise typer.BadParameter(f"--extra and --shards go with --role {HEAD}")
     if role == "qualifier" and start is None:
         raise typer.BadParameter("a qualifier grows out of a trained draft: name it with --start")
     work.mkdir(parents=True, exist_ok=True)
     pair = load_pair(PairFiles("smollm2-135m", target), LoadSettings(dtype="float32", max_context=1024, keep_modules=True))
     writer = LeanWriter(pair.modules["target"], pair.stop_tokens, torch.bfloat16)
-    asked = encoded(pair, instructions(writer, pair.tokenizer, data, work)[:limit])
+    asked = [] if shards else encoded(pair, instructions(writer, pair.tokenizer, data, work)[:limit])
     source = Source(pair, weights_digest(target), writer, asked, [], name="smollm2-135m", data=DATA)
     if role == HEAD:
-        recipe = HeadRecipe(default_features(pair.modules["target"].config.num_hidden_layers), minutes=minutes)
-        read = LeanWriter(pair.modules["target"], pair.stop_tokens, torch.bfloat16, features=recipe.layers)
-        made, _ = distil_head(replace(source, writer=read), recipe, work, more=encoded(pair, prompts_of(extra)), say=typer.echo)
-        made.save(out)
+        make_head(source, work, minutes, shards, prompts_of(extra)).save(out)
         return
 
     def new(module: Any) -> Any:
@@ -99,6 +100,16 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     artifact.provenance.parameters["started_from"] = (
         "the target's layers" if start is None else f"a draft trained on {trained_on(start)} output tokens")
     artifact.save(out)
+
+
+def make_head(source: Source, work: Path, minutes: float, shards: Path | None, extra: Sequence[str]) -> Eagle3Head:
+    """A head, on a corpus that is written first unless `shards` holds one."""
+    module = source.target.modules["target"]
+    recipe = HeadRecipe(default_features(module.config.num_hidden_layers), minutes=minutes)
+    if shards is not None:
+        return train_on(source, read_stored(pinned_shards(shards, work)), recipe, work / HEAD, say=typer.echo)[0]
+    writer = LeanWriter(module, source.target.stop_tokens, torch.bfloat16, features=recipe.layers)
+    return distil_head(replace(source, writer=writer), recipe, work, more=encoded(source.target, extra), say=typer.echo)[0]
 
 
 def prompts_of(extra: Path | None) -> list[str]:

@@ -5,6 +5,7 @@ Every step keeps what is finished in a work folder, as `components.distil.distil
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from components.report.provenance import git_commit, library_versions, plain
 from serving.artifacts.base import Provenance
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.errors import DraftwellError
+from serving.files import write_atomically
 
 
 def distil_head(source: Source, recipe: HeadRecipe, work: Path, *, more: Sequence[list[int]] = (),
@@ -46,14 +48,38 @@ def distil_head(source: Source, recipe: HeadRecipe, work: Path, *, more: Sequenc
     return train_on(source, read_stored(shards), recipe, work / "head", log=log, say=say)
 
 
+def pinned_shards(folder: Path, work: Path) -> list[Path]:
+    """The shards that are in a folder now, or were when `work` was first used: a run that resumes goes on with the same text.
+
+    Raises:
+        DraftwellError: there are none, or one of those that were used is gone.
+    """
+    record = work / "shards.json"
+    if not record.is_file():
+        names = sorted(path.name for path in folder.glob("shard-*.safetensors"))
+        if not names:
+            raise DraftwellError(f"{folder} holds no shards (shard-*.safetensors): name the folder that a corpus was written to",
+                                 code="no_shards")
+        work.mkdir(parents=True, exist_ok=True)
+        write_atomically(record, json.dumps(names, indent=2).encode())
+    found = [folder / name for name in json.loads(record.read_text())]
+    if missing := [path for path in found if not path.is_file()]:
+        raise DraftwellError(f"{missing[0]} is gone, which the training in {work} began with: put it back, or name another --work",
+                             code="no_shards")
+    return found
+
+
 def train_on(source: Source, corpus: Sequence[Conversation], recipe: HeadRecipe, folder: Path, *, log: Log = lambda name, value, step: None,
              say: Callable[[str], None] = print) -> tuple[Eagle3Head, dict[str, Any]]:
     """As `distil_head`, on a corpus that was written already.
 
     Args:
         folder: of the checkpoint.
+    Raises:
+        DraftwellError: the corpus lacks the states of the layers, or another run's checkpoint.
     """
     module = source.target.modules["target"]
+    check_states(corpus, module, recipe)
     rows = module.get_output_embeddings().weight.shape[0]
     ids = frequent_tokens(corpus, recipe.head_tokens, min(rows, source.target.models["target"].vocab_size))
     network = Eagle3Network(head_config(module.config, len(ids), recipe.layers))
@@ -63,6 +89,14 @@ def train_on(source: Source, corpus: Sequence[Conversation], recipe: HeadRecipe,
     state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
     artifact = Eagle3Head(state, network.config, ids, recipe.layers, source.donor, made_of)
     return artifact, {**found, "corpus": {"conversations": len(corpus), "output_tokens": output_tokens(corpus)}}
+
+
+def check_states(corpus: Sequence[Conversation], module: Any, recipe: HeadRecipe) -> None:
+    """Refuse a corpus without the states of three layers; of which layers they are, it does not say."""
+    width, wanted = (corpus[0].hidden.shape[-1] if corpus else 0), (len(recipe.layers) + 1) * module.config.hidden_size
+    if width != wanted:
+        raise DraftwellError(f"the corpus has {width} numbers at a position, a head of this target reads {wanted}: write it with the states "
+                             "of the head's layers", code="not_of_the_head")
 
 
 def provenance_of(source: Source, recipe: HeadRecipe, corpus: Sequence[Conversation], found: dict[str, Any], *,

@@ -347,3 +347,38 @@ def test_the_standalone_folder_is_what_vllm_reads(head, target, tmp_path):
     assert (read.tie_word_embeddings, read.head_dim) == (False, 8)
     with raises_code("bad_head", "rows"):
         head.write_standalone(tmp_path, rows[1:])
+
+
+def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
+    """On a tiny target, with further prompts; then on the shards alone, of which later ones are not taken in."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from components.distil import default_pair
+    from tests.support.server.served_pair import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=4,
+                         max_position_embeddings=256, initializer_range=0.3, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
+                         eos_token_id=tokenizer.eos_token_id)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "instructions.json").write_text(json.dumps([f"say the number {n}" for n in range(60)]))
+    (tmp_path / "extra.jsonl").write_text('{"prompt": "say it again"}\n')
+    common = {"target": tmp_path / "target", "data": tmp_path, "minutes": 0.02, "role": "head"}
+    default_pair.main(**common, work=work, out=tmp_path / "head", extra=tmp_path / "extra.jsonl")
+    made = Eagle3Head.load(tmp_path / "head")
+    assert made.layers == (2, 3, 4)
+    assert made.provenance.parameters["conversations"] == 61
+    assert {"acceptance_depth_1", "acceptance_depth_4", "accepted_length", "positions"} <= made.provenance.metrics.keys()
+    assert len(list((work / "corpus").glob("shard-*"))) == 2
+    other = {**common, "shards": work / "corpus", "work": tmp_path / "other"}
+    default_pair.main(**other, out=tmp_path / "again")
+    (work / "corpus" / "shard-later.safetensors").write_bytes(b"")
+    default_pair.main(**other, out=tmp_path / "again")
+    assert Eagle3Head.load(tmp_path / "again").provenance.trace_digest is not None
+    next((work / "corpus").glob("shard-*s")).unlink()
+    with raises_code("no_shards", "gone"):
+        default_pair.main(**other, out=tmp_path / "again")
