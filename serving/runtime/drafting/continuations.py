@@ -55,6 +55,27 @@ def likeliest_tree(found: Continuations, size: int, *, levels: int, branches: in
     return tree, score
 
 
+def likeliest_chain(found: Continuations, limit: int) -> tuple[list[int], list[float]]:
+    """The likeliest token after each other, and of each the share of the continuations up to it that go on with it.
+
+    >>> likeliest_chain(Continuations(2, [[5, 6], [5, 7], [5, 6], [8]]), 3)
+    ([5, 6], [0.75, 0.6666666666666666])
+    """
+    tokens, shares, group = list[int](), list[float](), found.tokens
+    while len(tokens) < limit:
+        following: dict[int, list[list[int]]] = {}
+        for one in group:
+            if len(one) > len(tokens):
+                following.setdefault(one[len(tokens)], []).append(one)
+        if not following:
+            break
+        token, kept = max(following.items(), key=lambda item: len(item[1]))  # ties: what was found first
+        tokens.append(token)
+        shares.append(len(kept) / len(group))
+        group = kept
+    return tokens, shares
+
+
 def tree_room(session: Session, size: int) -> int:
     """Tokens that a tree may have: `size`, what a busy server allows, or what the target's slot still has room for."""
     return max(0, min(size, session.draft_limit, session.target.model.max_context - len(session.text.ids)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from serving.artifacts.datastore import Datastore
 from serving.runtime.commands import Step
-from serving.runtime.drafting.continuations import likeliest_tree, tree_room
+from serving.runtime.drafting.continuations import likeliest_chain, likeliest_tree, tree_room
 from serving.runtime.session.session import Session
 from serving.runtime.trees import DraftTree
 
@@ -33,8 +33,6 @@ class DatastoreLookup:
         yield  # a generator without a forward pass
 
 
-def likeliest_chain(datastore: Datastore, ids: Sequence[int], limit: int) -> list[int]:
+def look_up(datastore: Datastore, ids: Sequence[int], limit: int) -> list[int]:
     """At most `limit` tokens: the likeliest after the longest match of the last of `ids`, one by one."""
-    if limit < 1:
-        return []
-    return likeliest_tree(datastore.continuations(ids, limit), limit, levels=limit, branches=1)[0].tokens
+    return likeliest_chain(datastore.continuations(ids, limit), limit)[0] if limit > 0 else []

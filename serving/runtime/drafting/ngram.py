@@ -50,10 +50,6 @@ class NGramIndex:
         Args:
             ids: what is indexed and, after it, a few tokens that may still be rejected.
         """
-        return self.match(ids, num_tokens)[1]
-
-    def match(self, ids: Sequence[int], num_tokens: int) -> tuple[int, list[int]]:
-        """The length of the n-gram that was found, and what `follow` returns; (0, []) where none was."""
         for n in range(min(len(self._firsts), len(ids) - 1), 0, -1):
             last = len(ids) - n
             ngram = ids[last:]
@@ -62,8 +58,8 @@ class NGramIndex:
                 unindexed = range(max(0, self.length - n + 1), last)
                 start = next((at for at in unindexed if ids[at : at + n] == ngram), last)
             if start < last:
-                return n, list(ids[start + n : start + n + num_tokens])
-        return 0, []
+                return list(ids[start + n : start + n + num_tokens])
+        return []
 
 
 class NGram:

@@ -27,7 +27,7 @@ VARIANTS = [
     ("eagle3", {"num_speculative_tokens": 2, "top_k": 2, "tree_tokens": 4}),
     ("eagle3", {"num_speculative_tokens": 1, "top_k": 2}),
     ("hybrid", {"max_draft": 3}),
-    ("hybrid", {"max_draft": 2, "drafter": "draft", "max_matching_ngram_size": 1}),
+    ("hybrid", {"max_draft": 2, "drafter": "draft"}),
     ("hybrid", {"max_draft": 3, "drafter": "none"}),
     ("spide", {"tau": 0.4, "max_draft": 3}),
     ("spide", {"tau": 0.4, "max_draft": 3, "parallel": False}),

@@ -10,7 +10,7 @@ from pydantic import Field
 from serving.artifacts.datastore import Datastore
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Step
-from serving.runtime.drafting.datastore_lookup import likeliest_chain
+from serving.runtime.drafting.datastore_lookup import look_up
 from serving.runtime.drafting.ngram import NGram
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session.session import Session
@@ -39,6 +39,6 @@ class PromptLookup(Strategy):
         return Speculation("ngram", config.prompt_lookup_num_tokens, ngram=config.max_matching_ngram_size, notes=notes)
 
     def run(self, session: Session) -> Step[None]:
-        elsewhere = partial(likeliest_chain, self.artifact(Datastore)) if self.config.use_datastore else None
+        elsewhere = partial(look_up, self.artifact(Datastore)) if self.config.use_datastore else None
         drafter = NGram(self.config.max_matching_ngram_size, self.config.prompt_lookup_num_tokens, elsewhere)
         yield from serial(session, drafter, Exact())

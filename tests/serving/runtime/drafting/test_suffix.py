@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from serving.artifacts.datastore import Continuations, Datastore
 from serving.runtime.acceptance.tree import ExactTree
 from serving.runtime.drafting.continuations import likeliest_tree
-from serving.runtime.drafting.datastore_lookup import DatastoreLookup, likeliest_chain
+from serving.runtime.drafting.datastore_lookup import DatastoreLookup, look_up
 from serving.runtime.drafting.ngram import NGram
 from serving.runtime.drafting.suffix import Suffix, SuffixIndex
 from serving.runtime.random_streams import Streams
@@ -160,12 +160,12 @@ def test_a_tree_fits_what_a_server_allows_and_what_the_slot_has_room_for() -> No
 
 def test_prompt_lookup_asks_the_datastore_only_where_the_context_has_nothing() -> None:
     def drafted(prompt: list[int]) -> list[int]:
-        return made(NGram(3, 4, lambda ids, limit: likeliest_chain(STORE, ids, limit)).propose(session_of(prompt), 4)).tokens
+        return made(NGram(3, 4, lambda ids, limit: look_up(STORE, ids, limit)).propose(session_of(prompt), 4)).tokens
 
     assert drafted([1, 2]) == [5, 6]
     assert drafted([2, 9, 1, 2]) == [9, 1, 2]
     assert drafted([8, 9]) == []
-    assert likeliest_chain(STORE, [1, 2], 0) == []
+    assert look_up(STORE, [1, 2], 0) == []
 
 
 def test_a_datastore_that_was_asked_for_must_be_there() -> None:
