@@ -20,6 +20,7 @@ class Weights:
     """Names of a pair's models as the engine reads them: hub ids or paths.
 
     Args:
+        head: folder of an EAGLE-3 head (`checkpoint.save_head`).
         draft_revision, target_revision: branch, tag or commit of a model on the hub; None for its default.
     """
 
@@ -27,6 +28,7 @@ class Weights:
     draft: str | None = None
     draft_revision: str | None = None
     target_revision: str | None = None
+    head: str | None = None
 
 
 def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: int | None = None) -> Speculation:
