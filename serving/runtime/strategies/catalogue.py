@@ -15,6 +15,7 @@ from serving.runtime.strategies.lossless.autoregressive import Autoregressive
 from serving.runtime.strategies.lossless.draft_verify import DraftVerify
 from serving.runtime.strategies.lossless.duo_decoding import DuoDecoding
 from serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
+from serving.runtime.strategies.lossless.lookahead import LookaheadDecoding
 from serving.runtime.strategies.lossless.pearl import Pearl
 from serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
 from serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
@@ -39,6 +40,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "pearl": Pearl,
     "specdec_pp": SpecDecPP,
     "prompt_lookup": PromptLookup,
+    "lookahead": LookaheadDecoding,
     "sprinter": Sprinter,
     "duo_decoding": DuoDecoding,
     "csd": CSD,

@@ -23,4 +23,7 @@ VARIANTS = [
     ("pearl", {}),
     *[("duo_decoding", {"num_speculative_tokens": gamma}) for gamma in (1, 2, 3, 4, 6)],
     ("duo_decoding", {"max_sequences": 1}),
+    ("lookahead", {}),
+    ("lookahead", {"window": 2, "ngram": 2, "guesses": 3}),
+    ("lookahead", {"window": 3, "ngram": 4, "guesses": 2, "pool_from_text": False}),
 ]
