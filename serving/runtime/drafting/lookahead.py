@@ -1,9 +1,9 @@
 """Lookahead decoding's two branches (Fu 2024, 2402.02057, sections 3.1 to 3.3, and its code): guesses of many tokens at once are refined by
 Jacobi iteration, and the n-grams that they pass through are proposed where their first token comes up again.
 
-The window has `levels` = N − 1 levels: level 0 are the tokens right after the text, one after another; column i of a further level is what
-the target said, one forward pass earlier, after column i of the level before. So a column is a trajectory that leaves the chain of level 0 at
-its place, and a tree's parents say all that the paper's mask says. After a pass the first level is dropped, and the target's predictions
+The window has N − 1 levels: level 0 are the tokens right after the text, one after another; column i of a further level is what the
+target said, one forward pass earlier, after column i of the level before. So a column is a trajectory that leaves the chain of level 0
+at its place, and a tree's parents say all that the paper's mask says. After a pass the first level is dropped, and the target's predictions
 after the last level become the newest one; a column and the prediction after it are an n-gram for the pool.
 """
 

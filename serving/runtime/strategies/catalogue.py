@@ -21,6 +21,7 @@ from serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
 from serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
 from serving.runtime.strategies.lossless.spide import Spide
 from serving.runtime.strategies.lossless.svip import SVIP
+from serving.runtime.strategies.lossless.swift import Swift
 from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from serving.runtime.strategies.lossy.csd import CSD
 from serving.runtime.strategies.lossy.fuzzy_sd import FuzzySD
@@ -41,6 +42,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "specdec_pp": SpecDecPP,
     "prompt_lookup": PromptLookup,
     "lookahead": LookaheadDecoding,
+    "swift": Swift,
     "sprinter": Sprinter,
     "duo_decoding": DuoDecoding,
     "csd": CSD,

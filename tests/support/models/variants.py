@@ -26,4 +26,6 @@ VARIANTS = [
     ("lookahead", {}),
     ("lookahead", {"window": 2, "ngram": 2, "guesses": 3}),
     ("lookahead", {"window": 3, "ngram": 4, "guesses": 2, "pool_from_text": False}),
+    ("swift", {"threshold": 0.3}),
+    ("swift", {"threshold": 0.0, "max_draft": 2, "interval": 1, "window": 2}),
 ]

@@ -76,6 +76,8 @@ class StaticLlama(LeanLlama):
     chains = True
     trees = False
     """Its graphs have the causal mask inside."""
+    skips = False
+    """And all layers."""
 
     def __init__(self, module: Any, *, chunk: int = CHUNK, **settings: Any):
         super().__init__(module, **settings)

@@ -16,7 +16,8 @@ from tests.support.models.llama_shapes import llama, random_tokens
 
 TOKENS = 32
 PROMPTS = [list(random_tokens(3 + number % 7, seed=number)) for number in range(20)]
-CASES: list[tuple[str, dict[str, Any]]] = [("lookahead", {}), ("lookahead", {"window": 3, "ngram": 4, "pool_from_text": False})]
+CASES: list[tuple[str, dict[str, Any]]] = [("lookahead", {}), ("lookahead", {"window": 3, "ngram": 4, "pool_from_text": False}),
+                                           ("swift", {"skip_ratio": 0.25, "threshold": 0.0, "max_draft": 3, "interval": 2, "window": 4})]
 
 
 @functools.cache
