@@ -67,6 +67,12 @@ class ModuleModel(ABC):
         weight: Tensor = self.module.get_output_embeddings().weight
         return weight if self.head_tokens is None else weight[self.head_tokens].contiguous()
 
+    @torch.inference_mode()
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        """`[n, hidden]`: a copy of the output embedding's rows for some tokens `[n]`, for heads that share it."""
+        weight: Tensor = self.module.get_output_embeddings().weight
+        return weight[tokens.to(weight.device)]
+
     def open(self) -> int:
         return self.slots.open()
 

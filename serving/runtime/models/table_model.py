@@ -70,6 +70,10 @@ class TableModel:
             memory[slot] = [*known[:length], *(known[length + place] for place in path)]
         self.slots.keep(slot, length, path)
 
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        """`[n, vocab]`: its hidden states are logits, so its output embedding is the identity."""
+        return torch.eye(self.vocab_size)[tokens]
+
     def next_logits(self, context: Sequence[int]) -> Tensor:
         """Logits `[vocab]` after a context."""
         last = [0] * self.order + list(context)

@@ -16,6 +16,7 @@ from serving.runtime.strategies.lossless.draft_verify import DraftVerify
 from serving.runtime.strategies.lossless.duo_decoding import DuoDecoding
 from serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
 from serving.runtime.strategies.lossless.lookahead import LookaheadDecoding
+from serving.runtime.strategies.lossless.medusa import MedusaDecoding
 from serving.runtime.strategies.lossless.pearl import Pearl
 from serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
 from serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
@@ -43,6 +44,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "prompt_lookup": PromptLookup,
     "lookahead": LookaheadDecoding,
     "swift": Swift,
+    "medusa": MedusaDecoding,
     "sprinter": Sprinter,
     "duo_decoding": DuoDecoding,
     "csd": CSD,

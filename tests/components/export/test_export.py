@@ -16,7 +16,7 @@ WEIGHTS = Weights("org/target", "org/draft", "abc")
 SETTINGS: dict[str, dict[str, Any]] = {"adaedl": {"threshold": 0.5, "max_draft": 6}, "pearl": {"num_speculative_tokens": 4},
                                        "duo_decoding": {"num_speculative_tokens": 4}}
 THREE_MODELS = {"pyramid_assisted", "pyramid_fuzzy"}
-REFUSED = THREE_MODELS | {"swift"}
+REFUSED = THREE_MODELS | {"swift", "medusa"}
 LOSSY = {name for name, cls in STRATEGIES.items() if not cls.lossless}
 
 

@@ -28,4 +28,6 @@ VARIANTS = [
     ("lookahead", {"window": 3, "ngram": 4, "guesses": 2, "pool_from_text": False}),
     ("swift", {"threshold": 0.3}),
     ("swift", {"threshold": 0.0, "max_draft": 2, "interval": 1, "window": 2}),
+    ("medusa", {}),
+    ("medusa", {"nodes": 2}),
 ]
