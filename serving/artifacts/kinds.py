@@ -122,6 +122,13 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "`draftwell generate --strategy rest`, or `suffix`, which drafts from the request's own text too."),
         read_by_strategies=True),
     ArtifactKind(
+        "medusa_heads", "MedusaHeads", "draftwell train --kind medusa_heads", ("medusa_heads.safetensors",), Card(
+            "Medusa's heads: predict from the target's last hidden state which tokens come after its next one.",
+            "`draftwell train --kind medusa_heads`: one residual block a head, on the target's states over its own texts.",
+            "`top1_1`, `top1_2` …: how often each head's likeliest token is right on held-out texts; the higher, the better.",
+            "`draftwell generate --strategy medusa`."),
+        read_by_strategies=True, pictures=("medusa_heads.json",)),
+    ArtifactKind(
         "decoding_config", "DecodingConfig", "draftwell tune", ("config.json",), Card(
             "Tuned decoding configuration: the chosen strategy, its parameters and the evidence.",
             "`draftwell tune`: replay over a trace, then measurements next to plain decoding; the report is among the run's plots.",

@@ -26,6 +26,8 @@ class Lane:
         self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
         self.prompt_length = prompt_length
         self.length = 0
+        self._skimmed = 0  # tokens in the slot, those after `length` read with sublayers skipped; 0: none were
+        self._skip: frozenset[int] = frozenset()
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
         self.penalties = Penalties(sampling)
@@ -67,9 +69,30 @@ class Lane:
             self.recorder.saw(self.role, sequence, output, steps)
         if kept > keep:
             output = output.last(keep)
+        return self._rows(output, sequence)
+
+    def _rows(self, output: Output, sequence: Sequence[int]) -> Rows:
         if self.sampling.penalises:
             return output.rows(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
         return output.rows(self.sampling)
+
+    @property
+    def skips(self) -> bool:
+        """Whether `skim` may be called: the model can leave sublayers out."""
+        return getattr(self.model, "skips", False)
+
+    def skim(self, sequence: Sequence[int], skip: frozenset[int], keep: int = 1) -> Step[Rows]:
+        """As `read`, with sublayers skipped: the model drafts for itself (`Forward.skip`).
+
+        Nothing of it counts as read: `rollback` forgets it whatever the length, and whatever reads next or skips others does that first.
+        """
+        if skip != self._skip:
+            self.rollback(self.length)
+        held = max(self.length, self._skimmed)
+        self.stats.draft_calls += 1
+        output: Output = yield Forward(self.role, self.slot, tuple(sequence[held:]), keep, skip=skip)
+        self._skimmed, self._skip = len(sequence), skip
+        return self._rows(output, sequence)
 
     @property
     def trees(self) -> bool:
@@ -117,9 +140,9 @@ class Lane:
         """Forget everything after the first `length` tokens, if there is more."""
         for branch in self.branches:
             branch.shared = min(branch.shared, length)
-        if length < self.length:
-            self.model.rollback(self.slot, length)
-            self.length = length
+        if length < self.length or self._skimmed:
+            self.length, self._skimmed = min(length, self.length), 0
+            self.model.rollback(self.slot, self.length)
 
     def branch(self, number: int, length: int) -> Lane:
         """A lane next to this one that holds its first `length` tokens, for a further sequence; numbered from 0, opened when first
@@ -130,6 +153,7 @@ class Lane:
         branch = self.branches[number]
         self.model.fork(self.slot, branch.slot, length, min(branch.shared, length))
         branch.length = branch.shared = length
+        branch._skimmed = 0
         return branch
 
     def adopt(self, branch: Lane) -> None:

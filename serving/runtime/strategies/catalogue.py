@@ -17,6 +17,8 @@ from serving.runtime.strategies.lossless.duo_decoding import DuoDecoding
 from serving.runtime.strategies.lossless.eagle3 import Eagle3
 from serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
 from serving.runtime.strategies.lossless.hybrid import Hybrid
+from serving.runtime.strategies.lossless.lookahead import LookaheadDecoding
+from serving.runtime.strategies.lossless.medusa import MedusaDecoding
 from serving.runtime.strategies.lossless.pearl import Pearl
 from serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
 from serving.runtime.strategies.lossless.rest import Rest
@@ -24,6 +26,7 @@ from serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
 from serving.runtime.strategies.lossless.spide import Spide
 from serving.runtime.strategies.lossless.suffix import SuffixDecoding
 from serving.runtime.strategies.lossless.svip import SVIP
+from serving.runtime.strategies.lossless.swift import Swift
 from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from serving.runtime.strategies.lossy.csd import CSD
 from serving.runtime.strategies.lossy.fuzzy_sd import FuzzySD
@@ -47,6 +50,9 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "rest": Rest,
     "eagle3": Eagle3,
     "hybrid": Hybrid,
+    "lookahead": LookaheadDecoding,
+    "swift": Swift,
+    "medusa": MedusaDecoding,
     "sprinter": Sprinter,
     "duo_decoding": DuoDecoding,
     "csd": CSD,

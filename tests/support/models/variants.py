@@ -38,4 +38,11 @@ VARIANTS = [
     ("pearl", {}),
     *[("duo_decoding", {"num_speculative_tokens": gamma}) for gamma in (1, 2, 3, 4, 6)],
     ("duo_decoding", {"max_sequences": 1}),
+    ("lookahead", {}),
+    ("lookahead", {"window": 2, "ngram": 2, "guesses": 3}),
+    ("lookahead", {"window": 3, "ngram": 4, "guesses": 2, "pool_from_text": False}),
+    ("swift", {"threshold": 0.3}),
+    ("swift", {"threshold": 0.0, "max_draft": 2, "interval": 1, "window": 2}),
+    ("medusa", {}),
+    ("medusa", {"nodes": 2}),
 ]
