@@ -23,7 +23,7 @@ import typer
 from components.distil.distil import LONGEST_PROMPT, Source, distil_draft
 from components.distil.eagle3.distil import distil_head, pinned_shards, train_on
 from components.distil.eagle3.network import default_features
-from components.distil.eagle3.training import HeadRecipe
+from components.distil.eagle3.recipe import HeadRecipe
 from components.distil.family import grow, keep_layers
 from components.distil.instructions import from_passages, from_rows, invent
 from components.distil.stored_corpus import read_stored

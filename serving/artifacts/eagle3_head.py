@@ -50,7 +50,8 @@ class Eagle3Head(Artifact):
                 self.config["vocab_size"]):
             raise ArtifactError("the head's tokens are not ascending ids of its vocabulary: train the head again", code="bad_head")
         if self.state["fc.weight"].shape != (hidden, len(self.layers) * hidden):
-            raise ArtifactError(f"the head does not read {len(self.layers)} states of {hidden} numbers: train the head again", code="bad_head")
+            raise ArtifactError(f"the head does not read {len(self.layers)} states of {hidden} numbers: train the head again",
+                                code="bad_head")
 
     def check_donor(self, donor: str) -> None:
         """Refuse a target whose states and embeddings are not the ones that the head was trained on."""

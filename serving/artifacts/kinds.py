@@ -114,6 +114,14 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "`draftwell generate --strategy specdec_pp`."),
         read_by_strategies=True, pictures=("acceptance_head.png", "acceptance_head.json")),
     ArtifactKind(
+        "eagle3_head", "Eagle3Head", "draftwell train --kind eagle3_head", ("config.json", "head.json", "model.safetensors"), Card(
+            "EAGLE-3 head: one decoder layer that drafts from the target's own states, with the target's embeddings.",
+            "`draftwell train --kind eagle3_head`, on texts that the target wrote, unrolled over the head's own outputs.",
+            "`acceptance_depth_1`… on held-out texts: how often the target keeps the drafted token at a depth, where it kept those before; "
+            "`accepted_length`: tokens of a draft that it keeps.",
+            "`draftwell generate --strategy eagle3`; vLLM and SGLang read its `config.json` and `model.safetensors`."),
+        read_by_strategies=True),
+    ArtifactKind(
         "datastore", "Datastore", "draftwell train --kind datastore", ("datastore.safetensors",), Card(
             "Datastore: texts that the target wrote, in which drafts are looked up (REST, SuffixDecoding).",
             "`draftwell train --kind datastore`: the target's own texts of a trace, with a suffix array.",

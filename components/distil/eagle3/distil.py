@@ -13,8 +13,9 @@ from typing import Any
 from components.distil.corpus import Conversation, corpus_digest, frequent_tokens, write_corpus
 from components.distil.distil import LONGEST_PROMPT, Source, output_tokens
 from components.distil.eagle3.network import Eagle3Network, head_config
+from components.distil.eagle3.recipe import Borrowed, HeadRecipe
 from components.distil.eagle3.start import start_from_target
-from components.distil.eagle3.training import Borrowed, HeadRecipe, train_head
+from components.distil.eagle3.training import train_head
 from components.distil.stored_corpus import read_stored
 from components.distil.training import Log
 from components.report.provenance import git_commit, library_versions, plain
@@ -95,8 +96,8 @@ def check_states(corpus: Sequence[Conversation], module: Any, recipe: HeadRecipe
     """Refuse a corpus without the states of three layers; of which layers they are, it does not say."""
     width, wanted = (corpus[0].hidden.shape[-1] if corpus else 0), (len(recipe.layers) + 1) * module.config.hidden_size
     if width != wanted:
-        raise DraftwellError(f"the corpus has {width} numbers at a position, a head of this target reads {wanted}: write it with the states "
-                             "of the head's layers", code="not_of_the_head")
+        raise DraftwellError(f"the corpus has {width} numbers at a position, a head of this target reads {wanted}: write it with the "
+                             "states of the head's layers", code="not_of_the_head")
 
 
 def provenance_of(source: Source, recipe: HeadRecipe, corpus: Sequence[Conversation], found: dict[str, Any], *,

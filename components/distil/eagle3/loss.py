@@ -53,7 +53,8 @@ class _Divergence(torch.autograd.Function):
     """Sum over positions of KL + hard_weight × cross-entropy, and its parts."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, rows: Tensor, wanted: Wanted, places: Tensor, hard_weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, states: Tensor, rows: Tensor, wanted: Wanted, places: Tensor,
+                hard_weight: float) -> tuple[Tensor, Tensor, Tensor]:
         derivative = torch.empty(states.shape, device=states.device)
         soft, hard, right = (torch.empty(len(states), device=states.device) for _ in range(3))
         for at in range(0, len(states), PIECE):
@@ -75,7 +76,7 @@ class _Divergence(torch.autograd.Function):
         return loss, soft, right
 
     @staticmethod
-    def backward(ctx: Any, by_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, by_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         derivative, = ctx.saved_tensors
         return derivative * by_loss, None, None, None, None
 

@@ -18,8 +18,10 @@ from components.distil.eagle3 import unroll as unrolling
 from components.distil.eagle3.loss import Wanted, divergence
 from components.distil.eagle3.measure import reach
 from components.distil.eagle3.network import Eagle3Network, default_features, head_config
+from components.distil.eagle3.objective import head_losses, spread_of
+from components.distil.eagle3.recipe import Borrowed, HeadRecipe
 from components.distil.eagle3.start import start_from_target
-from components.distil.eagle3.training import Borrowed, HeadRecipe, head_losses, spread_of, train_head
+from components.distil.eagle3.training import train_head
 from components.distil.eagle3.unroll import Batch, Starts, unroll
 from components.distil.lean import rotate
 from components.distil.stored_corpus import read_stored
@@ -203,7 +205,7 @@ def begun(target: Any, corpus: list[Conversation], recipe: HeadRecipe = STEADY) 
 
 
 def test_training_learns(target, corpus, tmp_path):
-    recipe = replace(STEADY, tokens=40_000, save_seconds=1e9, measure_steps=20)
+    recipe = replace(STEADY, tokens=15_000, save_seconds=1e9, measure_steps=20)
     network, borrowed = begun(target, corpus)
     told: list[tuple[str, float, int]] = []
     before = reach(network, corpus[:20], borrowed.embeddings, borrowed.rows, borrowed.ids, recipe.steps)

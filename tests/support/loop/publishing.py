@@ -17,6 +17,7 @@ from serving.artifacts.correction_memory import CorrectionMemory
 from serving.artifacts.datastore import Datastore
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.medusa_heads import MedusaHeads
 from serving.artifacts.pair_files import fingerprint
@@ -65,6 +66,13 @@ def distilled(donor: str = "d" * 64) -> DistilledDraft:
     return DistilledDraft(state, {"num_hidden_layers": 1}, torch.tensor([0, 1]), donor, made)
 
 
+def eagle(print_of_pair: str) -> Eagle3Head:
+    config = {"hidden_size": 4, "vocab_size": 6, "draft_vocab_size": 2, "num_hidden_layers": 1}
+    made = Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"accepted_length": 1.5})
+    state = {"fc.weight": torch.ones(4, 12), "norm.weight": torch.ones(4)}
+    return Eagle3Head(state, config, torch.tensor([1, 3]), (2, 3, 4), "d" * 64, made)
+
+
 def memory(print_of_pair: str) -> CorrectionMemory:
     made = Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"patterns": 2.0})
     return CorrectionMemory({(3, 4): 2, (5, 6): 1}, made)
@@ -78,7 +86,7 @@ def profile(print_of_pair: str) -> HardwareProfile:
 def every_kind(print_of_pair: str) -> list[Artifact]:
     """One artifact of every kind but release."""
     return [verifier(print_of_pair), head(print_of_pair), table(print_of_pair), memory(print_of_pair), profile(print_of_pair),
-            config(print_of_pair), distilled(), medusa_heads(print_of_pair),
+            config(print_of_pair), distilled(), medusa_heads(print_of_pair), eagle(print_of_pair),
             Datastore.from_texts([[5, 6, 7], [6, 7, 8]], Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"found": 0.5}))]
 
 

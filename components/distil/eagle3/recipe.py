@@ -1,0 +1,73 @@
+"""Settings of a head's training, and what the head borrows from its target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from components.distil.training import Schedule
+
+
+@dataclass(frozen=True)
+class HeadRecipe(Schedule):
+    """How to train a head.
+
+    Args:
+        layers: the target's layers whose input states the head reads.
+        head_tokens: tokens that the head covers at most.
+        steps: tokens that the head is unrolled over.
+        decay: weight of a step relative to the one before.
+        deeper_share: share of a batch's conversations that steps after the first are computed for.
+        minutes: training time of this run and all runs that it resumes; ignored where `tokens` is given.
+        tokens: tokens to train on, each as often as it is seen.
+        hard_weight: weight of the cross-entropy with the target's likeliest token.
+        prompt_weight: share of the positions in prompts that are learned, at step 0 only; they are drawn anew each time, which is
+            their weight in the mean.
+        noise: of the features in training, uniform up to ± this part of each one's spread.
+        save_seconds: time between two checkpoints.
+        measure_steps: steps between two measurements of held-out acceptance.
+        measured: held-out conversations that are measured on during training; all of them at the end.
+    """
+
+    layers: tuple[int, ...]
+    head_tokens: int = 8192
+    steps: int = 4
+    decay: float = 0.8
+    deeper_share: float = 1.0
+    minutes: float = 60.0
+    tokens: int | None = None
+    batch_tokens: int = 2048
+    peak_rate: float = 6e-4
+    final_rate: float = 2e-5
+    warmup_steps: int = 60
+    weight_decay: float = 0.01
+    hard_weight: float = 0.1
+    prompt_weight: float = 0.1
+    noise: float = 0.1
+    seed: int = 0
+    save_seconds: float = 300.0
+    measure_steps: int = 200
+    measured: int = 64
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """What a head reads of its target and does not own.
+
+    Args:
+        embeddings: `[vocab, hidden]` of tokens.
+        ids: `[head]` tokens that the head covers, ascending.
+        rows: `[head, hidden]` float32, their rows of the output embedding.
+    """
+
+    embeddings: Tensor
+    ids: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, target: Any, ids: Tensor) -> Borrowed:
+        """From the target's module."""
+        output = target.get_output_embeddings().weight.detach()
+        return cls(target.get_input_embeddings().weight.detach(), ids, output[ids.to(output.device)].float())
