@@ -34,20 +34,24 @@ WORKSPACE = WRITTEN / "workspace"
 RECORDED = json.loads((WRITTEN / "digests.json").read_text())
 
 
+WRITTEN_KINDS = [kind for kind in KINDS if (WORKSPACE / "artifacts" / kind).is_dir()]
+"""Later versions have more kinds."""
+
+
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy, because readers keep digests next to what they read."""
     return Path(shutil.copytree(WRITTEN, tmp_path / "old"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITTEN_KINDS)
 def test_artifacts_are_read(kind: str) -> None:
     bound = RECORDED["fingerprint"] if KINDS[kind].fingerprinted else None
     loaded = find_kind(kind).load_class().load(WORKSPACE / "artifacts" / kind, fingerprint=bound)
     assert loaded.digest == digest_of(WORKSPACE / "artifacts" / kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITTEN_KINDS)
 def test_an_artifact_that_is_saved_again_keeps_its_digest(kind: str, tmp_path: Path) -> None:
     """The digest is over all data files: the same numbers are written in the same bytes as then."""
     loaded = find_kind(kind).load_class().load(WORKSPACE / "artifacts" / kind)
