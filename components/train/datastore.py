@@ -94,9 +94,10 @@ def held_out_figures(prompts: Sequence[str], texts: Sequence[np.ndarray]) -> tup
         return None, None
     found = right = 0
     for text, at in places:
-        occurrences = store.continuations(text[:at], LOOKED_UP).tokens
+        occurrences: list[list[int]] = store.continuations(text[:at], LOOKED_UP).tokens
+        likeliest: list[int] = max(occurrences, key=lambda tokens: occurrences.count(tokens), default=[])
         found += bool(occurrences)
-        right += longest_common(max(occurrences, key=occurrences.count), text[at:]) if occurrences else 0
+        right += longest_common(likeliest, text[at:])
     return found / len(places), right / len(places)
 
 

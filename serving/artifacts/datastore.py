@@ -72,7 +72,7 @@ class Datastore(Artifact):
         self._places = np.ascontiguousarray(order).data
 
     @classmethod
-    def from_texts(cls, texts: Iterable[Sequence[int]], provenance: Provenance | None = None) -> Self:
+    def from_texts(cls, texts: Iterable[Sequence[int] | np.ndarray], provenance: Provenance | None = None) -> Self:
         """A datastore of these texts; one without tokens is left out.
 
         Raises:

@@ -93,7 +93,7 @@ def test_what_is_no_datastore_is_refused(tmp_path: Path) -> None:
     with raises_code("no_token_id"):
         Datastore.from_texts([[2**31]])
     with raises_code("datastore_too_large", f"{MAX_TOKENS:,}"):
-        Datastore.from_texts([np.zeros(MAX_TOKENS + 1, dtype=np.int8)])  # type: ignore[list-item]
+        Datastore.from_texts([np.zeros(MAX_TOKENS + 1, dtype=np.int8)])
     stream = np.array([1, 2, END], dtype=np.int32)
     for order in ([0], [0, 3], [-1, 0]):
         with raises_code("bad_artifact", "make it again"):
