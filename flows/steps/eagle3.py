@@ -58,12 +58,11 @@ def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
     Raises:
         DraftwellError: the target is not shaped as Llama is, or is too shallow; or as in `train_on`.
     """
-    from components.distil.eagle3.recipe import HeadRecipe
-
     from components.collect.plan import exclusive_folder
     from components.distil.eagle3.distil import distil_head
     from components.distil.eagle3.network import default_features
     from components.distil.eagle3.plots import training_plot
+    from components.distil.eagle3.recipe import HeadRecipe
     from components.report.drawing import check_drawing, note_artifact
 
     check_drawing()
