@@ -123,7 +123,8 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
     memory_settings, unfinished = memory_settings or MemorySettings(), step.workspace.root / "calibration"
     memory = build_correction_memory(step.pair, prompts, provenance(step.pair, training_prompts=hashes_of(prompts)), memory_settings,
                                      partial=unfinished, progress=step.bar)
-    times = measure_profile(step.pair, provenance(step.pair), head=step.workspace.found(step.pair, "eagle3_head"))
+    head: Any = step.workspace.found(step.pair, "eagle3_head")
+    times = measure_profile(step.pair, provenance(step.pair), head=head)
     for artifact in (table, memory, times):
         step.workspace.save(artifact)
     partial_file(unfinished, step.pair, prompts, memory_settings).unlink(missing_ok=True)

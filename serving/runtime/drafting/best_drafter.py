@@ -17,6 +17,7 @@ from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from serving.runtime.drafting.head import HeadChain
 from serving.runtime.drafting.suffix import SuffixIndex
+from serving.runtime.protocols import Drafter
 from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Verdict
 
@@ -68,8 +69,9 @@ class BestDrafter:
                  datastore: Datastore | None = None):
         self.costs, self.seen, self.longest, self.datastore = costs, seen, longest, datastore
         self.stop = WorthDrafting(costs, seen.model, seen.ahead, longest)
-        drafters = {"head": HeadChain, "draft": DraftModel}
-        self.model = drafters[model](self.stop, with_confidence=True) if model else None
+        self.model: Drafter | None = None
+        if model is not None:
+            self.model = (HeadChain if model == "head" else DraftModel)(self.stop, with_confidence=True)
         self.index = SuffixIndex()
         self.source: Source = "none"
         self._steps, self._idle = 0, 0

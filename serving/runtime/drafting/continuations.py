@@ -56,7 +56,7 @@ def likeliest_tree(found: Continuations, size: int, *, levels: int, branches: in
 
 
 def likeliest_chain(found: Continuations, limit: int) -> tuple[list[int], list[float]]:
-    """The likeliest token after each other, and of each the share of the continuations up to it that go on with it.
+    """The likeliest token after each other, and of each the share of the continuations up to it that continue with it.
 
     >>> likeliest_chain(Continuations(2, [[5, 6], [5, 7], [5, 6], [8]]), 3)
     ([5, 6], [0.75, 0.6666666666666666])

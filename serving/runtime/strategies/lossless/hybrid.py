@@ -29,7 +29,7 @@ HEAD_SHARE = 0.1
 
 
 class Hybrid(Strategy):
-    """Nothing is drafted that is not expected to gain: at worst it is plain decoding, but for the rounds that try a model anew."""
+    """Nothing is drafted that is not expected to gain: at worst it is plain decoding, but for the rounds that try a model again."""
 
     name = "hybrid"
     lossless = True
