@@ -18,6 +18,7 @@ from serving.errors import DraftwellError
 DEFAULTS, MEMORY = VerifierSettings(), MemorySettings()
 
 if TYPE_CHECKING:
+    from components.train.medusa import MedusaReport
     from components.train.reports import HeadReport, VerifierReport
 
 
@@ -32,11 +33,12 @@ class Trained(StrEnum):
 
     VERIFIER = "verifier"
     ACCEPTANCE_HEAD = "acceptance_head"
+    MEDUSA_HEADS = "medusa_heads"
 
 
 def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True,
-          kind: Annotated[Trained, typer.Option("--kind", help="What to train: the verifier of sprinter or the acceptance head of "
-                                                                 "specdec_pp.")] = Trained.VERIFIER,
+          kind: Annotated[Trained, typer.Option("--kind", help="What to train: the verifier of sprinter, the acceptance head of "
+                                                                 "specdec_pp or the heads of medusa.")] = Trained.VERIFIER,
           test: Annotated[Path | None, typer.Option("--test", help="Trace folder of other prompts to test on; default: a fifth of the "
                                                                      "prompts is held out.")] = None,
           label: Annotated[LabelKind | None, typer.Option("--label", help="Verifier: what it predicts of a draft token: ratio (q/p at most "
@@ -51,7 +53,7 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
           features: Annotated[str | None, typer.Option("--features", help="Verifier: comma-separated names out of before, after and "
                                                                             "scalars; default: the best set by cross-validation.")] = None,
           seed: Seed = 0, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
-    """Train a SPRINTER verifier or a SpecDec++ acceptance head on collected traces.
+    """Train a SPRINTER verifier, a SpecDec++ acceptance head or Medusa's heads on collected traces.
 
     Example: draftwell train --pair default
     """
@@ -62,16 +64,18 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
                "features": features and tuple(name.strip() for name in features.split(","))}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given and kind is not Trained.VERIFIER:
-        raise DraftwellError("--label, --ratio, --eta-fp and --features apply to the verifier only: remove them for an acceptance head",
-                             code="verifier_options")
+        raise DraftwellError("--label, --ratio, --eta-fp and --features apply to the verifier only: remove them for "
+                             f"{kind.value}", code="verifier_options")
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
-        report: VerifierReport | HeadReport
+        report: VerifierReport | HeadReport | MedusaReport
         if kind is Trained.VERIFIER:
             report = train_step.run_train(opened, found, VerifierSettings(seed=seed, **given), test=untouched)
-        else:
+        elif kind is Trained.ACCEPTANCE_HEAD:
             report = train_step.run_train_head(opened, found, test=untouched, seed=seed)
+        else:
+            report = train_step.run_train_medusa(opened, found, test=untouched, seed=seed)
     if report.left_out:
         say(f"{len(report.left_out)} prompts of {test} are in the training trace too and were not tested on")
     if publish:
@@ -79,10 +83,16 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
     show_report(report, opened.workspace.reports)
 
 
-def show_report(report: VerifierReport | HeadReport, folder: Path) -> None:
+def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path) -> None:
     """Print the metrics, with their intervals, and the cost of a score."""
+    from components.train.medusa import MedusaReport
     from components.train.reports import VerifierReport
 
+    if isinstance(report, MedusaReport):
+        right = ", ".join(f"{100 * one:.1f} % ({100 * three:.1f} %)" for one, three in zip(report.top1, report.top3, strict=True))
+        typer.echo(f"heads right on {report.rows['test']} unseen places, with their likeliest token (three likeliest): {right}; they propose "
+                   f"{report.tokens} tokens; report: {folder / 'medusa_heads.json'}")
+        return
     intervals = report.metrics.intervals or {}
     typer.echo("  ".join(f"{name} {format_metric(value)}" + (" [{:.3f}, {:.3f}]".format(*intervals[name]) if name in intervals else "")
                          for name, value in report.to_json().items() if isinstance(value, int | float)))
