@@ -1,4 +1,5 @@
-"""Steps that learn from traces (`run_train`, `run_train_head`, `run_train_medusa`) and calibrate (`run_calibrate`: table, memory and hardware profile)."""
+"""Steps that learn from traces (`run_train`, `run_train_head`, `run_train_medusa`) and calibrate (`run_calibrate`: table, memory and
+hardware profile)."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path
 
     if isinstance(report, MedusaReport):
         right = ", ".join(f"{100 * one:.1f} % ({100 * three:.1f} %)" for one, three in zip(report.top1, report.top3, strict=True))
-        typer.echo(f"heads right on {report.rows['test']} unseen places, with their likeliest token (three likeliest): {right}; they propose "
-                   f"{report.tokens} tokens; report: {folder / 'medusa_heads.json'}")
+        typer.echo(f"heads right on {report.rows['test']} unseen places, with their likeliest token (three likeliest): {right}; they "
+                   f"propose {report.tokens} tokens; report: {folder / 'medusa_heads.json'}")
         return
     intervals = report.metrics.intervals or {}
     typer.echo("  ".join(f"{name} {format_metric(value)}" + (" [{:.3f}, {:.3f}]".format(*intervals[name]) if name in intervals else "")
