@@ -1,4 +1,4 @@
-"""Steps that learn from traces (`run_train`, `run_train_head`, `run_train_datastore`) and that calibrate
+"""Steps that learn from traces (`run_train`, `run_train_head`, `run_train_medusa`, `run_train_datastore`) and that calibrate
 (`run_calibrate`: table, memory and hardware profile)."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from serving.errors import DraftwellError
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
     from components.train.datastore import DatastoreReport
+    from components.train.medusa import MedusaReport
     from components.train.reports import HeadReport, ScoreCost, VerifierReport
     from flows.settings import PipelineSettings
     from serving.artifacts.acceptance_table import AcceptanceTable
@@ -75,6 +76,20 @@ def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
     store, report = build_datastore(traces, made_from(step, traces))
     step.workspace.save(store)
     step.report("datastore", report.model_dump(mode="json"))
+    return report
+
+
+def run_train_medusa(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> MedusaReport:
+    """Train Medusa's heads on the target's texts of a trace, put them into the workspace and return their report.
+
+    Args:
+        test, seed: as in `components.train.medusa.train_medusa_heads`.
+    """
+    from components.train.medusa import MedusaSettings, train_medusa_heads
+
+    heads, report = train_medusa_heads(step.pair, traces, made_from(step, traces), MedusaSettings(seed=seed), test=test)
+    step.workspace.save(heads)
+    step.report("medusa_heads", report.model_dump(mode="json"))
     return report
 
 

@@ -18,6 +18,7 @@ from serving.errors import DraftwellError
 DEFAULTS, MEMORY = VerifierSettings(), MemorySettings()
 
 if TYPE_CHECKING:
+    from components.train.medusa import MedusaReport
     from components.train.reports import HeadReport, VerifierReport
 
 
@@ -34,12 +35,13 @@ class Trained(StrEnum):
     ACCEPTANCE_HEAD = "acceptance_head"
     DATASTORE = "datastore"
     EAGLE3_HEAD = "eagle3_head"
+    MEDUSA_HEADS = "medusa_heads"
 
 
 def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True,
           kind: Annotated[Trained, typer.Option("--kind", help="What to make: the verifier of sprinter, the acceptance head of "
-                                                                 "specdec_pp, the datastore of rest and suffix, or the head of eagle3, "
-                                                                 "which is trained on prompts and not on traces.")] = Trained.VERIFIER,
+                                                                 "specdec_pp, the heads of medusa, the datastore of rest and suffix, or the "
+                                                                 "head of eagle3, which is trained on prompts and not on traces.")] = Trained.VERIFIER,
           test: Annotated[Path | None, typer.Option("--test", help="Trace folder of other prompts to test on; default: a fifth of the "
                                                                      "prompts is held out.")] = None,
           label: Annotated[LabelKind | None, typer.Option("--label", help="Verifier: what it predicts of a draft token: ratio (q/p at most "
@@ -64,8 +66,8 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
           work: Annotated[Path | None, typer.Option("--work", help="Head of eagle3: folder of unfinished work, which a second run resumes "
                                                                      "(default: in the pair's workspace).")] = None,
           seed: Seed = 0, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
-    """Train a SPRINTER verifier or a SpecDec++ acceptance head on collected traces, or keep the target's texts in a datastore; or train an
-    EAGLE-3 head on what the target writes, which takes an hour or more and resumes where it was stopped.
+    """Train a SPRINTER verifier, a SpecDec++ acceptance head or Medusa's heads on collected traces, or keep the target's texts in a
+    datastore; or train an EAGLE-3 head on what the target writes, which takes an hour or more and resumes where it was stopped.
 
     Example: draftwell train --pair default
     """
@@ -91,13 +93,15 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
-        report: VerifierReport | HeadReport | DatastoreReport
+        report: VerifierReport | HeadReport | MedusaReport | DatastoreReport
         if kind is Trained.DATASTORE:
             report = train_step.run_train_datastore(opened, found)
         elif kind is Trained.VERIFIER:
             report = train_step.run_train(opened, found, VerifierSettings(seed=seed, **given), test=untouched)
-        else:
+        elif kind is Trained.ACCEPTANCE_HEAD:
             report = train_step.run_train_head(opened, found, test=untouched, seed=seed)
+        else:
+            report = train_step.run_train_medusa(opened, found, test=untouched, seed=seed)
     if report.left_out and not isinstance(report, DatastoreReport):
         say(f"{len(report.left_out)} prompts of {test} are in the training trace too and were not tested on")
     if publish:
@@ -133,10 +137,16 @@ def train_eagle3(pair: str, dtype: str | None, threads: int | None, publish: boo
                f"next: draftwell calibrate --pair {pair}, which measures the head's step; then draftwell tune")
 
 
-def show_report(report: VerifierReport | HeadReport, folder: Path) -> None:
+def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path) -> None:
     """Print the metrics, with their intervals, and the cost of a score."""
+    from components.train.medusa import MedusaReport
     from components.train.reports import VerifierReport
 
+    if isinstance(report, MedusaReport):
+        right = ", ".join(f"{100 * one:.1f} % ({100 * three:.1f} %)" for one, three in zip(report.top1, report.top3, strict=True))
+        typer.echo(f"heads right on {report.rows['test']} unseen places, with their likeliest token (three likeliest): {right}; they "
+                   f"propose {report.tokens} tokens; report: {folder / 'medusa_heads.json'}")
+        return
     intervals = report.metrics.intervals or {}
     typer.echo("  ".join(f"{name} {format_metric(value)}" + (" [{:.3f}, {:.3f}]".format(*intervals[name]) if name in intervals else "")
                          for name, value in report.to_json().items() if isinstance(value, int | float)))

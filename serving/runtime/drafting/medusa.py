@@ -32,7 +32,7 @@ class Medusa:
         self._state: Tensor | None = None
 
     def propose(self, session: Session, limit: int) -> Step[DraftTree]:
-        tree, places = DraftTree(), {(): ROOT}
+        tree, places = DraftTree(), dict[tuple[int, ...], int]({(): ROOT})
         depth, room = min(limit, len(self.heads)), min(self.nodes, session.tree_room())
         ranked = self._ranked(depth) if depth else []
         for path in SHAPE:

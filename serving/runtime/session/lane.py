@@ -28,6 +28,7 @@ class Lane:
         self.length = 0
         self._skimmed = 0  # tokens in the slot, those after `length` read with sublayers skipped; 0: none were
         self._skip: frozenset[int] = frozenset()
+        self._tree_read: tuple[list[int], DraftTree, Output] | None = None  # until `settle`
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
         self.penalties = Penalties(sampling)
@@ -97,8 +98,8 @@ class Lane:
     @property
     def trees(self) -> bool:
         """Whether `read_tree` takes trees with alternatives: the model reads them, and this request's rows do not depend on what was
-        written before them (penalties), nor does anybody record them as one text."""
-        return getattr(self.model, "trees", False) and self.recorder is None and not self.sampling.penalises
+        written before them (penalties)."""
+        return getattr(self.model, "trees", False) and not self.sampling.penalises
 
     def read_tree(self, sequence: Sequence[int], tree: DraftTree) -> Step[Rows]:
         """Feed what the slot has not seen of `sequence`, then a tree after it; rows after the sequence and after each token of the tree.
@@ -113,6 +114,7 @@ class Lane:
         self.stats.target_calls += 1
         output: Output = yield Forward(self.role, self.slot, (*unseen, *tree.tokens), len(tree) + 1, parents=parents)
         self.length = len(sequence) + len(tree)
+        self._tree_read = list(sequence), tree, output
         return output.rows(self.sampling)
 
     def hidden_states(self, start: int, end: int) -> Tensor:
@@ -135,6 +137,10 @@ class Lane:
         """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in order, and forget its other tokens."""
         self.model.keep(self.slot, length, path)  # type: ignore[attr-defined]  # of a model with `trees`
         self.length = length + len(path)
+        if self.recorder is not None and self._tree_read is not None:  # as though the path had been the draft
+            sequence, tree, output = self._tree_read
+            self.recorder.saw(self.role, sequence + [tree.tokens[i] for i in path], output.at([0, *(i + 1 for i in path)]), 1)
+        self._tree_read = None
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens, if there is more."""

@@ -58,10 +58,10 @@ def random_datastore(vocab: int, seed: int = 5) -> Datastore:
 
 
 def random_medusa_heads(width: int, seed: int = 6, tokens: int | None = None) -> MedusaHeads:
-    """Three random heads over states of `width` numbers, and over as many tokens or the first `tokens`."""
+    """Three random heads over states of `width` numbers, and over the first `tokens`, by default a dozen at most."""
     generator = torch.Generator().manual_seed(seed)
     weight, bias = torch.randn(3, width, width, generator=generator), torch.randn(3, width, generator=generator)
-    return MedusaHeads(weight / width**0.5, bias, torch.arange(tokens or width), ORIGIN)
+    return MedusaHeads(weight / width**0.5, bias, torch.arange(tokens or min(width, 12)), ORIGIN)
 
 
 def counting_pair(vocab: int = 10, wrong_behind: int | None = None) -> dict:

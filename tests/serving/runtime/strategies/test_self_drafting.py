@@ -11,13 +11,15 @@ import torch
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.lean_llama import LeanLlama
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy, build_strategy
+from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from tests.support.models.llama_shapes import llama, random_tokens
+from tests.support.models.resources import random_medusa_heads
 
 TOKENS = 32
 PROMPTS = [list(random_tokens(3 + number % 7, seed=number)) for number in range(20)]
 CASES: list[tuple[str, dict[str, Any]]] = [("lookahead", {}), ("lookahead", {"window": 3, "ngram": 4, "pool_from_text": False}),
-                                           ("swift", {"skip_ratio": 0.25, "threshold": 0.0, "max_draft": 3, "interval": 2, "window": 4})]
+                                           ("swift", {"skip_ratio": 0.25, "threshold": 0.0, "max_draft": 3, "interval": 2, "window": 4}),
+                                           ("medusa", {})]
 
 
 @functools.cache
@@ -37,7 +39,7 @@ def generated() -> list[list[int]]:
 
 
 def build(name: str, parameters: dict[str, Any]) -> Strategy:
-    return build_strategy(name, parameters)
+    return build_strategy(name, parameters, StrategyResources({"medusa_heads": random_medusa_heads(32, tokens=61)}))
 
 
 @pytest.mark.parametrize(("name", "parameters"), CASES, ids=str)
