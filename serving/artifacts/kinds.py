@@ -119,8 +119,8 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "`draftwell train --kind eagle3_head`, on texts that the target wrote, unrolled over the head's own outputs.",
             "`acceptance_depth_1`… on held-out texts: how often the target keeps the drafted token at a depth, where it kept those before; "
             "`accepted_length`: tokens of a draft that it keeps.",
-            "`draftwell generate --strategy eagle3`; vLLM and SGLang read its `config.json` and `model.safetensors`."),
-        read_by_strategies=True),
+            "`draftwell generate --strategy eagle3`, or `hybrid`; for vLLM and SGLang: `draftwell export --save-head`."),
+        read_by_strategies=True, pictures=("eagle3_head.png", "eagle3_head.json")),
     ArtifactKind(
         "datastore", "Datastore", "draftwell train --kind datastore", ("datastore.safetensors",), Card(
             "Datastore: texts that the target wrote, in which drafts are looked up (REST, SuffixDecoding).",

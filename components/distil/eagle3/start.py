@@ -43,6 +43,8 @@ def start_from_target(network: Eagle3Network, target: Any, corpus: Sequence[Conv
 def entering_last(target: Any, ids: Tensor) -> Tensor:
     """`[ids, hidden]` float32, the states that enter the target's last layer."""
     inputs: list[Tensor] = []
+    attention = target.config._attn_implementation
+    target.set_attn_implementation("sdpa")  # one that a slot model runs has an attention that wants its slots
     watch = target.model.layers[-1].register_forward_pre_hook(
         lambda _, given, named: inputs.append(given[0] if given else named["hidden_states"]), with_kwargs=True)
     try:
@@ -50,6 +52,7 @@ def entering_last(target: Any, ids: Tensor) -> Tensor:
             target.model(ids[None].to(target.device), use_cache=False)
     finally:
         watch.remove()
+        target.set_attn_implementation(attention)
     return inputs[0][0].float().cpu()
 
 

@@ -40,8 +40,9 @@ class Trained(StrEnum):
 
 def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True,
           kind: Annotated[Trained, typer.Option("--kind", help="What to make: the verifier of sprinter, the acceptance head of "
-                                                                 "specdec_pp, the heads of medusa, the datastore of rest and suffix, or the "
-                                                                 "head of eagle3, which is trained on prompts and not on traces.")] = Trained.VERIFIER,
+                                                                 "specdec_pp, the heads of medusa, the datastore of rest and suffix, "
+                                                                 "or the head of eagle3, which is trained on prompts, not on "
+                                                                 "traces.")] = Trained.VERIFIER,
           test: Annotated[Path | None, typer.Option("--test", help="Trace folder of other prompts to test on; default: a fifth of the "
                                                                      "prompts is held out.")] = None,
           label: Annotated[LabelKind | None, typer.Option("--label", help="Verifier: what it predicts of a draft token: ratio (q/p at most "
