@@ -161,5 +161,6 @@ def head_config(target: Any, draft_vocab: int, layers: tuple[int, ...]) -> dict[
         "bos_token_id": target.bos_token_id, "eos_token_id": target.eos_token_id, "torch_dtype": "bfloat16",
     }
     if target.num_hidden_layers < 7 or layers != default_features(target.num_hidden_layers):
-        found["eagle_aux_hidden_state_layer_ids"] = list(layers)
+        found["eagle_aux_hidden_state_layer_ids"] = list(layers)  # vLLM: the layer whose input it is
+        found["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}  # SGLang: the layer before
     return found

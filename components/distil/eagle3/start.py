@@ -15,6 +15,7 @@ from torch import Tensor
 
 from components.distil.corpus import Conversation
 from components.distil.eagle3.network import Eagle3Network
+from components.distil.lean import BatchedLlama
 
 RIDGE = 1e-3
 """Share of the features' mean square that is added to the diagonal."""
@@ -35,25 +36,24 @@ def start_from_target(network: Eagle3Network, target: Any, corpus: Sequence[Conv
     generator = torch.Generator().manual_seed(seed)
     sample = corpus[:: max(1, len(corpus) // SAMPLE)][:SAMPLE]
     features = torch.cat([s.hidden[:, : 3 * network.config["hidden_size"]].float() for s in sample])
-    wanted = torch.cat([entering_last(target, s.ids[:-1]) for s in sample])
+    wanted = torch.cat(entering_last(target, [s.ids[:-1] for s in sample]))
     network.fc.weight.copy_(ridge(features, wanted))
     copy_layer(network, target, generator)
 
 
-def entering_last(target: Any, ids: Tensor) -> Tensor:
-    """`[ids, hidden]` float32, the states that enter the target's last layer."""
-    inputs: list[Tensor] = []
-    attention = target.config._attn_implementation
-    target.set_attn_implementation("sdpa")  # one that a slot model runs has an attention that wants its slots
-    watch = target.model.layers[-1].register_forward_pre_hook(
-        lambda _, given, named: inputs.append(given[0] if given else named["hidden_states"]), with_kwargs=True)
-    try:
-        with torch.autocast(target.device.type, dtype=torch.bfloat16):
-            target.model(ids[None].to(target.device), use_cache=False)
-    finally:
-        watch.remove()
-        target.set_attn_implementation(attention)
-    return inputs[0][0].float().cpu()
+def entering_last(target: Any, texts: Sequence[Tensor]) -> list[Tensor]:
+    """`[ids, hidden]` float32 for each text, the states that enter the target's last layer.
+
+    They are computed beside the module, whose attention the engine may have taken over.
+    """
+    lean = BatchedLlama(target, torch.bfloat16, features=(len(target.model.layers) - 1,))
+    found = []
+    for ids in texts:
+        places = torch.arange(len(ids))
+        lean.start(1, len(ids))
+        states = lean.forward(ids[None], 0, places[None], (places[:, None] >= places)[None])
+        found.append(states[0, :, : states.shape[-1] // 2].float())
+    return found
 
 
 def ridge(x: Tensor, y: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from dataclasses import replace
@@ -20,7 +21,7 @@ from components.distil.eagle3.measure import reach
 from components.distil.eagle3.network import Eagle3Network, default_features, head_config
 from components.distil.eagle3.objective import head_losses, spread_of
 from components.distil.eagle3.recipe import Borrowed, HeadRecipe
-from components.distil.eagle3.start import start_from_target
+from components.distil.eagle3.start import entering_last, start_from_target
 from components.distil.eagle3.training import train_head
 from components.distil.eagle3.unroll import Batch, Starts, unroll
 from components.distil.lean import rotate
@@ -369,7 +370,7 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
     work.mkdir()
     (work / "instructions.json").write_text(json.dumps([f"say the number {n}" for n in range(60)]))
     (tmp_path / "extra.jsonl").write_text('{"prompt": "say it again"}\n')
-    common = {"target": tmp_path / "target", "data": tmp_path, "minutes": 0.02, "role": "head"}
+    common = {"target": tmp_path / "target", "data": tmp_path, "minutes": 0.004, "role": "head"}
     default_pair.main(**common, work=work, out=tmp_path / "head", extra=tmp_path / "extra.jsonl")
     made = Eagle3Head.load(tmp_path / "head")
     assert made.layers == (2, 3, 4)
@@ -384,3 +385,21 @@ def test_the_recipe_of_the_default_pair_makes_a_head(tmp_path):
     next((work / "corpus").glob("shard-*s")).unlink()
     with raises_code("no_shards", "gone"):
         default_pair.main(**other, out=tmp_path / "again")
+
+
+def test_other_layers_are_named_for_both_servers(target):
+    """vLLM counts the layer that states enter, SGLang the one that they leave; the default is left to them."""
+    config = head_config(target.config, 48, LAYERS)
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    deep = copy.copy(target.config)
+    deep.num_hidden_layers = 30
+    assert not {"eagle_config", "eagle_aux_hidden_state_layer_ids"} & head_config(deep, 48, (2, 15, 27)).keys()
+
+
+def test_states_that_enter_the_last_layer(target):
+    ids = torch.randint(3, 97, (11,))
+    with torch.no_grad():
+        expected = target.model(ids[None], output_hidden_states=True).hidden_states[-2][0]
+    (found,) = entering_last(target, [ids])
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)  # bfloat16
