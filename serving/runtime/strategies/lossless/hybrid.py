@@ -4,6 +4,8 @@ this machine (ours)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -14,8 +16,10 @@ from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Role, Step
-from serving.runtime.drafting.best_drafter import BestDrafter, Experience
+from serving.runtime.drafting.best_drafter import BestDrafter, Candidate, Experience
+from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.expected_gain import RoundCosts
+from serving.runtime.drafting.head import HeadChain
 from serving.runtime.models.eagle3_model import head_of
 from serving.runtime.output import Model
 from serving.runtime.schedules.serial import serial
@@ -41,13 +45,13 @@ class Hybrid(Strategy):
 
     class Config(StrategyConfig):
         drafter: Literal["auto", "head", "draft", "none"] = Field(
-            "auto", description="besides what followed the text's end before: the head where there is one, else the draft model; or one "
-            "of them, or none")
+            "auto", description="besides what followed the text's end before: head and draft model, as far as there are any; or one of "
+            "them, or none")
         max_draft: int = Field(8, ge=1, le=32, description="longest draft")
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
-        self.seen: dict[str, Experience] = {}
+        self.seen: dict[str, Shared] = {}
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
@@ -55,30 +59,42 @@ class Hybrid(Strategy):
                            notes=("Only n-grams of the text are left: no other engine chooses the drafter by round.",))
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
-        chosen: dict[Role, Model] = {"target": models["target"]}
-        wanted, head = self.config.drafter, self.resources.artifacts.get("eagle3_head")
-        if wanted in ("auto", "head") and ("head" in models or isinstance(head, Eagle3Head)):
-            chosen["head"] = models["head"] if "head" in models else head_of(models["target"], self.artifact(Eagle3Head))
-        elif wanted == "head":
+        wanted, chosen = self.config.drafter, {"target": models["target"]}
+        if "head" in models and wanted in ("auto", "head"):
+            chosen["head"] = models["head"]
+        elif wanted == "head" or (wanted == "auto" and self.optional_artifact(Eagle3Head) is not None):
             chosen["head"] = head_of(models["target"], self.artifact(Eagle3Head))  # says what is missing
-        elif wanted in ("auto", "draft") and "draft" in models:
+        if "draft" in models and wanted in ("auto", "draft"):
             chosen["draft"] = models["draft"]
-        return chosen
+        return chosen  # type: ignore[return-value]  # the roles are literals
 
     def run(self, session: Session) -> Step[None]:
-        model: Literal["head", "draft"] | None = "head" if "head" in session.lanes else "draft" if "draft" in session.lanes else None
-        profile = self.artifact(HardwareProfile)
-        seconds = profile.t_draft if model == "draft" else profile.t_head or HEAD_SHARE * profile.verify_seconds(1)
-        costs = RoundCosts.of(profile, seconds, self.config.max_draft)
-        drafter = BestDrafter(costs, self._experience(model, session.sampling.temperature), model, self.config.max_draft,
-                              self.optional_artifact(Datastore))
+        profile, longest, seen = self.artifact(HardwareProfile), self.config.max_draft, self._shared(session.sampling.temperature)
+        plain = RoundCosts.of(profile, 0.0, longest)
+        steps = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft}
+        makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
+        models = [Candidate(partial(makers[role], with_confidence=True), RoundCosts.of(profile, step, longest), seen.models[role], longest)
+                  for role, step in steps.items() if role in session.lanes]
+        drafter = BestDrafter(plain, seen.lookup, models, longest, self.optional_artifact(Datastore))
         yield from serial(session, drafter, Exact(), drafter.learn)
 
-    def _experience(self, model: str | None, temperature: float) -> Experience:
+    def _shared(self, temperature: float) -> Shared:
         """What was learnt of requests of this class of temperatures; its beginning where each request shall decide for itself."""
         kind = "greedy" if temperature == 0.0 else "sampled"
         if kind not in self.seen:
-            table = self.resources.artifacts.get("acceptance_table")
-            known = table.at(temperature).copy() if model == "draft" and isinstance(table, AcceptanceTable) else AcceptanceTable.empty()
-            self.seen[kind] = Experience(model=known)
+            table = self.optional_artifact(AcceptanceTable)
+            known = AcceptanceTable.empty() if table is None else table.at(temperature).copy()
+            self.seen[kind] = Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(known)})
         return self.seen[kind].copy() if self.resources.deterministic else self.seen[kind]
+
+
+@dataclass
+class Shared:
+    """What all requests of one class of temperatures have counted: of continuations, and of head and draft model."""
+
+    lookup: AcceptanceTable
+    models: dict[str, Experience]
+
+    def copy(self) -> Shared:
+        """The same, counted on apart."""
+        return Shared(self.lookup.copy(), {role: seen.copy() for role, seen in self.models.items()})

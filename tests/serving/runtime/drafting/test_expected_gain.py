@@ -9,7 +9,7 @@ import torch
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.hardware_profile import HardwareProfile
-from serving.runtime.drafting.best_drafter import PROBE, BestDrafter, Experience
+from serving.runtime.drafting.best_drafter import PROBE, BestDrafter, Candidate, Experience
 from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
@@ -74,26 +74,26 @@ class Spy:
         self.stats = type("Stats", (), {"drafted": 0, "draft_calls": 0})()
 
 
-def test_a_model_that_gains_nothing_is_only_tried_now_and_then():
-    seen = Experience(gain=-0.5)
-    drafter = BestDrafter(RoundCosts(STEPS, 0.3), seen, "head", 4)
-    asked = []
+def candidate(seen, step=0.1, asked=None):
+    """A model that always proposes one token, with a spy on how often."""
 
     class Model:
         def propose(self, session, limit, pending=None):
-            asked.append(len(session.text.ids))
+            (asked if asked is not None else []).append(len(session.text.ids))
             session.stats.draft_calls += 1
             return Draft([7], confidence=[0.4])
             yield
 
-    drafter.model = Model()
-    session = Spy([1])
-    for token in range(2, 2 + 3 * PROBE):  # no n-gram repeats
+    return Candidate(lambda stop: Model(), RoundCosts(STEPS, step), seen, 4)
+
+
+def play(models, rounds, accepted):
+    """Rounds on a text in which nothing repeats; `accepted(model)`: tokens that the target keeps of its draft."""
+    drafter, session = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), models, 4), Spy([1])
+    for token in range(2, 2 + rounds):
         session.text.ids.append(100 + token)
         draft = next_value(drafter.propose(session, 4))
-        drafter.learn(draft, Verdict(0, 5, len(draft)))
-    assert len(asked) == 3
-    assert seen.gain < 0
+        drafter.learn(draft, Verdict(accepted(drafter.chosen) if len(draft) else 0, 5, len(draft)))
 
 
 def next_value(steps):
@@ -104,12 +104,26 @@ def next_value(steps):
     raise AssertionError("no forward pass was expected")
 
 
+def test_a_model_that_gains_nothing_is_only_tried_now_and_then():
+    asked, seen = [], Experience(gain=-0.5)
+    play([candidate(seen, 0.3, asked)], 3 * PROBE, lambda model: 0)
+    assert len(asked) == 3
+    assert seen.gain < 0
+
+
+def test_of_two_models_the_one_that_gains_more_drafts_most():
+    """Both look alike at first; one is kept always, the other never."""
+    good, bad = [], []
+    models = [candidate(Experience(), 0.1, bad), candidate(Experience(), 0.1, good)]
+    play(models, 60, lambda model: int(model is models[1]))
+    assert len(bad) <= 3 + 60 // PROBE
+    assert len(good) >= 60 - len(bad) - 1
+
+
 def test_an_n_gram_is_preferred_where_it_is_expected_to_gain_more():
-    seen = Experience(lookup=AcceptanceTable([1000] * 20, [950] * 20, ORIGIN), gain=0.2)
-    drafter = BestDrafter(RoundCosts(STEPS, 0.1), seen, None, 4)
-    drafter.model = object()
+    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable([1000] * 20, [950] * 20, ORIGIN), [candidate(Experience(gain=0.2))], 4)
     draft = next_value(drafter.propose(Spy([1, 2, 3, 4, 5, 6, 1, 2, 3]), 4))
-    assert drafter.source == "lookup"
+    assert drafter.chosen is None
     assert draft.tokens == [4, 5, 6, 1][: len(draft)]
     assert len(draft) >= 3
 
