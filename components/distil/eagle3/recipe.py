@@ -23,7 +23,7 @@ class HeadRecipe(Schedule):
         minutes: training time of this run and all runs that it resumes; ignored where `tokens` is given.
         tokens: tokens to train on, each as often as it is seen.
         hard_weight: weight of the cross-entropy with the target's likeliest token.
-        prompt_weight: share of the positions in prompts that are learned, at step 0 only; they are drawn anew each time, which is
+        prompt_weight: share of the positions in prompts that are learned, at step 0 only; they are drawn again each time, which is
             their weight in the mean.
         noise: of the features in training, uniform up to ± this part of each one's spread.
         save_seconds: time between two checkpoints.
