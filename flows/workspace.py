@@ -173,7 +173,7 @@ class Workspace:
     def resources(
         self, pair: LoadedPair, names: Iterable[str], *, folder: Path | None = None, deterministic: bool = False
     ) -> StrategyResources:
-        """The artifacts that the named strategies need or can use; what is not there is left to the strategy to ask for.
+        """The artifacts that the named strategies read; what is not there is left to the strategy to ask for.
 
         Args:
             folder: a folder of artifact folders that goes before the workspace's; a foreign artifact there is an error.
@@ -182,8 +182,7 @@ class Workspace:
 
         if folder is not None and not folder.is_dir():
             raise DraftwellError(f"no artifacts folder {folder}: check --artifacts", code="no_artifacts_folder")
-        wanted = [find_strategy(name) for name in names]
-        kinds = {kind: None for strategy in wanted for kind in (*strategy.artifacts, *strategy.optional_artifacts)}
+        kinds = {kind: None for name in names for kind in find_strategy(name).reads()}
         found = {kind: self._find(pair, kind, folder) for kind in kinds}
         if "hardware_profile" in found:
             found["hardware_profile"] = self._profile_for(pair, found["hardware_profile"], found.get("eagle3_head"))

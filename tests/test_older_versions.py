@@ -32,9 +32,8 @@ from tests.support.paths import REPO
 WRITTEN = REPO / "tests" / "data" / "written_by_9cd9650"
 WORKSPACE = WRITTEN / "workspace"
 RECORDED = json.loads((WRITTEN / "digests.json").read_text())
-SINCE = {"eagle3_head"}
-"""Kinds that there were not yet."""
-THEN = [kind for kind in KINDS if kind not in SINCE]
+WRITTEN_KINDS = [kind for kind in KINDS if (WORKSPACE / "artifacts" / kind).is_dir()]
+"""Later versions have more kinds."""
 
 
 @pytest.fixture
@@ -43,14 +42,14 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(WRITTEN, tmp_path / "old"))
 
 
-@pytest.mark.parametrize("kind", THEN)
+@pytest.mark.parametrize("kind", WRITTEN_KINDS)
 def test_artifacts_are_read(kind: str) -> None:
     bound = RECORDED["fingerprint"] if KINDS[kind].fingerprinted else None
     loaded = find_kind(kind).load_class().load(WORKSPACE / "artifacts" / kind, fingerprint=bound)
     assert loaded.digest == digest_of(WORKSPACE / "artifacts" / kind)
 
 
-@pytest.mark.parametrize("kind", THEN)
+@pytest.mark.parametrize("kind", WRITTEN_KINDS)
 def test_an_artifact_that_is_saved_again_keeps_its_digest(kind: str, tmp_path: Path) -> None:
     """The digest is over all data files: the same numbers are written in the same bytes as then."""
     loaded = find_kind(kind).load_class().load(WORKSPACE / "artifacts" / kind)

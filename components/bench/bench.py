@@ -44,7 +44,8 @@ def run_bench(pair: LoadedPair, strategies: Sequence[Config], prompts: Sequence[
         peaks = memory_peaks(pair, resources, configs, prompts, settings, progress) if settings.memory else {}
         extra = [*extra, *(missing_fastest_vanilla(pair, resources, configs, prompts, settings) if settings.cost_ratios else [])]
         longest = longest_request(pair, prompts, settings.max_tokens)
-        with open_peers(pair, settings.peers, gamma=gamma_of(configs), context=longest, temperature=settings.temperature) as groups:
+        with open_peers(pair, settings.peers, gamma=gamma_of(configs), context=longest, temperature=settings.temperature,
+                        head=resources.artifacts.get("eagle3_head")) as groups:
             peers = [contender for group in groups.values() for contender in group.contenders]
             measured = measure(pair, resources, configs, prompts, settings, progress=progress, extra=[*extra, *peers])
         metrics = BenchMetrics(pair, prompts, measured, temperature=settings.temperature, floor=settings.quality_floor)

@@ -22,7 +22,7 @@ def origins(strategy: str, parameters: Mapping[str, Any], resources: StrategyRes
         kept; `config_digest`: of the tuned config; `trace_digest`: of the traces that the config, else the artifacts, were
         made from, None where these name none or several.
     """
-    used = {kind: resources.artifacts[kind] for kind in find_strategy(strategy).artifacts if kind in resources.artifacts}
+    used = {kind: resources.artifacts[kind] for kind in find_strategy(strategy).reads() if kind in resources.artifacts}
     config: Any = resources.artifacts.get("decoding_config")
     if config is not None and (strategy, dict(parameters)) not in choices_of(config):
         config = None

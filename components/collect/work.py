@@ -101,7 +101,7 @@ def inputs_digest(prompts: Sequence[Prompt], header: TraceHeader, settings: Coll
 
 def identity_of(strategy: Strategy) -> list[Any]:
     """What a strategy's texts depend on apart from models and prompts, as plain JSON: name, parameters, digests of its artifacts."""
-    artifacts = {kind: artifact.digest for kind, artifact in sorted(strategy.resources.artifacts.items()) if kind in strategy.artifacts}
+    artifacts = {kind: artifact.digest for kind, artifact in sorted(strategy.resources.artifacts.items()) if kind in strategy.reads()}
     return [strategy.name, strategy.config.model_dump(mode="json"), artifacts]
 
 

@@ -36,20 +36,21 @@ class Writer(Protocol):
         """For each prompt an output drawn from the likeliest tokens."""
 
 
-def writer_of(pair: LoadedPair, at_once: int, governor: ThreadGovernor | None = None) -> Writer:
+def writer_of(pair: LoadedPair, at_once: int, governor: ThreadGovernor | None = None, *, features: tuple[int, ...] = ()) -> Writer:
     """The fastest writer that the pair's target allows.
 
     Args:
         pair: loaded with `keep_modules`.
         at_once: prompts in one batch, as far as the pair has slots.
         governor: adapts the threads while texts are written, and only then.
+        features: layers whose input states are wanted in front of the last ones.
     """
     module = pair.modules["target"]
     plain = fits(module) and module.config.tie_word_embeddings and pair.padded_to is None
     if (plain and module.config.rope_parameters.get("rope_type", "default") == "default" and module.device.type == "cpu"
             and pair.models["target"].max_context <= LONGEST):
-        return LeanWriter(module, pair.stop_tokens, module.dtype, governor)
-    return EngineWriter(pair, at_once, governor)
+        return LeanWriter(module, pair.stop_tokens, module.dtype, governor, features)
+    return EngineWriter(pair, at_once, governor, features)
 
 
 class LeanWriter:
@@ -84,9 +85,11 @@ class LeanWriter:
 class EngineWriter:
     """Any model over slots, on any device: batched decoding, then one teacher-forced pass of each text for its states."""
 
-    def __init__(self, pair: LoadedPair, at_once: int, governor: ThreadGovernor | None = None):
-        self.pair, self.at_once, self.governor = pair, at_once, governor
-        self.identity = f"slots {pair.dtype}"
+    def __init__(self, pair: LoadedPair, at_once: int, governor: ThreadGovernor | None = None, features: tuple[int, ...] = ()):
+        self.pair, self.at_once, self.governor, self.features = pair, at_once, governor, features
+        self.identity = f"slots {pair.dtype}" + (f" features {features}" if features else "")
+        if features:
+            pair.models["target"].keep_hidden_states(features)  # type: ignore[attr-defined]  # of targets like Llama
 
     def greedy(self, rows: Sequence[list[int]], new_tokens: int) -> list[tuple[list[int], Tensor]]:
         sampling = self.pair.sampling(max_tokens=new_tokens)
@@ -104,12 +107,14 @@ class EngineWriter:
             return decode_all(engine, list(zip(rows, samplings, strict=True)), strategies, room(engine, self.at_once))
 
     def _states(self, ids: list[int]) -> Tensor:
-        """`[ids − 1, hidden]` of one text."""
-        model = self.pair.models["target"]
+        """`[ids − 1, hidden]` of one text, with those of `features` in front."""
+        model: Any = self.pair.models["target"]
         slot = model.open()
         try:
             output = model.forward([Forward("target", slot, tuple(ids[:-1]), keep=len(ids) - 1, prefill=True)])[0]
+            assert output.hidden is not None  # every module gives its states
+            parts = [model.hidden_states(slot, 0, len(ids) - 1)] if self.features else []
+            states: Tensor = torch.cat([*parts, output.hidden], -1).cpu()
         finally:
             model.close(slot)
-        assert output.hidden is not None  # every module gives its states
-        return output.hidden.cpu().clone()
+        return states.clone()

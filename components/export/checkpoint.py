@@ -1,4 +1,4 @@
-"""A distilled draft as a folder that other engines read: complete weights instead of 8-bit layers without embeddings."""
+"""Drafts and heads as folders that other engines read: with the weights that they borrow from their target."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.artifacts.distilled_draft import DistilledDraft
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.pair_files import weights_digest
 from serving.errors import DraftwellError
 from serving.files import replace_folder
@@ -38,5 +39,28 @@ def save_draft(target: Path, draft: Path, out: Path, dtype: str = "float32") -> 
         load_tokenizer(target).save_pretrained(into)
         for file in into.iterdir():
             file.chmod(0o644)  # safetensors writes files that only their owner may read
+        replace_folder(into, out)
+    return out
+
+
+def save_head(target: Path, head: Eagle3Head, out: Path) -> Path:
+    """Write an EAGLE-3 head with the rows of its target's output embedding into the new folder `out`, as vLLM and SGLang load it.
+
+    Args:
+        target: folder of the target's weights.
+    Raises:
+        DraftwellError: `out` exists already, or the head was trained for another target.
+    """
+    import torch
+
+    if out.exists():
+        raise DraftwellError(f"{out} exists already: name a new folder for the head", code="folder_exists")
+    head.check_donor(weights_digest(target))
+    rows = load_module(target, torch.float32, "cpu").get_output_embeddings().weight[head.head_tokens]
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
+        into = Path(place) / "head"
+        head.write_standalone(into, rows)
+        for file in into.iterdir():
+            file.chmod(0o644)  # as in `save_draft`
         replace_folder(into, out)
     return out

@@ -19,6 +19,9 @@ Writer = Callable[[Speculation, Weights], tuple[Settings, str, list[str]]]
 ENGINES: dict[str, Writer] = {"vllm": vllm.write, "sglang": sglang.write, "llama.cpp": llama_cpp.write,
                               "transformers": transformers_config.write}
 
+HEADS = ("vllm", "sglang")
+"""Engines that load EAGLE-3 heads."""
+
 
 @cache
 def schema(engine: str) -> dict[str, Any]:
@@ -53,6 +56,11 @@ def export_config(engine: str, strategy: str, parameters: Mapping[str, Any], wei
     if speculation.source == "draft" and weights.draft is None:
         raise DraftwellError(f"{strategy} needs a draft that {engine} can read, and this pair names none: name one with "
                              "--draft-model, or write a distilled one with --save-draft", code="no_draft_to_export")
+    if speculation.source == "eagle3" and engine not in HEADS:
+        raise DraftwellError(f"{engine} runs no EAGLE-3 heads: export to {' or '.join(HEADS)}", code="not_exportable")
+    if speculation.source == "eagle3" and weights.head is None:
+        raise DraftwellError(f"{strategy} needs a head in a folder that {engine} can read: write it with --save-head",
+                             code="no_head_to_export")
     settings, usage, notes = ENGINES[engine](speculation, weights)
     wrong = problems(engine, settings)
     if wrong:

@@ -19,6 +19,12 @@ def write(speculation: Speculation, weights: Weights) -> tuple[dict[str, Any], s
                     "speculative-eagle-topk": 1, "speculative-num-draft-tokens": length + 1}
         if weights.draft_revision:
             settings["speculative-draft-model-revision"] = weights.draft_revision
+    elif speculation.source == "eagle3":
+        assert speculation.length is not None
+        settings = {"speculative-algorithm": "EAGLE3", "speculative-draft-model-path": weights.head,
+                    "speculative-num-steps": speculation.length, "speculative-eagle-topk": 1,
+                    "speculative-num-draft-tokens": speculation.length + 1}
+        notes.append("SGLang drafts a chain of constant length here; its trees (speculative-eagle-topk) were not tuned.")
     elif speculation.source == "ngram":
         assert speculation.length is not None
         settings = {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": speculation.length + 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +20,7 @@ class Weights:
     """Names of a pair's models as the engine reads them: hub ids or paths.
 
     Args:
+        head: folder of an EAGLE-3 head (`checkpoint.save_head`).
         draft_revision, target_revision: branch, tag or commit of a model on the hub; None for its default.
     """
 
@@ -27,6 +28,7 @@ class Weights:
     draft: str | None = None
     draft_revision: str | None = None
     target_revision: str | None = None
+    head: str | None = None
 
 
 def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: int | None = None) -> Speculation:
@@ -45,8 +47,9 @@ def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: i
         raise
     found = cls.speculation(config)
     if found is None:
-        raise DraftwellError(f"{strategy} cannot be exported: without its third model nothing that was tuned would remain: serve it with "
-                             "`draftwell deploy`, or tune with --lossless-only and export that", code="not_exportable")
+        raise DraftwellError(f"{strategy} cannot be exported: no other engine has what it drafts from, so nothing that was tuned would "
+                             "remain: serve it with `draftwell deploy`, or tune with --lossless-only and export that",
+                             code="not_exportable")
     notes = found.notes
     if not cls.lossless:
         notes = (f"{strategy} is lossy and other engines accept tokens by the exact rule: this is its lossless equivalent. Outputs are the "
@@ -54,4 +57,4 @@ def speculation_of(strategy: str, parameters: Mapping[str, Any], draft_tokens: i
     if draft_tokens is not None and found.source == "draft" and (found.length is None or found.threshold is not None):
         notes = (*notes, f"Every draft has the {draft_tokens} tokens of --draft-tokens; the tuned rule that ends drafts is left out.")
         return Speculation("draft", draft_tokens, notes=notes)
-    return Speculation(found.source, found.length, found.threshold, found.heuristic, found.ngram, notes)
+    return replace(found, notes=notes)

@@ -30,7 +30,7 @@ def objections(config: DecodingConfig, artifacts: Mapping[str, Artifact]) -> lis
 
 def objection(choice: StrategyChoice, temperature: float, artifacts: Mapping[str, Artifact]) -> str | None:
     """The same for one choice; None where all that it reads fits."""
-    used = [artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts]
+    used = [artifacts[kind] for kind in find_strategy(choice.name).reads() if kind in artifacts]
     why = other_temperature(used, temperature)
     return f"{choice} serves requests of temperature {temperature:g}, and {why}" if why else None
 

@@ -16,6 +16,7 @@ from components.replay.costs import ReplayCosts, costs_of
 from components.replay.head_scores import with_recorded_head
 from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import TraceModel
+from components.replay.traced_text import NotInTrace
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.errors import DraftwellError
 from serving.recording.trace import TraceSet
@@ -89,6 +90,8 @@ def replay_strategy(
     if not strategy.lossless:
         raise DraftwellError(f"strategy {strategy_name} is lossy, so it writes other texts than the trace: measure it instead",
                              code="cannot_replay_lossy")
+    if getattr(strategy.config, "use_datastore", False):
+        raise NotInTrace("a datastore is made of the texts that a replay reads, and would find each of them in itself: measure instead")
     sampling = Sampling(max_tokens=budget, stop_token_ids=texts.stop_token_ids)
     costs = costs_of(profile, strategy.overlaps, max(len(text.ids) for text in texts.texts), overlap=overlap)
     chains = profile.details is not None and profile.details.chains and texts.temperature == 0

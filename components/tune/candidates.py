@@ -60,7 +60,8 @@ def reason_not_tunable(pair: LoadedPair, resources: StrategyResources, name: str
 
 def made_for_others(resources: StrategyResources, name: str, temperature: float) -> str | None:
     """The first artifact of a strategy that was made for the other class of temperatures, or None."""
-    return other_temperature((resources.artifacts[kind] for kind in find_strategy(name).artifacts), temperature)
+    used = (resources.artifacts[kind] for kind in find_strategy(name).reads() if kind in resources.artifacts)
+    return other_temperature(used, temperature)
 
 
 def unfit_champion(pair: LoadedPair, resources: StrategyResources, champion: StrategyChoice | None, quality: QualityOf | None,

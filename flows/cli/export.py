@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,8 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
                "--draft-model", help="Draft for the engine: a hub id or a path (default: the pair's own).")] = None,
            save_draft: Annotated[Path | None, typer.Option(
                "--save-draft", help="New folder for the complete weights of a distilled draft, which other engines need.")] = None,
+           save_head: Annotated[Path | None, typer.Option(
+               "--save-head", help="New folder for an EAGLE-3 head with the weights that it borrows, which other engines need.")] = None,
            out: Annotated[Path | None, typer.Option("--out", help="File to write (default: print the document).")] = None) -> None:
     """Write the tuned settings as documented settings of another engine, with notes on what it cannot express.
 
@@ -58,9 +61,14 @@ def export(to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, l
         strategy, parameters = read_config(config)
     if save_draft is not None and draft_model is None:
         draft_model = str(save_draft.resolve())
-    document = export_config(to, strategy, parameters, weights_of(spec, to, target_model, draft_model, released), draft_tokens=draft_tokens)
+    weights = weights_of(spec, to, target_model, draft_model, released)
+    if save_head is not None:
+        weights = replace(weights, head=str(save_head.resolve()))
+    document = export_config(to, strategy, parameters, weights, draft_tokens=draft_tokens)
     if save_draft is not None:
         write_draft(spec, save_draft, released)
+    if save_head is not None:
+        write_head(pair, save_head, released)
     if out is None:
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
@@ -92,14 +100,38 @@ def write_draft(spec: PairSpec, folder: Path, release: ReleaseVersion | None) ->
     say(f"saved the draft to {folder}; other engines let it propose every token, Draftwell only those that its head was distilled for")
 
 
+def write_head(pair: str, folder: Path, release: ReleaseVersion | None) -> None:
+    """Save an EAGLE-3 head as a folder that other engines load: the one that the release pins, else the workspace's or the shipped one."""
+    import tempfile
+
+    from components.export.checkpoint import save_head
+    from flows.workspace import Workspace
+    from registry.store import Store
+    from serving.artifacts.eagle3_head import Eagle3Head
+
+    check_folder(folder)
+    space = Workspace(pair, None, say)
+    with tempfile.TemporaryDirectory() as place:
+        if release is not None and "eagle3_head" in release.pins:
+            store = Store()
+            pinned = store.resolve("eagle3_head", release.pair, release.pins["eagle3_head"])
+            found: Path | None = store.download(pinned, Path(place) / "eagle3_head")
+        else:
+            kept = space.folder("eagle3_head")
+            found = kept if (kept / "artifact.json").is_file() else space.shipped_folder("eagle3_head")
+        if found is None:
+            raise DraftwellError(f"pair {space.spec.name} has no EAGLE-3 head: run `draftwell train --kind eagle3_head --pair {pair}`",
+                                 code="artifact_missing")
+        save_head(space.files().target, Eagle3Head.load(found), folder)
+    say(f"saved the head to {folder}")
+
+
 def released_files(files: PairFiles, release: ReleaseVersion, place: Path) -> tuple[PairFiles, str]:
     """The models that a release was made for, its pinned draft downloaded into `place`, and their dtype.
 
     Raises:
         DraftwellError: the models here are different ones.
     """
-    from dataclasses import replace
-
     from registry.store import Store
     from serving.artifacts.pair_files import fingerprint
     from serving.number_format import FORMATS

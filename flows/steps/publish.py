@@ -142,7 +142,7 @@ def notes_on(chosen: Composition, config: DecodingConfig) -> Iterator[str]:
     names = list(dict.fromkeys([config.strategy, *([config.sampled.strategy] if config.sampled else [])]))
     tuned_with = chosen.versions["decoding_config"].parents
     for kind in chosen.picked:
-        version, readers = chosen.versions[kind], [name for name in names if kind in find_strategy(name).artifacts]
+        version, readers = chosen.versions[kind], [name for name in names if kind in find_strategy(name).reads()]
         if kind == "decoding_config":
             continue
         if not readers:

@@ -148,7 +148,7 @@ def served_reference(space: Workspace, champion: Served) -> Path:
 
     config = champion.lossy
     assert config is not None
-    kinds = [kind for kind in find_strategy(config.strategy).artifacts if kind in champion.artifacts]
+    kinds = [kind for kind in find_strategy(config.strategy).reads() if kind in champion.artifacts]
     made_of = [champion.fingerprint, champion.trace_digest, config.strategy, config.parameters,
                {kind: champion.artifacts[kind].digest for kind in kinds}]
     name = json_digest(made_of)[:16]

@@ -1,4 +1,5 @@
-"""Steps that learn from traces (`run_train`, `run_train_head`) and calibrate (`run_calibrate`: table, memory and hardware profile)."""
+"""Steps that learn from traces (`run_train`, `run_train_head`, `run_train_medusa`, `run_train_datastore`) and that calibrate
+(`run_calibrate`: table, memory and hardware profile)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from serving.errors import DraftwellError
 
 if TYPE_CHECKING:
     from components.prompts.prompt import Prompt
+    from components.train.datastore import DatastoreReport
+    from components.train.medusa import MedusaReport
     from components.train.reports import HeadReport, ScoreCost, VerifierReport
     from flows.settings import PipelineSettings
     from serving.artifacts.acceptance_table import AcceptanceTable
@@ -66,6 +69,30 @@ def run_train_head(step: StepContext, traces: TraceSet, *, test: TraceSet | None
     return report
 
 
+def run_train_datastore(step: StepContext, traces: TraceSet) -> DatastoreReport:
+    """Make a datastore of the target's own texts, put it into the workspace and return its report."""
+    from components.train.datastore import build_datastore
+
+    store, report = build_datastore(traces, made_from(step, traces))
+    step.workspace.save(store)
+    step.report("datastore", report.model_dump(mode="json"))
+    return report
+
+
+def run_train_medusa(step: StepContext, traces: TraceSet, *, test: TraceSet | None = None, seed: int = 0) -> MedusaReport:
+    """Train Medusa's heads on the target's texts of a trace, put them into the workspace and return their report.
+
+    Args:
+        test, seed: as in `components.train.medusa.train_medusa_heads`.
+    """
+    from components.train.medusa import MedusaSettings, train_medusa_heads
+
+    heads, report = train_medusa_heads(step.pair, traces, made_from(step, traces), MedusaSettings(seed=seed), test=test)
+    step.workspace.save(heads)
+    step.report("medusa_heads", report.model_dump(mode="json"))
+    return report
+
+
 def made_from(step: StepContext, traces: TraceSet) -> Provenance:
     """Provenance of what is made from traces, with their temperature: it is for requests of that class."""
     from components.report.provenance import provenance
@@ -111,7 +138,8 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
     memory_settings, unfinished = memory_settings or MemorySettings(), step.workspace.root / "calibration"
     memory = build_correction_memory(step.pair, prompts, provenance(step.pair, training_prompts=hashes_of(prompts)), memory_settings,
                                      partial=unfinished, progress=step.bar)
-    times = measure_profile(step.pair, provenance(step.pair), head=step.workspace.found(step.pair, "eagle3_head"))
+    head: Any = step.workspace.found(step.pair, "eagle3_head")
+    times = measure_profile(step.pair, provenance(step.pair), head=head)
     for artifact in (table, memory, times):
         step.workspace.save(artifact)
     partial_file(unfinished, step.pair, prompts, memory_settings).unlink(missing_ok=True)

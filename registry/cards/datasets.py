@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 LONGEST_DIGEST = 36
 """Characters of a dataset's digest in MLflow's databases; the whole one is a tag of the input."""
-USES = {"verifier": "training", "acceptance_head": "training", "acceptance_table": "calibration", "correction_memory": "calibration",
-        "decoding_config": "tuning"}
+USES = {"verifier": "training", "acceptance_head": "training", "medusa_heads": "training", "datastore": "training",
+        "acceptance_table": "calibration", "correction_memory": "calibration", "decoding_config": "tuning"}
 """kind → what its traces were used for."""
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from serving.artifacts.base import Artifact, ArtifactError, Provenance
+from serving.artifacts.distilled_draft import quantise
 
 CONFIG, WEIGHTS, OURS = "config.json", "model.safetensors", "head.json"
 
@@ -31,17 +32,19 @@ class Eagle3Head(Artifact):
         head_tokens: `[draft vocabulary]` int64, the target's ids that the head covers, ascending.
         layers: numbers of the target's layers whose input states the head reads: low, middle, high.
         donor: sha256 of the target's weights.
+        int8: matrices are kept on disk in 8 bits, with a scale for each output channel: half the size, and then for our runtime alone
+            until `write_standalone` writes them out.
     Raises:
         ArtifactError: tokens or a matrix do not fit the configuration.
     """
 
     kind = "eagle3_head"
 
-    def __init__(self, state: dict[str, Tensor], config: dict[str, Any], head_tokens: Tensor, layers: tuple[int, ...], donor: str,
-                 provenance: Provenance):
+    def __init__(self, state: dict[str, Tensor], config: dict[str, Any], head_tokens: Tensor, layers: tuple[int, ...],
+                 donor: str, provenance: Provenance, *, int8: bool = False):
         self.state = {name: tensor.bfloat16().contiguous() for name, tensor in state.items()}
         self.config, self.head_tokens, self.layers, self.donor = dict(config), head_tokens.long(), tuple(layers), donor
-        self.provenance = provenance
+        self.provenance, self.int8 = provenance, int8
         self._check()
 
     def _check(self) -> None:
@@ -66,7 +69,7 @@ class Eagle3Head(Artifact):
         return other
 
     def write_files(self, folder: Path) -> None:
-        self._write(folder, {})
+        self._write(folder, rounded(self.state) if self.int8 else self.state)
         (folder / OURS).write_text(json.dumps({"donor": self.donor, "layers": list(self.layers)}, indent=2, sort_keys=True) + "\n")
 
     def write_standalone(self, folder: Path, lm_head_rows: Tensor) -> None:
@@ -83,14 +86,14 @@ class Eagle3Head(Artifact):
             raise ArtifactError(f"the rows are {list(lm_head_rows.shape)}, not {list(wanted)}: give the target's rows of the head's tokens",
                                 code="bad_head")
         folder.mkdir(parents=True, exist_ok=True)
-        self._write(folder, {"lm_head.weight": lm_head_rows.detach().cpu().bfloat16().contiguous()})
+        self._write(folder, {**self.state, "lm_head.weight": lm_head_rows.detach().cpu().bfloat16().contiguous()})
 
-    def _write(self, folder: Path, more: Mapping[str, Tensor]) -> None:
+    def _write(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         from safetensors.torch import save_file
 
         covered = torch.zeros(self.config["vocab_size"], dtype=torch.bool)
         covered[self.head_tokens] = True
-        tensors = {**self.state, **more, "d2t": self.head_tokens - torch.arange(len(self.head_tokens)), "t2d": covered}
+        tensors = {**state, "d2t": self.head_tokens - torch.arange(len(self.head_tokens)), "t2d": covered}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2, sort_keys=True) + "\n")
 
@@ -101,6 +104,20 @@ class Eagle3Head(Artifact):
         tensors = load_file(folder / WEIGHTS)
         del tensors["t2d"]
         shifts = tensors.pop("d2t")
+        int8 = any(tensor.dtype == torch.int8 for tensor in tensors.values())
+        tensors = {name: tensor if tensor.dtype != torch.int8 else tensor.float() * tensors[f"{name}.scale"][:, None]
+                   for name, tensor in tensors.items() if not name.endswith(".scale")}
         ours = json.loads((folder / OURS).read_text())
         return cls(tensors, json.loads((folder / CONFIG).read_text()), shifts + torch.arange(len(shifts)), tuple(ours["layers"]),
-                   ours["donor"], provenance)
+                   ours["donor"], provenance, int8=int8)
+
+
+def rounded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices in 8 bits with their scales, as a distilled draft keeps them; vectors as they are."""
+    found = {}
+    for name, tensor in state.items():
+        if tensor.dim() == 2:
+            found[name], found[f"{name}.scale"] = quantise(tensor)
+        else:
+            found[name] = tensor
+    return found

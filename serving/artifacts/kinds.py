@@ -40,7 +40,7 @@ class ArtifactKind:
         schema_version: newest version that this runtime reads; the same as the class's own.
         fingerprinted: it carries the pair's fingerprint; False for what is part of the fingerprint itself.
         calibrated: calibration makes it for every pair, and registers it.
-        read_by_strategies: some `Strategy.artifacts` names it, so a tuned choice names it as a parent.
+        read_by_strategies: some `Strategy.reads()` names it, so a tuned choice names it as a parent.
         drift_role: field of `components.drift.drift.WatchedArtifacts` that takes it; None where monitoring does not look at it.
         per_device: it holds times, or was chosen by them, and is valid on one device only: a workspace keeps one for each.
         pictures: patterns of the files among a workspace's reports that are published with it.
@@ -119,8 +119,23 @@ KINDS: dict[str, ArtifactKind] = {kind.name: kind for kind in (
             "`draftwell train --kind eagle3_head`, on texts that the target wrote, unrolled over the head's own outputs.",
             "`acceptance_depth_1`… on held-out texts: how often the target keeps the drafted token at a depth, where it kept those before; "
             "`accepted_length`: tokens of a draft that it keeps.",
-            "`draftwell generate --strategy eagle3`; vLLM and SGLang read its `config.json` and `model.safetensors`."),
+            "`draftwell generate --strategy eagle3`, or `hybrid`; for vLLM and SGLang: `draftwell export --save-head`."),
+        read_by_strategies=True, pictures=("eagle3_head.png", "eagle3_head.json")),
+    ArtifactKind(
+        "datastore", "Datastore", "draftwell train --kind datastore", ("datastore.safetensors",), Card(
+            "Datastore: texts that the target wrote, in which drafts are looked up (REST, SuffixDecoding).",
+            "`draftwell train --kind datastore`: the target's own texts of a trace, with a suffix array.",
+            "`right_per_lookup`: draft tokens that the target would keep, counted on texts of held-out prompts; `found` is the share of "
+            "positions where something was proposed.",
+            "`draftwell generate --strategy rest`, or `suffix`, which drafts from the request's own text too."),
         read_by_strategies=True),
+    ArtifactKind(
+        "medusa_heads", "MedusaHeads", "draftwell train --kind medusa_heads", ("medusa_heads.safetensors",), Card(
+            "Medusa's heads: predict from the target's last hidden state which tokens come after its next one.",
+            "`draftwell train --kind medusa_heads`: one residual block a head, on the target's states over its own texts.",
+            "`top1_1`, `top1_2` …: how often each head's likeliest token is right on held-out texts; the higher, the better.",
+            "`draftwell generate --strategy medusa`."),
+        read_by_strategies=True, pictures=("medusa_heads.json",)),
     ArtifactKind(
         "decoding_config", "DecodingConfig", "draftwell tune", ("config.json",), Card(
             "Tuned decoding configuration: the chosen strategy, its parameters and the evidence.",

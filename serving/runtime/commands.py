@@ -36,6 +36,8 @@ class Forward:
         parents: the tokens are a tree: of each the place in `tokens` of the one that it follows, −1 for one that follows the slot's
             content; a parent comes before its children. A token sees the slot's content, its ancestors and itself, and its position is
             its depth. For models with `trees` alone; None: each token follows the one before it. `Lane.settle` then keeps one path.
+        skip: sublayers that are left out: 2·i is the attention of layer i, 2·i + 1 its feed-forward. For models with `skips` alone. What is
+            written of such tokens into the slot does not stand for them: they are read again in full (`Lane.skim`).
         features: `[tokens, width]` what a head reads with its tokens: the target's hidden states or the head's own; None for others.
     """
 
@@ -46,6 +48,7 @@ class Forward:
     prefill: bool = False
     steps: int = 1
     parents: tuple[int, ...] | None = None
+    skip: frozenset[int] = frozenset()
     features: Tensor | None = field(default=None, compare=False)
 
 

@@ -56,6 +56,11 @@ class Output:
             part.share(self._likeliest[0], self._likeliest[1] + start)
         return part
 
+    def at(self, positions: Sequence[int]) -> Output:
+        """Some of the kept positions, by number."""
+        numbers = list(positions)
+        return Output(self.compact[numbers], None if self.hidden is None else self.hidden[numbers], self.support, self.vocab_size)
+
     def share(self, likeliest: LikeliestTokens, at: int) -> None:
         """Take the likeliest tokens from those of a whole forward pass, in which row `at` is the first one here."""
         self._likeliest = likeliest, at

@@ -19,11 +19,13 @@ class DraftTree:
     """Tokens proposed for verification as a tree.
 
     Args:
-        tokens: the proposed ids; siblings differ from each other.
+        tokens: the proposed ids; siblings that are judged differ from each other.
         parents: of each token the place of its parent in `tokens`, which comes before it; `ROOT`: it follows the text.
         rows: for each token the one-row distribution that it and its siblings were drawn from, without replacement and in their order;
             empty where all were proposed deterministically (the likeliest ones, or an n-gram's), as those of a fixed or a dynamic tree are.
         confidence: of each token the probability that its drafter gave it, where it computes it.
+        read_along: so many of the last tokens are read for the target's rows alone (a lookahead branch): they are nobody's children, so
+            no rule looks at them and they never become text.
 
     >>> tree = DraftTree([5, 6, 7, 8], [ROOT, ROOT, 0, 2])
     >>> tree.children(ROOT), tree.depths, tree.path(3), tree.is_chain
@@ -34,6 +36,7 @@ class DraftTree:
     parents: list[int] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
+    read_along: int = 0
 
     @classmethod
     def chain(cls, draft: Draft) -> DraftTree:
@@ -51,13 +54,18 @@ class DraftTree:
         return len(self.tokens) - 1
 
     @property
+    def judged(self) -> int:
+        """How many of the tokens are proposals: all but those that are read along."""
+        return len(self.tokens) - self.read_along
+
+    @property
     def is_chain(self) -> bool:
-        """Whether each token follows the one before it."""
-        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+        """Whether each token follows the one before it, and all are judged."""
+        return not self.read_along and all(parent == i - 1 for i, parent in enumerate(self.parents))
 
     def children(self, node: int) -> list[int]:
         """Places of the tokens that follow a token (or the text), in the order in which they are tested."""
-        return [i for i, parent in enumerate(self.parents) if parent == node]
+        return [i for i, parent in enumerate(self.parents[: self.judged]) if parent == node]
 
     def path(self, node: int) -> list[int]:
         """Places of the tokens from the text to a token, itself included."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from serving.errors import DraftwellError
-from serving.runtime.engine.prompt_pieces import LEAST
+from serving.runtime.engine.prompt_pieces import SMALLEST
 from serving.settings import read_threads
 
 StateSharing = Literal["shared", "tenant", "off"]
@@ -60,10 +60,11 @@ class ServerSettings(BaseModel):
     max_context: int | None = Field(
         None, ge=2, description="Most tokens of prompt and answer together. Default: the models' limit, at most 4096.")
     prompt_tokens: int | None = Field(
-        None, ge=LEAST, description="Most tokens of prompts that are read in a step while other requests are being answered: fewer keep "
-                                    "their tokens coming evenly, more read long prompts sooner. Default: by time, so that pauses between "
-                                    "tokens stay about below three times the usual one, and longer while many wait for each that is being "
-                                    "answered; 64 with --deterministic.")
+        None, ge=SMALLEST, description="Most tokens of prompts that are read in a step while other requests are being answered: fewer keep "
+                                       "their tokens coming evenly, more read long prompts sooner. Default: by time, so that pauses "
+                                       "between tokens stay about below three times the usual one, or half a second longer than usual "
+                                       "while several wait, more than one for every two that are being answered; 64 with "
+                                       "--deterministic.")
     deterministic: bool = Field(
         False, description="Start every request from the bundle's online state, do not shorten sampled or lossy drafts under load, and "
                            "never change the number of threads: a seed then always gives the same answer.")

@@ -10,9 +10,11 @@ import torch
 
 from components.bench.peers.environments import DRIVERS, check_peers, interpreter, peers_root
 from components.bench.peers.group import PeerGroup, ProcessPeer
-from components.bench.peers.model_files import gguf_of, model_folder
+from components.bench.peers.model_files import gguf_of, head_folder, model_folder
 from components.bench.peers.process import PeerProcess
 from components.bench.peers.transformers_peer import transformers_peers
+from serving.artifacts.base import Artifact
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.errors import DraftwellError
 from serving.runtime.pair import LoadedPair
 
@@ -23,14 +25,15 @@ ROOM = 64
 
 
 @contextmanager
-def open_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5, context: int = 2048,
-               temperature: float = 0.0) -> Iterator[dict[str, PeerGroup]]:
+def open_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5, context: int = 2048, temperature: float = 0.0,
+               head: Artifact | None = None) -> Iterator[dict[str, PeerGroup]]:
     """The peers with these names, ready to decode; their processes end with the block.
 
     Args:
-        gamma: draft length with the pair's draft.
+        gamma: draft length with the pair's draft, and with its head.
         context: tokens of the longest prompt with its answer.
         temperature: that of the bench.
+        head: the pair's EAGLE-3 head, where it has one, for peers that load it.
     Raises:
         DraftwellError: what `check_peers` and `PeerProcess` raise.
     """
@@ -42,17 +45,18 @@ def open_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5, contex
     settings = {"dtype": pair.dtype, "context": min(context + ROOM, limit), "num_speculative_tokens": gamma, **LOOKUP}
     with ExitStack() as stack:
         yield {name: transformers_peers(pair, gamma) if name not in DRIVERS else
-               process_peers(name, variants_of(name, pair), settings, stack) for name in names}
+               process_peers(name, variants_of(name, pair, head), settings, stack) for name in names}
 
 
-def variants_of(name: str, pair: LoadedPair) -> dict[str, dict[str, Any]]:
+def variants_of(name: str, pair: LoadedPair, head: Artifact | None = None) -> dict[str, dict[str, Any]]:
     """Variant of a peer → what its driver reads."""
     if name == "llama.cpp":
         model = {"model": str(gguf_of(pair))}
         return {"autoregressive": model, "prompt_lookup": model}
     model = {"model": str(model_folder(pair, "target"))}
     drafting = {"draft_model": {**model, "draft": str(model_folder(pair, "draft"))}} if "draft" in pair.modules else {}
-    return {"autoregressive": model, "ngram": model, **drafting}
+    with_head = {"eagle3": {**model, "head": str(head_folder(pair, head))}} if isinstance(head, Eagle3Head) else {}
+    return {"autoregressive": model, "ngram": model, **drafting, **with_head}
 
 
 def process_peers(name: str, variants: dict[str, dict[str, Any]], settings: dict[str, Any], stack: ExitStack) -> PeerGroup:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from components.bench.peers.environments import peers_root
 from components.bench.peers.gguf_file import write_gguf
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.files import replace_folder
 from serving.runtime.commands import Role
 from serving.runtime.pair import LoadedPair
@@ -28,6 +29,12 @@ def model_folder(pair: LoadedPair, role: Role) -> Path:
         pair.tokenizer.save_pretrained(into)
 
     return made_once(f"{pair.name}-{role}-{pair.fingerprint[:12]}", save)
+
+
+def head_folder(pair: LoadedPair, head: Eagle3Head) -> Path:
+    """An EAGLE-3 head with the rows that it borrows of the target's output embedding."""
+    rows = pair.modules["target"].get_output_embeddings().weight[head.head_tokens]
+    return made_once(f"{pair.name}-head-{str(head.digest)[:12]}", lambda into: head.write_standalone(into, rows))
 
 
 def gguf_of(pair: LoadedPair) -> Path:

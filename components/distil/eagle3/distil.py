@@ -50,7 +50,7 @@ def distil_head(source: Source, recipe: HeadRecipe, work: Path, *, more: Sequenc
 
 
 def pinned_shards(folder: Path, work: Path) -> list[Path]:
-    """The shards that are in a folder now, or were when `work` was first used: a resumed run keeps to the same text.
+    """The shards that are in a folder now, or were when `work` was first used: a run that resumes continues with the same text.
 
     Raises:
         DraftwellError: there are none, or one of those that were used is gone.

@@ -138,7 +138,7 @@ class Search:
 
     def describe(self, name: str, subject: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """All that a trial's values depend on besides its choice: trials of another description are not used."""
-        kinds = [kind for kind in find_strategy(name).artifacts if kind in self.resources.artifacts]
+        kinds = [kind for kind in find_strategy(name).reads() if kind in self.resources.artifacts]
         artifacts = {kind: artifact_digest(self.resources.artifacts[kind]) for kind in kinds}
         return {"trace": self.trace_digest, "budget": self.max_tokens, "overlap": self.overlap,
                 "artifacts": artifacts | {"hardware_profile": artifact_digest(self.profile)},

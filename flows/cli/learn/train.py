@@ -10,14 +10,15 @@ import typer
 
 from components.calibrate.settings import MemorySettings
 from components.train.settings import LabelKind, VerifierSettings
-from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load_more, open_with_progress, publish_kinds
-from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Seed, Threads, say
+from flows.cli.learn.shared import SOURCES, Column, Publish, Source, Split, Traces, load, load_more, open_with_progress, publish_kinds
+from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Seed, Threads, say, set_threads
 from serving.artifacts.kinds import made_by
 from serving.errors import DraftwellError
 
 DEFAULTS, MEMORY = VerifierSettings(), MemorySettings()
 
 if TYPE_CHECKING:
+    from components.train.medusa import MedusaReport
     from components.train.reports import HeadReport, VerifierReport
 
 
@@ -32,11 +33,16 @@ class Trained(StrEnum):
 
     VERIFIER = "verifier"
     ACCEPTANCE_HEAD = "acceptance_head"
+    DATASTORE = "datastore"
+    EAGLE3_HEAD = "eagle3_head"
+    MEDUSA_HEADS = "medusa_heads"
 
 
 def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True,
-          kind: Annotated[Trained, typer.Option("--kind", help="What to train: the verifier of sprinter or the acceptance head of "
-                                                                 "specdec_pp.")] = Trained.VERIFIER,
+          kind: Annotated[Trained, typer.Option("--kind", help="What to make: the verifier of sprinter, the acceptance head of "
+                                                                 "specdec_pp, the heads of medusa, the datastore of rest and suffix, "
+                                                                 "or the head of eagle3, which is trained on prompts, not on "
+                                                                 "traces.")] = Trained.VERIFIER,
           test: Annotated[Path | None, typer.Option("--test", help="Trace folder of other prompts to test on; default: a fifth of the "
                                                                      "prompts is held out.")] = None,
           label: Annotated[LabelKind | None, typer.Option("--label", help="Verifier: what it predicts of a draft token: ratio (q/p at most "
@@ -50,11 +56,29 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
                                                                           f"may accept; default: {DEFAULTS.eta_fp:g}.")] = None,
           features: Annotated[str | None, typer.Option("--features", help="Verifier: comma-separated names out of before, after and "
                                                                             "scalars; default: the best set by cross-validation.")] = None,
+          prompts: Annotated[str | None, typer.Option("--prompts", help=f"Head of eagle3: what the target is asked. {SOURCES} (default: "
+                                                                          "the target invents its prompts).")] = None,
+          limit: Limit = None,
+          minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Head of eagle3: training time; writing the training "
+                                                                                      "text before it takes further time; default: "
+                                                                                      "60.")] = None,
+          tokens: Annotated[int | None, typer.Option("--tokens", min=1, help="Head of eagle3: train on this many tokens instead of for "
+                                                                               "--minutes.")] = None,
+          work: Annotated[Path | None, typer.Option("--work", help="Head of eagle3: folder of unfinished work, which a second run resumes "
+                                                                     "(default: in the pair's workspace).")] = None,
           seed: Seed = 0, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
-    """Train a SPRINTER verifier or a SpecDec++ acceptance head on collected traces.
+    """Train a SPRINTER verifier, a SpecDec++ acceptance head or Medusa's heads on collected traces, or keep the target's texts in a
+    datastore; or train an EAGLE-3 head on what the target writes, which takes an hour or more and resumes where it was stopped.
 
     Example: draftwell train --pair default
     """
+    if kind is Trained.EAGLE3_HEAD:
+        train_eagle3(pair, dtype, threads, publish, prompts=prompts, limit=limit, minutes=minutes, tokens=tokens, work=work)
+        return
+    if any(value is not None for value in (prompts, limit, minutes, tokens, work)):
+        raise DraftwellError("--prompts, --limit, --minutes, --tokens and --work apply to the head of eagle3 only: remove them, or add "
+                             "--kind eagle3_head", code="eagle3_options")
+    from components.train.datastore import DatastoreReport
     from flows import context
     from flows.steps import train as train_step
 
@@ -62,27 +86,68 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
                "features": features and tuple(name.strip() for name in features.split(","))}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given and kind is not Trained.VERIFIER:
-        raise DraftwellError("--label, --ratio, --eta-fp and --features apply to the verifier only: remove them for an acceptance head",
+        raise DraftwellError("--label, --ratio, --eta-fp and --features apply to the verifier only: remove them",
                              code="verifier_options")
+    if test and kind is Trained.DATASTORE:
+        raise DraftwellError("--test applies to what is trained: a datastore holds out a fifth of its own prompts, remove it",
+                             code="test_of_datastore")
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
-        report: VerifierReport | HeadReport
-        if kind is Trained.VERIFIER:
+        report: VerifierReport | HeadReport | MedusaReport | DatastoreReport
+        if kind is Trained.DATASTORE:
+            report = train_step.run_train_datastore(opened, found)
+        elif kind is Trained.VERIFIER:
             report = train_step.run_train(opened, found, VerifierSettings(seed=seed, **given), test=untouched)
-        else:
+        elif kind is Trained.ACCEPTANCE_HEAD:
             report = train_step.run_train_head(opened, found, test=untouched, seed=seed)
-    if report.left_out:
+        else:
+            report = train_step.run_train_medusa(opened, found, test=untouched, seed=seed)
+    if report.left_out and not isinstance(report, DatastoreReport):
         say(f"{len(report.left_out)} prompts of {test} are in the training trace too and were not tested on")
     if publish:
         publish_kinds(opened, kind.value)
-    show_report(report, opened.workspace.reports)
+    if isinstance(report, DatastoreReport):
+        typer.echo(report.line())
+    else:
+        show_report(report, opened.workspace.reports)
 
 
-def show_report(report: VerifierReport | HeadReport, folder: Path) -> None:
+def train_eagle3(pair: str, dtype: str | None, threads: int | None, publish: bool, *, prompts: str | None, limit: int | None,
+                 minutes: float | None, tokens: int | None, work: Path | None) -> None:
+    """`train --kind eagle3_head`."""
+    from flows.context import pictures_of
+    from flows.steps.eagle3 import HeadRequest, run_train_eagle3
+    from flows.workspace import Workspace
+
+    rows = load(prompts, limit) if prompts else None
+    set_threads(threads)
+    space = Workspace(pair, dtype, say)
+    options = {"minutes": minutes, "tokens": tokens, "work": work}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if rows is None and limit is not None:
+        given["invented"] = limit
+    head, report = run_train_eagle3(space, HeadRequest(prompts=rows, **given), say=say)
+    if publish:
+        from registry.store import Store
+
+        made = Store().publish(space.folder(head.kind), pair=space.spec.name, plots=pictures_of(space, head.kind))
+        say(f"registered {made.name} version {made.version}")
+    shares = ", ".join(f"{share:.3f}" for share in report["acceptance"])
+    typer.echo(f"acceptance on held-out texts, by depth: {shares}; {report['accepted_length']:.2f} tokens of a draft are kept\n"
+               f"next: draftwell calibrate --pair {pair}, which measures the head's step; then draftwell tune")
+
+
+def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path) -> None:
     """Print the metrics, with their intervals, and the cost of a score."""
+    from components.train.medusa import MedusaReport
     from components.train.reports import VerifierReport
 
+    if isinstance(report, MedusaReport):
+        right = ", ".join(f"{100 * one:.1f} % ({100 * three:.1f} %)" for one, three in zip(report.top1, report.top3, strict=True))
+        typer.echo(f"heads right on {report.rows['test']} unseen places, with their likeliest token (three likeliest): {right}; they "
+                   f"propose {report.tokens} tokens; report: {folder / 'medusa_heads.json'}")
+        return
     intervals = report.metrics.intervals or {}
     typer.echo("  ".join(f"{name} {format_metric(value)}" + (" [{:.3f}, {:.3f}]".format(*intervals[name]) if name in intervals else "")
                          for name, value in report.to_json().items() if isinstance(value, int | float)))

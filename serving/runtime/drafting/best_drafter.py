@@ -1,4 +1,4 @@
-"""Each round the drafter that is expected to gain most: n-grams of the text, a model or head, or none.
+"""Each round the drafter that is expected to gain most: what followed the text's end before, a model or head, or none.
 
 What is expected is counted while requests run: for each drafter, by its confidence, how often its tokens were kept; and for the model,
 whose drafts cost time before anything is known of them, what its rounds gained on average.
@@ -10,11 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.datastore import Continuations, Datastore
 from serving.runtime.commands import Step
+from serving.runtime.drafting.continuations import likeliest_chain
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from serving.runtime.drafting.head import HeadChain
-from serving.runtime.drafting.ngram import NGramIndex
+from serving.runtime.drafting.suffix import SuffixIndex
+from serving.runtime.protocols import Drafter
 from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Verdict
 
@@ -27,8 +30,8 @@ FIRST_GAIN = 0.3
 """What a model's round is expected to gain before any was seen: enough to try it."""
 EASY = 0.9
 """Share of a model's tokens that is kept where text is easy to predict."""
-CONFIDENCE = (0.3, 0.55, 0.75, 0.85, 0.92)
-"""By the length of the n-gram that matched: where its continuation begins in the table. What is counted there soon outweighs it."""
+CONFIDENCE = (0.3, 0.5, 0.7, 0.8, 0.86, 0.9, 0.93, 0.95)
+"""Where in the table a continuation begins to be counted, by the length of what matched, the tokens drafted since included."""
 
 
 @dataclass
@@ -57,17 +60,19 @@ class BestDrafter:
     Args:
         costs: of a round.
         seen: shared experience.
-        model: what drafts where the text has no n-gram worth it; None: nothing does.
+        model: what drafts where no continuation is worth it; None: nothing does.
         longest: tokens of a draft at most.
-        max_ngram: longest n-gram looked up.
+        datastore: texts of the target, where there are any, to look into besides the request's own.
     """
 
-    def __init__(self, costs: RoundCosts, seen: Experience, model: Literal["head", "draft"] | None, longest: int, max_ngram: int):
-        self.costs, self.seen, self.longest = costs, seen, longest
+    def __init__(self, costs: RoundCosts, seen: Experience, model: Literal["head", "draft"] | None, longest: int,
+                 datastore: Datastore | None = None):
+        self.costs, self.seen, self.longest, self.datastore = costs, seen, longest, datastore
         self.stop = WorthDrafting(costs, seen.model, seen.ahead, longest)
-        drafters = {"head": HeadChain, "draft": DraftModel}
-        self.model = drafters[model](self.stop, with_confidence=True) if model else None
-        self.index = NGramIndex(max_ngram)
+        self.model: Drafter | None = None
+        if model is not None:
+            self.model = (HeadChain if model == "head" else DraftModel)(self.stop, with_confidence=True)
+        self.index = SuffixIndex()
         self.source: Source = "none"
         self._steps, self._idle = 0, 0
 
@@ -90,16 +95,24 @@ class BestDrafter:
         return draft
 
     def _look_up(self, session: Session, limit: int) -> tuple[Draft, float]:
-        """What followed the longest n-gram earlier, as far as it is worth verifying, and what it is expected to gain."""
-        ids = session.text.ids
-        self.index.extend(ids)
-        length, tokens = self.index.match(ids, limit)
-        confidence = [CONFIDENCE[min(length + i, len(CONFIDENCE)) - 1] for i in range(len(tokens))]
-        stops = session.sampling.stop_token_ids
+        """What followed the longest match of the text's end, as far as it is worth verifying, and what it is expected to gain."""
+        if limit == 0:
+            return Draft(), 0.0
+        self.index.extend(session.text.ids)
+        found = [self.index.continuations(limit)]
+        if self.datastore is not None:
+            found.append(self.datastore.continuations(session.text.ids, limit))
+        tokens, confidence, gain = max((self._worth(one, limit, session.sampling.stop_token_ids) for one in found), key=lambda one: one[2])
+        session.stats.drafted += len(tokens)
+        return Draft(tokens, confidence=confidence), gain
+
+    def _worth(self, found: Continuations, limit: int, stops: frozenset[int]) -> tuple[list[int], list[float], float]:
+        """Tokens of the likeliest continuation that are worth verifying, their confidences, and the expected gain."""
+        tokens, shares = likeliest_chain(found, limit)
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
-        count, gain = self.costs.best_length([self.seen.lookup.alpha(one) for one in confidence[:end]])
-        session.stats.drafted += count
-        return Draft(tokens[:count], confidence=confidence[:count]), gain
+        confidence = [share * CONFIDENCE[min(found.length + i, len(CONFIDENCE)) - 1] for i, share in enumerate(shares[:end])]
+        count, gain = self.costs.best_length([self.seen.lookup.alpha(one) for one in confidence])
+        return tokens[:count], confidence[:count], gain
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Count what was judged, and what a model's round gained."""

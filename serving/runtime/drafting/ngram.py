@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 from serving.runtime.commands import Step
@@ -50,10 +50,6 @@ class NGramIndex:
         Args:
             ids: what is indexed and, after it, a few tokens that may still be rejected.
         """
-        return self.match(ids, num_tokens)[1]
-
-    def match(self, ids: Sequence[int], num_tokens: int) -> tuple[int, list[int]]:
-        """The length of the n-gram that was found, and what `follow` returns; (0, []) where none was."""
         for n in range(min(len(self._firsts), len(ids) - 1), 0, -1):
             last = len(ids) - n
             ngram = ids[last:]
@@ -62,8 +58,8 @@ class NGramIndex:
                 unindexed = range(max(0, self.length - n + 1), last)
                 start = next((at for at in unindexed if ids[at : at + n] == ngram), last)
             if start < last:
-                return n, list(ids[start + n : start + n + num_tokens])
-        return 0, []
+                return list(ids[start + n : start + n + num_tokens])
+        return []
 
 
 class NGram:
@@ -72,10 +68,11 @@ class NGram:
     Args:
         max_ngram: longest n-gram tried.
         num_tokens: longest draft.
+        elsewhere: asked where the context has no match, with the context and how many tokens are wanted at most.
     """
 
-    def __init__(self, max_ngram: int, num_tokens: int):
-        self.max_ngram, self.num_tokens = max_ngram, num_tokens
+    def __init__(self, max_ngram: int, num_tokens: int, elsewhere: Callable[[Sequence[int], int], list[int]] | None = None):
+        self.max_ngram, self.num_tokens, self.elsewhere = max_ngram, num_tokens, elsewhere
         self._index = NGramIndex(max_ngram)
         self._text: Text | None = None
 
@@ -84,7 +81,9 @@ class NGram:
             self._text, self._index = session.text, NGramIndex(self.max_ngram)
         self._index.extend(session.text.ids)
         ids = session.text.ids + pending.tokens if pending else session.text.ids
-        draft = Draft(self._index.follow(ids, min(limit, self.num_tokens)))
+        wanted = min(limit, self.num_tokens)
+        tokens = self._index.follow(ids, wanted)
+        draft = Draft(tokens if tokens or self.elsewhere is None else self.elsewhere(ids, wanted))
         stops = [i for i, t in enumerate(draft.tokens) if t in session.sampling.stop_token_ids]
         draft = draft[: stops[0] + 1] if stops else draft
         session.stats.drafted += len(draft)

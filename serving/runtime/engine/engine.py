@@ -100,7 +100,7 @@ class Engine:
         models: role → model; "target" must be there.
         split: give every model cores and a thread of its own: None does so while a request runs whose strategy overlaps
             models, True always (serial strategies are then compared on equal cores), False never (sides run in turn).
-        budget: tokens of prompts that a step reads while other requests are being answered; None: whole prompts.
+        budget: tokens of prompts that a step reads, also while nobody is being answered; None: whole prompts.
         governor: adapts the compute threads between steps to what other processes leave; None: they stay as they are.
 
     >>> from serving.runtime.models.table_model import TableModel

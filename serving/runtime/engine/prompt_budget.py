@@ -1,8 +1,9 @@
-"""How many tokens of prompts a step may read while requests are being answered: as many as keep their pauses short.
+"""How many tokens of prompts a step may read: while requests are being answered, as many as keep their pauses short.
 
 All prompt tokens of a step delay everybody's next token, so the budget is one of time. What a token of a prompt costs depends on the model,
 the machine, and how long the prompt already is; it is measured as prompts are read. The more requests wait for their first token, for
-each that is being answered, the longer a pause may be: many who wait for a few count for more than those few.
+each that is being answered, the longer a pause may be, up to `LONGEST_PAUSE`: many who wait for a few count for more than those few.
+While nobody is being answered there is a limit too, since others may come.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import statistics
 from collections import deque
 from collections.abc import Hashable, Mapping
 
-from serving.runtime.engine.prompt_pieces import SMALLEST
+from serving.runtime.engine.prompt_pieces import LONGEST, SMALLEST
 
 START_TOKENS = 64
-"""Budget before the cost of a token is known."""
+"""Budget before the cost of a token is known; where many wait it grows as pauses do, up to `LONGEST`."""
 MOST_TOKENS = 4096
-"""Budget while nobody is being answered: some seconds' work, after which requests that came meanwhile are read as well."""
+"""Largest budget, and that of steps in which nobody waits for a next token: some seconds' work, after which requests that came meanwhile
+are read as well."""
 EXTRA = 1.75
 """How much longer than usual a pause is to become, as a share of the usual one: a little less than what makes it three times as long, for
 what else varies. Where `SMALLEST` tokens take longer, as late in a prompt of very many, it becomes longer still."""
 WAITING = 2
-"""Pauses grow further where more than one request waits for every two that are being answered: by the square of this times the ratio. With
-pauses that stayed the same, or grew in proportion, bursts were read in smaller pieces, and all were answered later (docs/log.md)."""
+"""Pauses grow further where several wait, more than one for every two that are being answered: by the square of this times the ratio. A
+burst is then over sooner than with pauses of one length; growth in proportion, by four times the ratio, did about as well (docs/log.md)."""
+LONGEST_PAUSE = 0.5
+"""Seconds up to which a pause grows where many wait: the square has no bound of its own, and one who is answered beside thirty that wait
+would not get a token until all of them are read."""
 SLOWER, FASTER = 0.5, 1.25
 """By how much the rate at which prompts are read changes at most from one pause to the next."""
 TELLING = SMALLEST
@@ -47,7 +52,7 @@ class PromptBudget:
     64
     >>> budget.learn(0.080, {"target": 60})
     >>> budget.room("target", answering=8, waiting=1), budget.room("target", answering=8, waiting=16)
-    (32, 525)
+    (32, 468)
     """
 
     def __init__(self, tokens: int | None = None):
@@ -62,7 +67,7 @@ class PromptBudget:
         self._read: dict[Hashable, int] = {}
         self._answering = 1
 
-    def room(self, model: Hashable, answering: int, waiting: int, *, reading: int = 0, readers: int = 1) -> int | None:
+    def room(self, model: Hashable, answering: int, waiting: int, *, reading: int = 0, readers: int = 1) -> int:
         """Tokens that a model may read in the next step, besides what was read since the last tokens came.
 
         Args:
@@ -71,31 +76,31 @@ class PromptBudget:
             reading: of those that are being answered, the ones that read a prompt themselves (a draft model does so later).
             readers: models that have prompts to read; each gets its share.
         Returns:
-            None: no limit, for nobody would notice. 0: none now, but in a later step; never where nobody would go on meanwhile.
+            0: none now, but in a later step; never where nobody would go on meanwhile.
         """
         self._answering = max(1, answering)
         if not answering:
             self._since, self._read = None, {}
             return MOST_TOKENS
-        if reading == answering == 1 and not waiting:
-            return None
+        if reading == answering == 1 and not waiting:  # it reads for itself alone
+            return MOST_TOKENS
         if self._fixed is not None:
             return max(SMALLEST, self._fixed // readers)
         goes_on = reading < answering
         if self._unclean >= CLEAN_EVERY and goes_on:
             self._measuring = True
             return 0
-        usual, rate, scale = self._usual(), self._rates.get(model), max(1.0, (WAITING * waiting / answering) ** 2)
-        own = self._read.get(model, 0)
+        usual, rate, own = self._usual(), self._rates.get(model), self._read.get(model, 0)
+        scale = max(1.0, (WAITING * waiting / answering) ** 2) if waiting > 1 else 1.0  # a single one is no burst
         if usual is None or rate is None:
-            left = START_TOKENS * scale / readers - own
+            left = min(START_TOKENS * scale, LONGEST) / readers - own
         else:
-            pause = EXTRA * usual * scale
+            pause = max(EXTRA * usual, min(EXTRA * usual * scale, LONGEST_PAUSE))
             spent = sum(read / self._rates.get(other, rate) for other, read in self._read.items())
             left = rate * min(pause - spent, pause / readers - own / rate)
         if left < SMALLEST and own and goes_on:
             return 0
-        return max(SMALLEST, int(left + 1e-6))
+        return max(SMALLEST, min(MOST_TOKENS, int(left + 1e-6)))
 
     def spend(self, model: Hashable, tokens: int) -> None:
         """A model reads so many tokens of prompts in the step that begins."""

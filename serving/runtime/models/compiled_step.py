@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 import torch
@@ -168,7 +169,8 @@ class CompiledStep:
         return self.halves if tokens > (self._most or 1) else None
 
     def __call__(self, form: Form, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]], positions: Tensor,
-                 rows: Sequence[Placed], parents: Sequence[int] | None = None, states: States | None = None) -> Tensor:
+                 rows: Sequence[Placed], parents: Sequence[int] | None = None, states: States | None = None,
+                 other: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType({})) -> Tensor:
         """States `[n, hidden]` of the `padded` tokens of packed rows before the first layer → after the last.
 
         Args:
@@ -176,12 +178,16 @@ class CompiledStep:
             positions: `[n]`, of single tokens.
             parents: of one row that is a tree.
             states: takes note of what enters each layer.
+            other: layer → what computes it in the place of its library: states before it → after it.
         """
         memories, places = self._rows(positions, rows) if form in ("token", "rows") else self._one_row(form, *rows[0], parents)
         for number, ((runner, weights), rope, memory, place) in enumerate(zip(self._calls[form], ropes, memories, places, strict=True)):
             if states is not None:
                 states.enter(number, x)
-            (x,) = runner.run([x, *rope, *memory, *place, *weights])
+            if number in other:
+                x = other[number](x)
+            else:
+                (x,) = runner.run([x, *rope, *memory, *place, *weights])
         return x
 
     def _one_row(self, form: Form, slot: int, start: int, count: int,

@@ -59,11 +59,17 @@ class Layer:
 
     def after(self, attended: Tensor, x: Tensor) -> Tensor:
         """States `[total, hidden]` after the layer, of attention's output `[total, heads * head_dim]` and the states before it."""
-        eps = self.shape.eps
-        x = x + norm(self.out(attended), self.after_attention, eps)
-        normed = norm(x, self.mlp_norm, eps)
+        return self.after_feed_forward(self.after_attending(attended, x))
+
+    def after_attending(self, attended: Tensor, x: Tensor) -> Tensor:
+        """As `after`, without the feed-forward."""
+        return x + norm(self.out(attended), self.after_attention, self.shape.eps)
+
+    def after_feed_forward(self, x: Tensor) -> Tensor:
+        """States `[total, hidden]` after the feed-forward, of those before it."""
+        normed = norm(x, self.mlp_norm, self.shape.eps)
         fed = reduce(torch.add, [self._feed_forward(normed, *products) for products in self.feed_forwards])
-        return x + norm(fed, self.after_mlp, eps)
+        return x + norm(fed, self.after_mlp, self.shape.eps)
 
     def _feed_forward(self, x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
         gate, up = gate_up(x).chunk(2, dim=-1)

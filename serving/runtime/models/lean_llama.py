@@ -20,6 +20,7 @@ from torch import Tensor
 
 from serving.artifacts.compiled_libraries import libraries_folder
 from serving.number_format import Weights
+from serving.runtime.commands import Forward
 from serving.runtime.models.architecture import architecture_of
 from serving.runtime.models.compiled_layer import in_blocks
 from serving.runtime.models.compiled_library import compiler
@@ -34,6 +35,8 @@ from serving.runtime.models.transformers_model import TransformersModel
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Layer number, query `[total, heads, head_dim]`, key and value `[total, kv_heads, head_dim]` → `[total, heads * head_dim]`."""
+ALL: frozenset[int] = frozenset()
+"""`Forward.skip` of a pass through all layers."""
 CHUNK = 512
 """Tokens of one pass: enough for the arithmetic to outweigh reading the weights again."""
 
@@ -61,6 +64,8 @@ class LeanLlama(TransformersModel):
         libraries: folders of compiled layers besides this machine's own, such as a bundle's.
         weights: what the weights of the layers' products are rounded to (`quantised`); `int8` is for a draft, this for a target.
     """
+
+    skips = True
 
     def __init__(self, module: Any, *, int8: bool = False, compiled: Compile = "off", libraries: Sequence[Path] = (),
                  weights: Weights | None = None, **settings: Any):
@@ -115,21 +120,42 @@ class LeanLlama(TransformersModel):
                     if isinstance(part, torch.nn.Linear):
                         part.weight.data = part.weight.data.new_empty(0)
 
-    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
+    @property
+    def sublayers(self) -> int:
+        """How many numbers `Forward.skip` may hold."""
+        return 2 * len(self.layers)
+
+    def _states_of(self, rows: Sequence[Forward], placed: list[Placed], **settings: Any) -> Tensor:
+        """Rows that skip the same sublayers run together."""
+        alike: dict[frozenset[int], list[int]] = {}
+        for number, row in enumerate(rows):
+            alike.setdefault(row.skip, []).append(number)
+        if alike.keys() == {ALL}:
+            return super()._states_of(rows, placed, **settings)
+        found: dict[int, Tensor] = {}
+        for skip, numbers in alike.items():
+            states = super()._states_of([rows[i] for i in numbers], [placed[i] for i in numbers], skip=skip)
+            found |= zip(numbers, states.split([placed[i][2] for i in numbers]), strict=True)
+        return torch.cat([found[i] for i in range(len(rows))])
+
+    def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees, skip: frozenset[int] = ALL) -> Tensor:
         states, at = [], 0
         for rows in passes(placed, CHUNK, trees):
             end = at + sum(count for _, _, count in rows)
             form = None if self.step is None else self.step.form(rows)
+            if skip and self.step is not None and form is not None and self.step.pads(form):
+                form = None  # what is skipped in part is computed by the eager layers, which know no padding
             entered = Entered(self.features, rows) if self.features else None
             if self.step is not None and form is not None:
                 pads = self.step.pads(form)
                 own = padded(positions[at:end], pads)
-                x = self.step(form, padded(self._embed(ids[at:end]), pads), self._layer_ropes(own), own, rows, trees.get(rows[0][0]),
-                              entered)
+                ropes = self._layer_ropes(own)
+                x = self.step(form, padded(self._embed(ids[at:end]), pads), ropes, own, rows, trees.get(rows[0][0]), entered,
+                              self._partly(skip, ropes, rows, trees))
                 states.append(norm(x[: end - at], self.final_norm, self.eps))
             else:
                 attention = RowAttention(self.slots, rows, self.shape, None if self.step is None else self.step.rows, trees)
-                states.append(self.run_layers(ids[at:end], positions[at:end], attention, entered))
+                states.append(self.run_layers(ids[at:end], positions[at:end], attention, entered, skip))
             if entered is not None:
                 entered.store(self.slots)
             at = end
@@ -139,7 +165,23 @@ class LeanLlama(TransformersModel):
         x: Tensor = self.embedding[ids]
         return x if self._embedding_scale is None else x * self._embedding_scale
 
-    def run_layers(self, ids: Tensor, positions: Tensor, attend: Attend, entered: Entered | None = None) -> Tensor:
+    def _partly(self, skip: frozenset[int], ropes: Sequence[Rope], rows: list[Placed], trees: Trees
+                ) -> dict[int, Callable[[Tensor], Tensor]]:
+        """The layers of which sublayers are skipped, over packed rows."""
+        if not skip:
+            return {}
+        attention = RowAttention(self.slots, rows, self.shape, None, trees)
+        return {number: partial(self._part_of_layer, number, ropes[number], attention, skip) for number in {one // 2 for one in skip}}
+
+    def _part_of_layer(self, number: int, rope: Rope, attend: Attend, skip: frozenset[int], x: Tensor) -> Tensor:
+        """States `[total, hidden]` after what is not skipped of a layer: a sublayer that is adds nothing."""
+        layer = self.layers[number]
+        if 2 * number not in skip:
+            x = layer.after_attending(attend(number, *layer.before(x, rope)), x)
+        return x if 2 * number + 1 in skip else layer.after_feed_forward(x)
+
+    def run_layers(self, ids: Tensor, positions: Tensor, attend: Attend, entered: Entered | None = None,
+                   skip: frozenset[int] = ALL) -> Tensor:
         """Normalised last hidden states `[total, hidden]`; `entered` takes note of what enters each layer."""
         x = self._embed(ids)
         halves = None if self.step is None else self.step.layers(len(ids))
@@ -147,7 +189,10 @@ class LeanLlama(TransformersModel):
         for number, (layer, rope) in enumerate(zip(layers, self._layer_ropes(positions), strict=True)):
             if entered is not None:
                 entered.enter(number, x)
-            x = layer.after(attend(number, *layer.before(x, rope)), x)
+            if 2 * number in skip or 2 * number + 1 in skip:
+                x = self._part_of_layer(number, rope, attend, skip, x)
+            else:
+                x = layer.after(attend(number, *layer.before(x, rope)), x)
         return norm(x, self.final_norm, self.eps)
 
     def _layer_ropes(self, positions: Tensor) -> list[Rope]:

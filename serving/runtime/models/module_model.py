@@ -67,6 +67,12 @@ class ModuleModel(ABC):
         weight: Tensor = self.module.get_output_embeddings().weight
         return weight if self.head_tokens is None else weight[self.head_tokens].contiguous()
 
+    @torch.inference_mode()
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        """`[n, hidden]`: a copy of the output embedding's rows for some tokens `[n]`, for heads that share it."""
+        weight: Tensor = self.module.get_output_embeddings().weight
+        return weight[tokens.to(weight.device)]
+
     def open(self) -> int:
         return self.slots.open()
 
@@ -89,6 +95,8 @@ class ModuleModel(ABC):
 
     trees: ClassVar[bool] = False
     """Whether `forward` reads `Forward.parents`."""
+    skips: ClassVar[bool] = False
+    """Whether `forward` reads `Forward.skip`; there is then `sublayers`, their number."""
 
     @torch.inference_mode()
     def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
@@ -115,15 +123,20 @@ class ModuleModel(ABC):
             raise
 
     def _run(self, rows: Sequence[Forward], placed: list[Placed]) -> list[Output]:
-        ids = torch.tensor([t for row in rows for t in row.tokens], device=self.device)
-        positions = torch.tensor([p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)], device=self.device)
-        hidden = self._states(ids, positions, placed, {row.slot: row.parents for row in rows if row.parents is not None})
+        hidden = self._states_of(rows, placed)
         ends = [sum(n for _, _, n in placed[: i + 1]) for i in range(len(placed))]
         states = [hidden[end - row.keep : end] for row, end in zip(rows, ends, strict=True)]
         logits = self.compact_logits(torch.cat(states)).split([row.keep for row in rows])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the engine reads the clock next
         return [self.output(row_logits, state) for row_logits, state in zip(logits, states, strict=True)]
+
+    def _states_of(self, rows: Sequence[Forward], placed: list[Placed], **settings: Any) -> Tensor:
+        """Normalised last hidden states `[total, hidden]` of all tokens; `settings` as a subclass's `_states` takes them."""
+        ids = torch.tensor([t for row in rows for t in row.tokens], device=self.device)
+        positions = torch.tensor([p for row, one in zip(rows, placed, strict=True) for p in positions_of(row, one)], device=self.device)
+        trees = {row.slot: row.parents for row in rows if row.parents is not None}
+        return self._states(ids, positions, placed, trees, **settings)
 
     @abstractmethod
     def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:

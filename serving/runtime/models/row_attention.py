@@ -27,6 +27,9 @@ LONGEST_FOLDED = 128
 MOST_WASTED = 2048
 """Positions that the queries of a batch may attend over in vain: about what another batch costs, by an estimate (.07 µs each, .15 ms).
 Eleven tokens after 1,900 and fifteen after 50, beside seven rows of one, took 88 ms as one batch and 59 each by itself."""
+BETWEEN = 8
+"""Rows of a batch for each slot between theirs that is attended over in vain; where there are more such slots, copying takes less time
+(docs/log.md)."""
 Placed = tuple[int, int, int]
 """Slot, position of the first token, and number of tokens of a row."""
 
@@ -145,7 +148,7 @@ class OneRow:
 class ManyRows:
     """Short rows in slots of requests, as one batch; a shorter row is padded with queries that nobody reads.
 
-    Slots that lie close together are attended over in place, with those between them; others are copied together.
+    Slots side by side, or with few between them, are attended over in place, those between too; others are copied together.
     """
 
     def __init__(self, slots: Slots, rows: Sequence[tuple[int, Placed]], shape: Architecture,
@@ -155,7 +158,7 @@ class ManyRows:
         rows = sorted(rows, key=lambda row: row[1][0])
         taken = [slot for _, (slot, _, _) in rows]
         self.first, self.last = taken[0], taken[-1]
-        self.in_place = self.last - self.first < 2 * len(rows)
+        self.in_place = (self.last - self.first + 1 - len(rows)) * BETWEEN <= len(rows)
         self.batch = self.last - self.first + 1 if self.in_place else len(rows)
         self.count = max(count for _, (_, _, count) in rows)
         self.end = max(start + count for _, (_, start, count) in rows)

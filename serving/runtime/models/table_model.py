@@ -6,7 +6,7 @@ It stands next to the real models for tests: losslessness is proved on it by enu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class TableModel:
         self.max_context = max_context
         self.slots = Slots([], slots, max_context, torch.float32, torch.device("cpu"))
         self.tokens: list[list[int]] = [[] for _ in range(slots)]
+        self._skipped: list[list[frozenset[int]]] = [[] for _ in range(slots)]  # `Forward.skip` of the pass that read each of them
+        self._noises: dict[frozenset[int], Tensor] = {}
 
     @classmethod
     def random(cls, vocab_size: int, seed: int, *, order: int = 2, sharpness: float = 2.0, slots: int = 8) -> Self:
@@ -50,22 +52,31 @@ class TableModel:
     def open_branch(self) -> int:
         slot = self.slots.open_branch()
         self.tokens += [[] for _ in range(len(self.tokens), slot + 1)]
+        self._skipped += [[] for _ in range(len(self._skipped), slot + 1)]
         return slot
 
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
         self.slots.fork(source, into, length, known)
         self.tokens[into] = self.tokens[into][:known] + self.tokens[source][known:length]
+        self._skipped[into] = self._skipped[into][:known] + self._skipped[source][known:length]
 
     trees = True
+    skips = True
+    sublayers = 12
 
     def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
-        known = self.tokens[slot]
-        self.tokens[slot] = [*known[:length], *(known[length + place] for place in path)]
+        for memory in (self.tokens, self._skipped):
+            known: list[Any] = memory[slot]
+            memory[slot] = [*known[:length], *(known[length + place] for place in path)]
         self.slots.keep(slot, length, path)
 
     def hidden_states(self, slot: int, start: int, end: int) -> Tensor:
         """Nothing that a head could use: one that is a table too does not look at it."""
         return torch.zeros(end - start, 1)
+
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        """`[n, vocab]`: its hidden states are logits, so its output embedding is the identity."""
+        return torch.eye(self.vocab_size)[tokens]
 
     def next_logits(self, context: Sequence[int]) -> Tensor:
         """Logits `[vocab]` after a context."""
@@ -80,6 +91,7 @@ class TableModel:
             start = self.slots.reserve(row.slot, len(row.tokens))
             known = self.tokens[row.slot][:start] + list(row.tokens)
             self.tokens[row.slot] = known
+            self._skipped[row.slot] = self._skipped[row.slot][:start] + [row.skip] * len(row.tokens)
             if row.parents is None:
                 contexts = [known[: len(known) - i] for i in reversed(range(row.keep))]
             else:
@@ -87,5 +99,14 @@ class TableModel:
                 paths = [tree.path(i) for i in range(len(tree) - row.keep, len(tree))]
                 contexts = [known[:start] + [row.tokens[place] for place in path] for path in paths]
             logits = torch.stack([self.next_logits(context) for context in contexts])
+            for skip in {*self._skipped[row.slot][max(0, start - self.order) :]}:  # an earlier pass's too, as with keys and values
+                logits += self._noise(skip)
             outputs.append(Output(logits.clone(), logits.clone()))
         return outputs
+
+    def _noise(self, skip: frozenset[int]) -> Tensor:
+        """What skipping sublayers adds to the logits `[vocab]`, the same each time; nothing where none is."""
+        if skip not in self._noises:
+            generator = torch.Generator().manual_seed(sum(1 << one for one in skip))
+            self._noises[skip] = torch.randn(self.vocab_size, generator=generator) if skip else torch.zeros(self.vocab_size)
+        return self._noises[skip]

@@ -8,20 +8,28 @@ from serving.runtime.commands import Step
 from serving.runtime.protocols import TreeDrafter, TreeRule
 from serving.runtime.session.session import Session
 from serving.runtime.trees import DraftTree, TreeVerdict
+from serving.runtime.types import Rows
 
 
 def serial_trees(session: Session, drafter: TreeDrafter, rule: TreeRule,
-                 learn: Callable[[DraftTree, TreeVerdict], None] | None = None) -> Step[None]:
+                 learn: Callable[[DraftTree, TreeVerdict], None] | None = None,
+                 follow: Callable[[DraftTree, list[int], Rows], None] | None = None) -> Step[None]:
     """Run a request to its end.
 
     Args:
         learn: called between verifications with what was judged; the only place where online state may change.
+        follow: called after the prompt and after each verification, for a drafter that reads the target's rows: with the tree, the path
+            that was kept, and the rows after the text and after each token of the tree. After the prompt the tree is empty.
     """
-    yield from session.prefill()
+    rows = yield from session.prefill()
+    if follow:
+        follow(DraftTree(), [], rows)
     while not session.text.finished:
         tree = yield from drafter.propose(session, session.draft_room(1))
         rows = yield from session.verify_tree(tree)
         verdict = rule.judge(tree, rows, session.rng)
         session.commit_tree(tree, verdict, rows)
+        if follow:
+            follow(tree, verdict.path, rows)
         if learn:
             learn(tree, verdict)

@@ -26,6 +26,9 @@ class Lane:
         self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
         self.prompt_length = prompt_length
         self.length = 0
+        self._skimmed = 0  # tokens in the slot, those after `length` read with sublayers skipped; 0: none were
+        self._skip: frozenset[int] = frozenset()
+        self._tree_read: tuple[list[int], DraftTree, Output] | None = None  # until `settle`
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
         self.penalties = Penalties(sampling)
@@ -67,15 +70,36 @@ class Lane:
             self.recorder.saw(self.role, sequence, output, steps)
         if kept > keep:
             output = output.last(keep)
+        return self._rows(output, sequence)
+
+    def _rows(self, output: Output, sequence: Sequence[int]) -> Rows:
         if self.sampling.penalises:
             return output.rows(self.sampling, self.penalties.follow(sequence[self.prompt_length :]))
         return output.rows(self.sampling)
 
     @property
+    def skips(self) -> bool:
+        """Whether `skim` may be called: the model can leave sublayers out."""
+        return getattr(self.model, "skips", False)
+
+    def skim(self, sequence: Sequence[int], skip: frozenset[int], keep: int = 1) -> Step[Rows]:
+        """As `read`, with sublayers skipped: the model drafts for itself (`Forward.skip`).
+
+        Nothing of it counts as read: `rollback` forgets it whatever the length, and whatever reads next or skips others does that first.
+        """
+        if skip != self._skip:
+            self.rollback(self.length)
+        held = max(self.length, self._skimmed)
+        self.stats.draft_calls += 1
+        output: Output = yield Forward(self.role, self.slot, tuple(sequence[held:]), keep, skip=skip)
+        self._skimmed, self._skip = len(sequence), skip
+        return self._rows(output, sequence)
+
+    @property
     def trees(self) -> bool:
         """Whether `read_tree` takes trees with alternatives: the model reads them, and this request's rows do not depend on what was
-        written before them (penalties), nor does anybody record them as one text."""
-        return getattr(self.model, "trees", False) and self.recorder is None and not self.sampling.penalises
+        written before them (penalties)."""
+        return getattr(self.model, "trees", False) and not self.sampling.penalises
 
     def read_tree(self, sequence: Sequence[int], tree: DraftTree) -> Step[Rows]:
         """Feed what the slot has not seen of `sequence`, then a tree after it; rows after the sequence and after each token of the tree.
@@ -90,6 +114,7 @@ class Lane:
         self.stats.target_calls += 1
         output: Output = yield Forward(self.role, self.slot, (*unseen, *tree.tokens), len(tree) + 1, parents=parents)
         self.length = len(sequence) + len(tree)
+        self._tree_read = list(sequence), tree, output
         return output.rows(self.sampling)
 
     def hidden_states(self, start: int, end: int) -> Tensor:
@@ -112,14 +137,18 @@ class Lane:
         """After `read_tree` of a sequence of `length` tokens: keep these places of the tree, in order, and forget its other tokens."""
         self.model.keep(self.slot, length, path)  # type: ignore[attr-defined]  # of a model with `trees`
         self.length = length + len(path)
+        if self.recorder is not None and self._tree_read is not None:  # as though the path had been the draft
+            sequence, tree, output = self._tree_read
+            self.recorder.saw(self.role, sequence + [tree.tokens[i] for i in path], output.at([0, *(i + 1 for i in path)]), 1)
+        self._tree_read = None
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens, if there is more."""
         for branch in self.branches:
             branch.shared = min(branch.shared, length)
-        if length < self.length:
-            self.model.rollback(self.slot, length)
-            self.length = length
+        if length < self.length or self._skimmed:
+            self.length, self._skimmed = min(length, self.length), 0
+            self.model.rollback(self.slot, self.length)
 
     def branch(self, number: int, length: int) -> Lane:
         """A lane next to this one that holds its first `length` tokens, for a further sequence; numbered from 0, opened when first
@@ -130,6 +159,7 @@ class Lane:
         branch = self.branches[number]
         self.model.fork(self.slot, branch.slot, length, min(branch.shared, length))
         branch.length = branch.shared = length
+        branch._skimmed = 0
         return branch
 
     def adopt(self, branch: Lane) -> None:

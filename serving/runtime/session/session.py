@@ -72,14 +72,15 @@ class Session:
     def head(self) -> Lane:
         return self.lanes["head"]
 
-    def prefill(self) -> Step[None]:
+    def prefill(self) -> Step[Rows]:
         """Read the prompt and sample the first token from the target, which gives the shortest time to first token."""
-        yield from self.decode_plainly()
+        return (yield from self.decode_plainly())
 
-    def decode_plainly(self) -> Step[None]:
-        """One token from the target, without a draft."""
+    def decode_plainly(self) -> Step[Rows]:
+        """One token from the target, without a draft; the row that it was drawn from."""
         rows = yield from self.target.read(self.text.ids)
         self.append_sampled(rows)
+        return rows
 
     @property
     def longest_draft(self) -> int:
@@ -90,6 +91,10 @@ class Session:
         """How long a draft may be after `taken` unverified tokens: what the budget and the contexts leave, at most `draft_limit`."""
         room = self.draft_context - len(self.text.ids)
         return max(0, min(min(self.text.remaining, room) - taken, self.draft_limit))
+
+    def tree_room(self) -> int:
+        """Tokens that a tree may have altogether: what `draft_limit` and the target's context leave, for each takes a position there."""
+        return max(0, min(self.draft_limit, self.target.model.max_context - len(self.text.ids)))
 
     def append_sampled(self, rows: Rows) -> None:
         """Append one token sampled from the target."""

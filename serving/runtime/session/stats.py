@@ -58,11 +58,11 @@ class Stats:
         """Note a forward pass that ran from `start` to `end` for `sharers` requests; a shadow's is none of the request's."""
         if command.model == SHADOW:
             return
-        self.timeline.append((command.model, start, end))
+        self.timeline.append(("draft" if command.skip else command.model, start, end))
         seconds = (end - start) / sharers
         if command.prefill:
             self.prefill_seconds += seconds
-        elif command.model == "target":
+        elif command.model == "target" and not command.skip:
             self.target_seconds += seconds
         elif command.model == "qualifier":
             self.qualifier_seconds += seconds

@@ -67,7 +67,7 @@ class Strategy(ABC):
     artifacts: ClassVar[tuple[str, ...]] = ()
     """Kinds of the artifacts that it needs (keys of `KINDS`); `artifact` returns one of them."""
     optional_artifacts: ClassVar[tuple[str, ...]] = ()
-    """Kinds of artifacts that it uses where they are there, and does without elsewhere (`resources.artifacts.get`)."""
+    """Kinds that it uses where they are there, and runs without; `optional_artifact` returns one of them."""
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     Config: ClassVar[type[StrategyConfig]]
@@ -87,6 +87,11 @@ class Strategy(ABC):
     @abstractmethod
     def run(self, session: Session) -> Step[None]:
         """Decode one request."""
+
+    @classmethod
+    def reads(cls) -> tuple[str, ...]:
+        """Kinds of all artifacts that it may use: those that it needs, then the optional ones."""
+        return (*cls.artifacts, *cls.optional_artifacts)
 
     @classmethod
     def completed(cls, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +137,10 @@ class Strategy(ABC):
                 code="artifact_missing",
             )
         return found
+
+    def optional_artifact(self, kind: type[A]) -> A | None:
+        """The artifact of a kind of `optional_artifacts`; None where there is none."""
+        return self.artifact(kind) if kind.kind in self.resources.artifacts else None
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         """The models this strategy uses, by role."""

@@ -17,11 +17,16 @@ from serving.runtime.strategies.lossless.duo_decoding import DuoDecoding
 from serving.runtime.strategies.lossless.eagle3 import Eagle3
 from serving.runtime.strategies.lossless.hf_dynamic import HFDynamic
 from serving.runtime.strategies.lossless.hybrid import Hybrid
+from serving.runtime.strategies.lossless.lookahead import LookaheadDecoding
+from serving.runtime.strategies.lossless.medusa import MedusaDecoding
 from serving.runtime.strategies.lossless.pearl import Pearl
 from serving.runtime.strategies.lossless.prompt_lookup import PromptLookup
+from serving.runtime.strategies.lossless.rest import Rest
 from serving.runtime.strategies.lossless.specdec_pp import SpecDecPP
 from serving.runtime.strategies.lossless.spide import Spide
+from serving.runtime.strategies.lossless.suffix import SuffixDecoding
 from serving.runtime.strategies.lossless.svip import SVIP
+from serving.runtime.strategies.lossless.swift import Swift
 from serving.runtime.strategies.lossless.vanilla_sd import VanillaSD
 from serving.runtime.strategies.lossy.csd import CSD
 from serving.runtime.strategies.lossy.fuzzy_sd import FuzzySD
@@ -41,8 +46,13 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "pearl": Pearl,
     "specdec_pp": SpecDecPP,
     "prompt_lookup": PromptLookup,
+    "suffix": SuffixDecoding,
+    "rest": Rest,
     "eagle3": Eagle3,
     "hybrid": Hybrid,
+    "lookahead": LookaheadDecoding,
+    "swift": Swift,
+    "medusa": MedusaDecoding,
     "sprinter": Sprinter,
     "duo_decoding": DuoDecoding,
     "csd": CSD,
@@ -108,4 +118,4 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
             "description": info.get("description", ""),
         }
     return {"name": cls.name, "lossless": cls.lossless, "parameters": parameters, "artifacts": list(cls.artifacts),
-            "models": list(cls.roles), "paper": cls.paper}
+            "optional_artifacts": list(cls.optional_artifacts), "models": list(cls.roles), "paper": cls.paper}

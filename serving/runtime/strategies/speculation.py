@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from serving.errors import DraftwellError
+
+
+class SuffixSettings(NamedTuple):
+    """SuffixDecoding's own: longest draft for each token of the match, and smallest probability of what is drafted."""
+
+    factor: float
+    least: float
 
 
 @dataclass(frozen=True)
@@ -18,6 +25,7 @@ class Speculation:
         threshold: a draft ends at a token whose draft probability is lower.
         heuristic: `length` grows by two after a draft that was accepted completely, else shrinks by one.
         ngram: longest n-gram looked up.
+        suffix: for an engine that has SuffixDecoding, which the n-grams then stand for elsewhere.
         notes: what was left out, for people to read.
     """
 
@@ -27,6 +35,7 @@ class Speculation:
     heuristic: bool = False
     ngram: int | None = None
     notes: tuple[str, ...] = ()
+    suffix: SuffixSettings | None = None
 
     def constant(self, engine: str) -> int:
         """The length of every draft, for an engine that knows nothing else.

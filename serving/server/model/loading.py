@@ -68,7 +68,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
         if governor:  # whom the cores belong to was seen while models were loaded
             governor.check()
         for choice in choices:
-            needed = {kind: artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts}
+            needed = {kind: artifacts[kind] for kind in find_strategy(choice.name).reads() if kind in artifacts}
             resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
             warm_up(pair, build_strategy(choice.name, dict(choice.parameters), resources))
     check_layers(config, artifacts, pair)
@@ -114,7 +114,7 @@ def log_temperatures(config: DecodingConfig, artifacts: Mapping[str, Artifact], 
         log.warning("nothing was tuned for sampled requests: they are decoded with %s (draftwell tune --device %s --temperature %g)",
                     sampled, device, SERVED_TEMPERATURE)
     for choice, temperature in ((served_choice(config, 0), 0.0), (sampled, config.sampled.temperature if config.sampled else None)):
-        used = [artifacts[kind] for kind in find_strategy(choice.name).artifacts if kind in artifacts]
+        used = [artifacts[kind] for kind in find_strategy(choice.name).reads() if kind in artifacts]
         if temperature is not None and (why := other_temperature(used, temperature)):
             log.warning("%s was not made for the requests it serves: %s", choice, why)
 
@@ -176,7 +176,7 @@ def check_layers(config: DecodingConfig, artifacts: Mapping[str, Artifact], pair
 
 def uses_profile(config: DecodingConfig) -> bool:
     """Whether a tuned strategy reads the hardware profile."""
-    return any(HardwareProfile.kind in find_strategy(choice.name).artifacts for choice in tuned_choices(config))
+    return any(HardwareProfile.kind in find_strategy(choice.name).reads() for choice in tuned_choices(config))
 
 
 def measured_on(artifacts: Mapping[str, Artifact]) -> str | None:

@@ -91,7 +91,7 @@ class State:
         """
         key = key or choice.name
         if key not in self._strategies:
-            kinds = [kind for kind in find_strategy(choice.name).artifacts if kind in self._bundle]
+            kinds = [kind for kind in find_strategy(choice.name).reads() if kind in self._bundle]
             resources = StrategyResources({kind: self._artifact(kind) for kind in kinds}, self._special_tokens, self._deterministic)
             built = build_strategy(choice.name, dict(choice.parameters), resources)
             if key in self._resumed.strategies:

@@ -325,6 +325,19 @@ def test_tokens_that_do_not_fit_are_refused(head, tokens):
         Eagle3Head(head.state, head.config, tokens, LAYERS, "d" * 64, head.provenance)
 
 
+def test_a_head_in_8_bits_is_half_as_large_and_saves_to_the_same_bytes(head, tmp_path):
+    small = Eagle3Head(head.state, head.config, head.head_tokens, LAYERS, "d" * 64, head.provenance, int8=True)
+    head.save(tmp_path / "whole")
+    digest = small.save(tmp_path / "small")
+    loaded = Eagle3Head.load(tmp_path / "small")
+    assert loaded.int8
+    assert loaded.save(tmp_path / "again") == digest, "rounding what is rounded changes nothing"
+    for name, tensor in head.state.items():
+        assert torch.allclose(loaded.state[name].float(), tensor.float(), atol=float(tensor.float().abs().max()) / 100), name
+    sizes = [(tmp_path / folder / "model.safetensors").stat().st_size for folder in ("small", "whole")]
+    assert sizes[0] < 0.7 * sizes[1]
+
+
 def test_the_standalone_folder_is_what_vllm_reads(head, target, tmp_path):
     """Names and shapes of `LlamaForCausalLMEagle3`, ids by their shift, and a configuration that transformers reads."""
     from safetensors.torch import load_file

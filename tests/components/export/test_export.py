@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from components.distil.eagle3.network import Eagle3Network, head_config
 from components.export import ENGINES, Weights, export_config, problems, schema
+from components.export.checkpoint import save_head
+from serving.artifacts.base import Provenance
+from serving.artifacts.eagle3_head import Eagle3Head
+from serving.artifacts.pair_files import weights_digest
 from serving.runtime.strategies import STRATEGIES
 from tests.support.errors import raises_code
 from tests.support.models.tiny import llama, near
 
-WEIGHTS = Weights("org/target", "org/draft", "abc")
+WEIGHTS = Weights("org/target", "org/draft", "abc", head="folder/head")
+HEADS = {"vllm", "sglang"}
 SETTINGS: dict[str, dict[str, Any]] = {"adaedl": {"threshold": 0.5, "max_draft": 6}, "pearl": {"num_speculative_tokens": 4},
                                        "duo_decoding": {"num_speculative_tokens": 4}}
 THREE_MODELS = {"pyramid_assisted", "pyramid_fuzzy"}
+REFUSED = THREE_MODELS | {"swift", "medusa", "rest"}
 LOSSY = {name for name, cls in STRATEGIES.items() if not cls.lossless}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - THREE_MODELS))
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - REFUSED))
 def test_every_document_keeps_to_what_the_engine_documents(engine: str, strategy: str) -> None:
+    if strategy == "eagle3" and engine not in HEADS:
+        with raises_code("not_exportable"):
+            export_config(engine, strategy, {}, WEIGHTS)
+        return
     document = export_config(engine, strategy, SETTINGS.get(strategy, {}), WEIGHTS, draft_tokens=3)
     assert problems(engine, document["settings"]) == []
     assert document["engine_version"] == schema(engine)["version"]
@@ -66,6 +80,40 @@ def test_llama_cpp_is_told_in_a_note_which_target_to_convert(strategy: str) -> N
     assert sum("target was tuned at revision v1" in note for note in notes) == 1
 
 
+def test_a_head_in_the_settings_of_engines_that_load_one() -> None:
+    vllm = export_config("vllm", "eagle3", {"num_speculative_tokens": 3}, WEIGHTS)
+    assert vllm["settings"] == {"method": "eagle3", "model": "folder/head", "num_speculative_tokens": 3}
+    sglang = export_config("sglang", "eagle3", {"num_speculative_tokens": 3, "top_k": 2}, WEIGHTS)
+    assert sglang["settings"] == {"speculative-algorithm": "EAGLE3", "speculative-draft-model-path": "folder/head",
+                                  "speculative-num-steps": 3, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 4}
+    assert any("chain" in note for note in sglang["notes"])
+    with raises_code("no_head_to_export"):
+        export_config("vllm", "eagle3", {}, Weights("org/target", "org/draft"))
+
+
+def test_a_head_as_a_folder_that_other_engines_load(tmp_path: Path) -> None:
+    """What they find in the folder: their configuration, and the weights with the rows that the head borrows."""
+    module = llama()
+    module.save_pretrained(tmp_path / "target")
+    network = Eagle3Network(head_config(module.config, 4, (0, 1, 1)))
+    ids = torch.tensor([1, 5, 7, 9])
+    donor = weights_digest(tmp_path / "target")
+    head = Eagle3Head(dict(network.state_dict()), network.config, ids, (0, 1, 1), donor, Provenance(pair="p", fingerprint="0" * 64))
+    save_head(tmp_path / "target", head, tmp_path / "head")
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == ["config.json", "model.safetensors"]
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert tensors["lm_head.weight"].float().equal(module.get_output_embeddings().weight[ids].bfloat16().float())
+    assert (tensors["d2t"] + torch.arange(4)).tolist() == ids.tolist()
+    assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
+    with raises_code("folder_exists"):
+        save_head(tmp_path / "target", head, tmp_path / "head")
+    other = Eagle3Head(head.state, head.config, ids, head.layers, "e" * 64, head.provenance)
+    with raises_code("another_donor"):
+        save_head(tmp_path / "target", other, tmp_path / "another")
+
+
 def test_prompt_lookup_needs_no_draft() -> None:
     tuned = {"prompt_lookup_num_tokens": 7, "max_matching_ngram_size": 2}
     alone = Weights("org/target")
@@ -74,6 +122,17 @@ def test_prompt_lookup_needs_no_draft() -> None:
     assert export_config("transformers", "prompt_lookup", tuned, alone)["settings"] == tuned
     assert export_config("llama.cpp", "prompt_lookup", tuned, alone)["settings"]["spec-ngram-simple-size-n"] == 2
     assert export_config("sglang", "prompt_lookup", tuned, alone)["settings"]["speculative-num-draft-tokens"] == 8
+
+
+def test_suffix_decoding_is_vllms_own_and_prompt_lookup_elsewhere() -> None:
+    tuned, alone = {"alpha": 2.0, "max_draft": 6, "min_probability": 0.2}, Weights("org/target")
+    assert export_config("vllm", "suffix", tuned, alone)["settings"] == {
+        "method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.2}
+    found = export_config("transformers", "suffix", tuned, alone)
+    assert found["settings"] == {"prompt_lookup_num_tokens": 6, "max_matching_ngram_size": 3}
+    assert any("suffix decoding" in note for note in found["notes"])
+    with raises_code("not_exportable", "draftwell deploy"):
+        export_config("vllm", "rest", {}, alone)
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "transformers"])

@@ -124,6 +124,13 @@ def test_replay_equals_a_real_run(traced: tuple[LoadedPair, TraceSet], monkeypat
     assert result.exact
 
 
+def test_what_looks_into_a_datastore_is_refused(traced: tuple[LoadedPair, TraceSet]) -> None:
+    """It is made of the very texts that a replay reads."""
+    resources = resources_of()
+    with raises_code("not_in_trace", "measure"):
+        replay_strategy(traced[1], "prompt_lookup", {"use_datastore": True}, resources, profile_of(resources))
+
+
 def engine_runs(texts: Texts, name: str, parameters: dict[str, Any], resources: StrategyResources) -> list[Stats]:
     """The same strategy over the same trace models, driven by the engine that drives real ones."""
     strategy = build_strategy(name, parameters, resources)

@@ -113,6 +113,19 @@ def test_a_head_with_its_reliability(train: Callable[..., Any], space: Path, tra
         "artifact.json", "acceptance_head.onnx", "acceptance_head.safetensors"}
 
 
+def test_medusa_heads_that_then_draft(train: Callable[..., Any], run: Any, pair_file: Path, space: Path, traces: dict[str, Path]) -> None:
+    done = train("--kind", "medusa_heads", "--test", traces["test"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = json.loads((space / "reports" / "medusa_heads.json").read_text())
+    assert f"unseen places, with their likeliest token (three likeliest): {100 * report['top1'][0]:.1f} %" in done.stdout
+    assert len(report["top1"]) == report["heads"] == 3
+    assert {path.name for path in (space / "artifacts" / "medusa_heads").iterdir()} == {"artifact.json", "medusa_heads.safetensors"}
+    asked = ("generate", "--pair", pair_file, "--prompt", "the inn", "--max-tokens", 8)
+    texts = [run(*asked, "--strategy", name).stdout.splitlines()[0] for name in ("medusa", "autoregressive")]
+    assert texts[0] == texts[1]
+    refused(train("--kind", "medusa_heads", "--ratio", 1.5), "--ratio", "medusa_heads")
+
+
 def test_what_is_known_is_published_with_it(run: Any, pair_file: Path, traces: dict[str, Path], own_stores: Path,
                                             empty_database: Path) -> None:
     """The transfer table reaches MLflow as Markdown and JSON beside the pictures, and its means as metrics."""
@@ -205,3 +218,24 @@ def test_wrong_options_change_nothing(old: dict[str, str], train: Callable[..., 
                         (("--kind", KIND, "--test", traces["learn"]), ("every prompt of the test trace",))):
         refused(train(*more), *words)
         assert contents(space) == old
+
+
+def test_a_datastore_of_the_targets_texts(train: Callable[..., Any], run: Any, pair_file: Path, space: Path,
+                                          traces: dict[str, Path]) -> None:
+    from serving.artifacts.datastore import Datastore
+
+    done = train("--kind", "datastore")
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = json.loads((space / "reports" / "datastore.json").read_text())
+    assert done.stdout.startswith(f"datastore: {report['tokens']} tokens of {report['texts']} texts; on held-out prompts")
+    made = Datastore.load(space / "artifacts" / "datastore")
+    assert len(made) == report["tokens"] > 0
+    assert made.provenance.trace_digest == TraceSet(traces["learn"]).digest()
+    assert len(made.provenance.training_prompts or ()) == 20
+    before = contents(space)
+    refused(train("--kind", "datastore", "--test", traces["test"]), "--test", "remove it")
+    refused(train("--kind", "datastore", "--ratio", 1.5), "--ratio", "verifier only")
+    assert contents(space) == before
+    for strategy in ("rest", "suffix"):
+        done = run("generate", "--pair", pair_file, "--strategy", strategy, "--prompt", "see the man", "--max-tokens", 8)
+        assert done.exit_code == 0, (done.output, done.exception)

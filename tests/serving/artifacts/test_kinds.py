@@ -31,7 +31,7 @@ def test_the_files_on_disk_are_those_of_the_table(tmp_path: Path) -> None:
 
 
 def test_what_strategies_read_is_in_the_table() -> None:
-    assert {name for strategy in STRATEGIES.values() for name in strategy.artifacts} == set(READ_BY_STRATEGIES)
+    assert {name for strategy in STRATEGIES.values() for name in strategy.reads()} == set(READ_BY_STRATEGIES)
 
 
 def test_monitoring_takes_every_watched_kind() -> None:

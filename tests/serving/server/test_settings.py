@@ -15,7 +15,7 @@ from tests.support.errors import raises_code
 OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "bundle": (None, None), "host": ("127.0.0.1", None), "port": (8000, (0, 65535)), "slots": (8, (1, 1024)), "queue": (256, (1, None)),
     "dtype": (None, None), "threads": (None, None), "max-context": (None, (2, None)),
-    "prompt-tokens": (None, (16, None)), "deterministic": (False, None),
+    "prompt-tokens": (None, (8, None)), "deterministic": (False, None),
     "api-key-file": (None, None), "cors-origin": (None, None), "request-timeout": (None, (0.001, None)), "drain-seconds": (20.0, (0, None)),
     "allow-parameters": (False, None), "strategies": (None, None), "state": ("shared", None), "state-dir": (None, None),
     "state-seconds": (30.0, (0.1, None)), "feedback-dir": (None, None), "feedback-rate": (0.0, (0, 1)), "feedback-text": (False, None),
@@ -40,7 +40,7 @@ def test_the_command_line_is_the_settings_and_keeps_its_flags_defaults_and_bound
         **{flag: default for flag, (default, _) in OPTIONS.items()}, "bundle": Path("b")}
 
 
-@pytest.mark.parametrize("wrong", [{"port": 65536}, {"slots": 0}, {"prompt_tokens": 15}, {"max_context": 1}, {"threads": 0},
+@pytest.mark.parametrize("wrong", [{"port": 65536}, {"slots": 0}, {"prompt_tokens": 7}, {"max_context": 1}, {"threads": 0},
                                    {"state": "mine"}, {"slot": 1}, {"port": "8000"}])
 def test_settings_are_strict(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

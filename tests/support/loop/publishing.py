@@ -14,10 +14,12 @@ from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Artifact, Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.datastore import Datastore
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.medusa_heads import MedusaHeads
 from serving.artifacts.pair_files import fingerprint
 from serving.artifacts.verifier import Verifier
 
@@ -53,6 +55,11 @@ def head(print_of_pair: str) -> AcceptanceHead:
     return AcceptanceHead(torch.zeros(3), torch.ones(3), [(torch.eye(3), torch.zeros(3))], torch.ones(3), 0.5, made)
 
 
+def medusa_heads(print_of_pair: str) -> MedusaHeads:
+    made = Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"top1_1": 0.5})
+    return MedusaHeads(torch.zeros(2, 3, 3), torch.zeros(2, 3), torch.tensor([0, 2, 5]), made)
+
+
 def distilled(donor: str = "d" * 64) -> DistilledDraft:
     state = {"model.norm.weight": torch.ones(4), "model.layers.0.mlp.up_proj.weight": torch.ones(4, 4)}
     made = Provenance(pair="tiny", fingerprint="")
@@ -79,7 +86,8 @@ def profile(print_of_pair: str) -> HardwareProfile:
 def every_kind(print_of_pair: str) -> list[Artifact]:
     """One artifact of every kind but release."""
     return [verifier(print_of_pair), head(print_of_pair), table(print_of_pair), memory(print_of_pair), profile(print_of_pair),
-            config(print_of_pair), distilled(), eagle(print_of_pair)]
+            config(print_of_pair), distilled(), medusa_heads(print_of_pair), eagle(print_of_pair),
+            Datastore.from_texts([[5, 6, 7], [6, 7, 8]], Provenance(pair="tiny", fingerprint=print_of_pair, metrics={"found": 0.5}))]
 
 
 def publish(store: Store, artifact: Artifact, folder: Path, **more) -> Published:

@@ -8,7 +8,9 @@ from serving.artifacts.acceptance_head import AcceptanceHead
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Provenance
 from serving.artifacts.correction_memory import CorrectionMemory
+from serving.artifacts.datastore import Datastore
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.artifacts.medusa_heads import MedusaHeads
 from serving.artifacts.verifier import Verifier
 from serving.runtime.models.table_model import TableModel
 from serving.runtime.strategies import StrategyResources
@@ -33,6 +35,8 @@ def table_resources(vocab: int = 3, ratio: float = 3.0, **changes) -> StrategyRe
         "acceptance_head": random_head(vocab),
         "acceptance_table": AcceptanceTable.empty(ORIGIN),
         "correction_memory": CorrectionMemory.empty(ORIGIN),
+        "datastore": random_datastore(vocab),
+        "medusa_heads": random_medusa_heads(vocab),
         "hardware_profile": HardwareProfile(1.0, {1: ratio, 32: ratio}, 0.1, ORIGIN),
         "verifier": Verifier(torch.randn(vocab, generator=torch.Generator().manual_seed(3)), 0.0, ("before",), 0.5, 1.2, ORIGIN),
     }
@@ -45,6 +49,19 @@ def random_head(width: int, seed: int = 4) -> AcceptanceHead:
     block = (torch.randn(width, width, generator=generator), torch.randn(width, generator=generator))
     return AcceptanceHead(torch.zeros(width), torch.ones(width), [block], torch.randn(width, generator=generator), 0.5, ORIGIN)
 
+
+
+def random_datastore(vocab: int, seed: int = 5) -> Datastore:
+    """Six texts of ten random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return Datastore.from_texts(torch.randint(vocab, (6, 10), generator=generator).tolist(), ORIGIN)
+
+
+def random_medusa_heads(width: int, seed: int = 6, tokens: int | None = None) -> MedusaHeads:
+    """Three random heads over states of `width` numbers, and over the first `tokens`, by default a dozen at most."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, bias = torch.randn(3, width, width, generator=generator), torch.randn(3, width, generator=generator)
+    return MedusaHeads(weight / width**0.5, bias, torch.arange(tokens or min(width, 12)), ORIGIN)
 
 
 def counting_pair(vocab: int = 10, wrong_behind: int | None = None) -> dict:

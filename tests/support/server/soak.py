@@ -53,7 +53,7 @@ def default_bundle(folder: Path, dtype: str, strategy: str, parameters: Mapping[
     if profiled:
         measure_profile(space, folder / "hardware_profile")
     own = [folder / "decoding_config", folder / "hardware_profile"]
-    folders = [*own, *(space.shipped / kind for kind in find_strategy(strategy).artifacts)]
+    folders = [*own, *(space.shipped / kind for kind in find_strategy(strategy).reads())]
     published = [store.publish(place, pair=name) for place in folders if place.is_dir()]
     pins = {artifact.kind: artifact.version for artifact in published}
     release = create_release(store, name, "cpu", pins, model_records(space.spec, files), {})

@@ -1,7 +1,7 @@
-"""vLLM, in this process: plain decoding, n-gram speculation, and a draft model.
+"""vLLM, in this process: plain decoding, n-gram speculation, a draft model, and an EAGLE-3 head.
 
-Settings: `model` and `draft` (folders), `dtype`, `context` (positions), `threads`, `variant`, `num_speculative_tokens`, `lookup_tokens`,
-`lookup_ngram`.
+Settings: `model`, `draft` and `head` (folders), `dtype`, `context` (positions), `threads`, `variant`, `num_speculative_tokens`,
+`lookup_tokens`, `lookup_ngram`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ def speculation(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
         gamma = settings["num_speculative_tokens"]
         config = {"method": "draft_model", "model": settings["draft"], "num_speculative_tokens": gamma}
         return config, [f"vllm draft_model: the pair's draft with its full head, {gamma} tokens a round"]
+    if settings["variant"] == "eagle3":
+        gamma = settings["num_speculative_tokens"]
+        return {"method": "eagle3", "model": settings["head"], "num_speculative_tokens": gamma}, [
+            f"vllm eagle3: the pair's head, {gamma} tokens a round"]
     return None, ["vllm: offline, in one process, compiled, without prefix cache"]
 
 

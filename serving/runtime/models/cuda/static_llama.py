@@ -77,6 +77,8 @@ class StaticLlama(LeanLlama):
     chains = True
     trees = False
     """Its graphs have the causal mask inside."""
+    skips = False
+    """And all layers."""
 
     def keep_hidden_states(self, layers: tuple[int, ...]) -> None:
         raise DraftwellError("with CUDA graphs the target keeps no hidden states for a head yet: use a strategy with a draft model, "

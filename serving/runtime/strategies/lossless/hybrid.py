@@ -1,4 +1,5 @@
-"""Hybrid: each round n-grams, a head or draft model, or plain decoding, whatever is expected to gain most on this machine (ours)."""
+"""Hybrid: each round a continuation of the text, a head's or a draft model's draft, or plain decoding, whatever is expected to gain most on
+this machine (ours)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.datastore import Datastore
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.exact import Exact
@@ -27,21 +29,21 @@ HEAD_SHARE = 0.1
 
 
 class Hybrid(Strategy):
-    """Nothing is drafted that is not expected to gain: at worst it is plain decoding, but for the rounds that try a model anew."""
+    """Nothing is drafted that is not expected to gain: at worst it is plain decoding, but for the rounds that try a model again."""
 
     name = "hybrid"
     lossless = True
     paper = "none: the drafter with the largest expected gain, from counted acceptance and measured times"
     roles = ("target",)
     artifacts = ("hardware_profile",)
-    optional_artifacts = ("eagle3_head", "acceptance_table")
-    search_space = space(drafter=("auto", "none"), max_draft=(4, 8), max_matching_ngram_size=(3, 5))
+    optional_artifacts = ("eagle3_head", "acceptance_table", "datastore")
+    search_space = space(drafter=("auto", "none"), max_draft=(3, 8))
 
     class Config(StrategyConfig):
         drafter: Literal["auto", "head", "draft", "none"] = Field(
-            "auto", description="besides n-grams: the head where there is one, else the draft model; or one of them, or none")
+            "auto", description="besides what followed the text's end before: the head where there is one, else the draft model; or one "
+            "of them, or none")
         max_draft: int = Field(8, ge=1, le=32, description="longest draft")
-        max_matching_ngram_size: int = Field(4, ge=1, le=8, description="longest n-gram looked up, tried down to 1")
 
     def __init__(self, config: StrategyConfig, resources: StrategyResources):
         super().__init__(config, resources)
@@ -49,8 +51,8 @@ class Hybrid(Strategy):
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        return Speculation("ngram", config.max_draft, ngram=config.max_matching_ngram_size,
-                           notes=("Only its n-grams are left: no other engine chooses the drafter by round.",))
+        return Speculation("ngram", config.max_draft, ngram=3,
+                           notes=("Only n-grams of the text are left: no other engine chooses the drafter by round.",))
 
     def choose_models(self, models: Mapping[Role, Model]) -> dict[Role, Model]:
         chosen: dict[Role, Model] = {"target": models["target"]}
@@ -69,7 +71,7 @@ class Hybrid(Strategy):
         seconds = profile.t_draft if model == "draft" else profile.t_head or HEAD_SHARE * profile.verify_seconds(1)
         costs = RoundCosts.of(profile, seconds, self.config.max_draft)
         drafter = BestDrafter(costs, self._experience(model, session.sampling.temperature), model, self.config.max_draft,
-                              self.config.max_matching_ngram_size)
+                              self.optional_artifact(Datastore))
         yield from serial(session, drafter, Exact(), drafter.learn)
 
     def _experience(self, model: str | None, temperature: float) -> Experience:

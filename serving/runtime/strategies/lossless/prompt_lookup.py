@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 
+from serving.artifacts.datastore import Datastore
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Step
+from serving.runtime.drafting.datastore_lookup import look_up
 from serving.runtime.drafting.ngram import NGram
 from serving.runtime.schedules.serial import serial
 from serving.runtime.session.session import Session
@@ -21,17 +24,21 @@ class PromptLookup(Strategy):
     lossless = True
     paper = "Saxena 2023, prompt lookup decoding"
     roles = ("target",)
+    optional_artifacts = ("datastore",)
     replayable = True
     search_space = space(max_matching_ngram_size=Span(1, 4), prompt_lookup_num_tokens=(3, 5, 10, 16))
 
     class Config(StrategyConfig):
         prompt_lookup_num_tokens: int = Field(10, ge=1, le=32, description="longest draft")
         max_matching_ngram_size: int = Field(3, ge=1, le=8, description="longest n-gram looked up, tried down to 1")
+        use_datastore: bool = Field(False, description="where the context has no match, look into the datastore, which must be there then")
 
     @classmethod
     def speculation(cls, config: Any) -> Speculation:
-        return Speculation("ngram", config.prompt_lookup_num_tokens, ngram=config.max_matching_ngram_size)
+        notes = ("The datastore is left out.",) if config.use_datastore else ()
+        return Speculation("ngram", config.prompt_lookup_num_tokens, ngram=config.max_matching_ngram_size, notes=notes)
 
     def run(self, session: Session) -> Step[None]:
-        drafter = NGram(self.config.max_matching_ngram_size, self.config.prompt_lookup_num_tokens)
+        elsewhere = partial(look_up, self.artifact(Datastore)) if self.config.use_datastore else None
+        drafter = NGram(self.config.max_matching_ngram_size, self.config.prompt_lookup_num_tokens, elsewhere)
         yield from serial(session, drafter, Exact())

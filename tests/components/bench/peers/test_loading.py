@@ -6,20 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from components.bench.bench import run_bench
 from components.bench.peers import check_peers
 from components.bench.peers.gguf_file import renamed, write_gguf
-from components.bench.peers.loading import open_peers
+from components.bench.peers.loading import open_peers, variants_of
 from components.bench.peers.model_files import gguf_of, made_once, model_folder
 from components.bench.peers.transformers_peer import own_attention
 from components.bench.report.tables import bench_markdown, entries_of
 from components.bench.schema import BenchReport
 from components.bench.settings import BenchSettings
+from components.distil.eagle3.network import Eagle3Network, head_config
 from components.prompts.prompt import Prompt
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import StrategyChoice, StrategyResources
 from tests.support.errors import raises_code
+from tests.support.models.resources import ORIGIN
 from tests.support.models.tiny import llama, llama_pair
 from tests.support.models.unbatched_families import module_of
 from tests.support.peers.environments import install
@@ -75,6 +79,15 @@ def test_the_report_has_a_row_for_each_variant_with_version_and_interval(root: P
     assert "fake: 1 threads, OMP_NUM_THREADS=1" in bench_markdown(report)
     assert BenchReport.from_json(report.to_json()) == BenchReport.from_json(BenchReport.from_json(report.to_json()).to_json())
     assert report.to_json()["peers"]["vllm"]["version"] == "fake 1.0"
+
+
+def test_vllm_gets_the_pairs_head_with_what_it_borrows(root: Path, pair: LoadedPair) -> None:
+    module = pair.modules["target"]
+    network = Eagle3Network(head_config(module.config, 3, (0, 1, 1)))
+    head = Eagle3Head(dict(network.state_dict()), network.config, torch.tensor([1, 2, 5]), (0, 1, 1), "d" * 64, ORIGIN)
+    found = variants_of("vllm", pair, head)["eagle3"]
+    assert load_file(Path(found["head"]) / "model.safetensors")["lm_head.weight"].shape == (3, module.config.hidden_size)
+    assert "eagle3" not in variants_of("vllm", pair)
 
 
 def test_peers_end_with_the_bench(root: Path, pair: LoadedPair) -> None:

@@ -76,7 +76,7 @@ class Spy:
 
 def test_a_model_that_gains_nothing_is_only_tried_now_and_then():
     seen = Experience(gain=-0.5)
-    drafter = BestDrafter(RoundCosts(STEPS, 0.3), seen, "head", 4, 3)
+    drafter = BestDrafter(RoundCosts(STEPS, 0.3), seen, "head", 4)
     asked = []
 
     class Model:
@@ -106,7 +106,7 @@ def next_value(steps):
 
 def test_an_n_gram_is_preferred_where_it_is_expected_to_gain_more():
     seen = Experience(lookup=AcceptanceTable([1000] * 20, [950] * 20, ORIGIN), gain=0.2)
-    drafter = BestDrafter(RoundCosts(STEPS, 0.1), seen, None, 4, 3)
+    drafter = BestDrafter(RoundCosts(STEPS, 0.1), seen, None, 4)
     drafter.model = object()
     draft = next_value(drafter.propose(Spy([1, 2, 3, 4, 5, 6, 1, 2, 3]), 4))
     assert drafter.source == "lookup"

@@ -12,7 +12,8 @@ from serving.runtime.models.transformers_model import TransformersModel
 from serving.runtime.pair import over_slots
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.eight_requests import outputs, requests
-from tests.support.models.resources import NEEDED, table_pair, table_resources
+from tests.support.models.heads import random_eagle3
+from tests.support.models.resources import NEEDED, random_datastore, table_pair, table_resources
 from tests.support.models.tiny import VOCAB, llama, near
 from tests.support.models.variants import VARIANTS
 
@@ -74,7 +75,10 @@ def test_random_llamas_in_float32(name, adapter, temperature):
     engine = Engine(networks(adapter))
     wanted = requests(VOCAB, temperature)
 
+    _, head = random_eagle3(near(llama(2), 0.0), VOCAB - 4)
+    resources = table_resources(HIDDEN, datastore=random_datastore(VOCAB), eagle3_head=head)
+
     def build() -> Any:
-        return build_strategy(name, NEEDED.get(name, {}), table_resources(HIDDEN))
+        return build_strategy(name, NEEDED.get(name, {}), resources)
 
     assert outputs(engine, build, wanted, together=True) == outputs(engine, build, wanted, together=False)

@@ -135,7 +135,7 @@ def test_a_long_prompt_is_read_however_many_short_ones_come(tokens: int | None, 
 def test_two_long_prompts_take_turns_beside_drafts_of_any_length() -> None:
     """With three draft steps and one of the target, every step of the target would be an even one."""
     for drafted in (1, 2, 3):
-        engine = Engine(table_pair(vocab=8), budget=PromptBudget(LEAST))
+        engine = Engine(table_pair(vocab=8), budget=PromptBudget(SMALLEST))
         busy = engine.submit([1, 2], Sampling(max_tokens=400), build_strategy("vanilla_sd", {"num_speculative_tokens": drafted}))
         while not busy.output:
             engine.step()
@@ -143,7 +143,7 @@ def test_two_long_prompts_take_turns_beside_drafts_of_any_length() -> None:
         for _ in range(8 * (drafted + 1)):
             engine.step()
         read = [next(job.task.leaves()).read for job in waiting]
-        assert min(read) >= LEAST, read
+        assert min(read) >= SMALLEST, read
 
 
 def test_a_request_cancelled_while_its_prompt_is_read_frees_its_slots() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from components.distil.eagle3.network import Eagle3Network, head_config
 
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.errors import DraftwellError
@@ -17,22 +16,9 @@ from serving.runtime.models.unbatched_model import UnbatchedModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import StrategyResources, build_strategy
 from tests.support.errors import raises_code
+from tests.support.models.heads import random_eagle3
 from tests.support.models.llama_shapes import llama, random_tokens
 from tests.support.models.resources import ORIGIN
-
-LAYERS = (0, 1, 1)
-
-
-def head_for(module, covered=40, seed=3):
-    """A random head of a tiny Llama that covers some of its tokens."""
-    torch.manual_seed(seed)
-    network = Eagle3Network(head_config(module.config, covered, LAYERS))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter) if parameter.dim() == 1 else 0.1 * torch.randn_like(parameter))
-            parameter.copy_(parameter.bfloat16())  # as an artifact keeps it
-    ids = torch.randperm(module.config.vocab_size)[:covered].sort().values
-    return network, Eagle3Head(dict(network.state_dict()), network.config, ids, LAYERS, "d" * 64, ORIGIN)
 
 
 @torch.no_grad()
@@ -46,7 +32,7 @@ def trained_as(network, module, head, ids, hidden):
 
 def test_pairs_of_the_text_then_drafted_ones_equal_the_module():
     module = llama()
-    network, head = head_for(module)
+    network, head = random_eagle3(module, 40)
     target = LeanLlama(llama(), slots=2)
     model = head_of(target, head)
     states, text = torch.randn(9, 3 * module.config.hidden_size), list(random_tokens(9, 1))
@@ -67,7 +53,7 @@ def test_pairs_of_the_text_then_drafted_ones_equal_the_module():
 
 def test_a_tree_of_drafted_pairs_gives_each_paths_logits():
     module = llama()
-    network, head = head_for(module)
+    network, head = random_eagle3(module, 40)
     model = head_of(LeanLlama(llama(), slots=1), head)
     states, text = torch.randn(5, 3 * module.config.hidden_size), list(random_tokens(5, 2))
     slot = model.open()
@@ -85,7 +71,7 @@ def test_a_tree_of_drafted_pairs_gives_each_paths_logits():
 def test_greedy_outputs_equal_plain_decoding(parameters):
     """A random head, whose drafts are mostly rejected, on 20 prompts, some of them at once; transformers' own greedy text."""
     module = llama()
-    _, head = head_for(module)
+    _, head = random_eagle3(module, 40)
     target = LeanLlama(llama(), slots=4)
     engine = Engine({"target": target})
     strategy = build_strategy("eagle3", parameters, StrategyResources({"eagle3_head": head}))
@@ -102,7 +88,7 @@ def test_greedy_outputs_equal_plain_decoding(parameters):
 
 
 def test_one_head_serves_all_strategies_that_use_it():
-    _, head = head_for(llama())
+    _, head = random_eagle3(llama(), 40)
     target = LeanLlama(llama(), slots=1)
     assert head_of(target, head) is head_of(target, head)
     other = Eagle3Head(head.state, head.config, head.head_tokens, (0, 0, 1), head.donor, ORIGIN)
@@ -111,14 +97,14 @@ def test_one_head_serves_all_strategies_that_use_it():
 
 
 def test_targets_that_keep_no_states_say_so():
-    _, head = head_for(llama())
+    _, head = random_eagle3(llama(), 40)
     with pytest.raises(DraftwellError) as refused:
         head_of(UnbatchedModel.__new__(UnbatchedModel), head)
     assert refused.value.code == "no_hidden_states"
 
 
 def test_scaled_rotary_positions_are_refused():
-    _, head = head_for(llama())
+    _, head = random_eagle3(llama(), 40)
     head.config["rope_scaling"] = {"rope_type": "yarn"}
     with raises_code("unsupported_architecture"):
         Eagle3Model(head, LeanLlama(llama(), slots=1))

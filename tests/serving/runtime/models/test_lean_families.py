@@ -52,6 +52,23 @@ def test_single_tokens_drafts_and_the_end_of_a_prompt_in_one_pass_equal_the_plai
         torch.testing.assert_close(output.logits, want, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(("taken", "batch"), [((0, 2, 4, 6), 4), ((1, 3, 4), 3), ((0, 1, 2, 4, 5, 6, 7, 8), 9)])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_of_a_batch_are_copied_where_others_lie_between_them(name, taken, batch):
+    """Half of eight slots, the rest being another batch's, would have seven attend."""
+    module = lean_family(name)
+    texts = [list(random_tokens(9 + i, i)) for i in range(9)]
+    expected = [plain_logits(module, text)[-3:] for text in texts]
+    model = LeanLlama(module, slots=9)
+    slots = [model.open() for _ in texts]
+    model.forward([Forward("target", slot, tuple(text[:-3])) for slot, text in zip(slots, texts, strict=True)])
+    (part,) = row_attention.RowAttention(model.slots, [(i, 6 + i, 3) for i in taken], model.shape).parts
+    assert part.batch == batch
+    outputs = model.forward([Forward("target", slots[i], tuple(texts[i][-3:]), 3) for i in taken])
+    for output, i in zip(outputs, taken, strict=True):
+        torch.testing.assert_close(output.logits, expected[i], atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_long_prompts_read_pass_by_pass_equal_the_plain_module(name, monkeypatch):
     """A row that decodes goes along, and every prompt is cut in another place."""

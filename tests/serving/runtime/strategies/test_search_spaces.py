@@ -40,7 +40,8 @@ def test_the_searched_strategies_and_their_order() -> None:
 
 SIZES = {"vanilla_sd": 12, "svip": 30, "draft_verify": 15, "adaedl": 15, "hf_dynamic": 28, "spide": 288, "pearl": 9, "specdec_pp": 27,
          "prompt_lookup": 16, "sprinter": 9, "duo_decoding": 2, "csd": 100, "fuzzy_sd": 12, "mentored": 12, "lossy_sd": 12,
-         "pyramid_assisted": 40, "pyramid_fuzzy": 100}
+         "pyramid_assisted": 40, "pyramid_fuzzy": 100, "suffix": 12, "rest": 6, "lookahead": 4, "swift": 4, "medusa": 3,
+         "eagle3": 45, "hybrid": 4}
 
 
 def test_every_searched_strategy_has_a_size() -> None:

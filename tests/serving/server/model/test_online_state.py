@@ -209,7 +209,17 @@ def test_the_tuned_strategy_comes_first_and_the_others_that_fit() -> None:
     assert "pyramid_assisted" in pool("csd", pair=Pair("target", "draft", "qualifier")).names()
     lacking = pool("csd", without=("acceptance_table", "hardware_profile", "verifier", "acceptance_head")).names()
     assert not {"spide", "pearl", "sprinter", "specdec_pp"} & set(lacking)
-    assert pool("vanilla_sd", pair=Pair("target"), without=("verifier",)).names() == ("vanilla_sd", "autoregressive", "prompt_lookup")
+    alone = pool("vanilla_sd", pair=Pair("target"), without=("verifier",)).names()
+    assert alone == ("vanilla_sd", "autoregressive", "prompt_lookup", "suffix", "rest")
+
+
+def test_an_artifact_that_a_strategy_can_do_without_is_handed_over_where_it_is_there() -> None:
+    it, without = pool("suffix"), pool("suffix", without=("datastore",))
+    store: Any = it.get("suffix").resources.artifacts["datastore"]
+    assert store is it.get("rest").resources.artifacts["datastore"], "nothing is learnt into it: all share one"
+    assert without.get("suffix").resources.artifacts == {}
+    assert "rest" not in without.names()
+    assert decode(it.get("suffix")).session.text.output == decode(without.get("suffix")).session.text.output
 
 
 def test_a_strategy_that_is_not_offered_is_refused_with_those_that_are() -> None:

@@ -1,0 +1,122 @@
+"""The pipeline step that trains an EAGLE-3 head for a pair's target, on what the target writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.workspace import Workspace
+from serving.artifacts.base import digest_of
+from serving.artifacts.pair_files import fingerprint
+from serving.device import core_ids
+from serving.errors import DraftwellError
+from serving.files import write_json
+
+if TYPE_CHECKING:
+    from components.distil.distil import Source
+    from components.distil.training import Log
+    from components.prompts.prompt import Prompt
+    from serving.artifacts.eagle3_head import Eagle3Head
+    from serving.runtime.pair import LoadedPair
+
+Say = Callable[[str], None]
+SHARD = 64
+"""Prompts of a shard of the corpus, at most what a killed run writes again."""
+AT_ONCE = 32
+"""Requests in one batch, where the target writes over the engine's slots."""
+
+
+@dataclass(frozen=True)
+class HeadRequest:
+    """What a user asked for.
+
+    Args:
+        prompts: what the target is asked; None lets it invent `invented` instructions.
+        minutes: training time; ignored where `tokens` is given.
+        max_tokens: tokens that the target writes after a prompt at most.
+        work: folder of unfinished work; None takes `eagle3` in the workspace.
+    """
+
+    prompts: Sequence[Prompt] | None = None
+    invented: int = 2000
+    head_tokens: int = 8192
+    unrolled: int = 4
+    minutes: float = 60.0
+    tokens: int | None = None
+    max_tokens: int = 128
+    work: Path | None = None
+
+
+def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
+                     log: Log = lambda name, value, step: None) -> tuple[Eagle3Head, dict[str, Any]]:
+    """Train a head, put it into the workspace, and return it with the report of `components.distil.eagle3`.
+
+    A run that was stopped resumes: shards and checkpoint are in the work folder.
+
+    Raises:
+        DraftwellError: the target is not shaped as Llama is, or is too shallow; or as in `train_on`.
+    """
+    from components.collect.plan import exclusive_folder
+    from components.distil.eagle3.distil import distil_head
+    from components.distil.eagle3.network import default_features
+    from components.distil.eagle3.plots import training_plot
+    from components.distil.eagle3.recipe import HeadRecipe
+    from components.report.drawing import check_drawing, note_artifact
+
+    check_drawing()
+    work = wanted.work or space.root / "eagle3"
+    with exclusive_folder(work, "training of a head", "choose another --work"):
+        pair = load_target(space, wanted, say)
+        layers = default_features(pair.modules["target"].config.num_hidden_layers)
+        recipe = HeadRecipe(layers, head_tokens=wanted.head_tokens, steps=wanted.unrolled, minutes=wanted.minutes, tokens=wanted.tokens)
+        made, report = distil_head(source_of(space, pair, wanted, layers, work, say), recipe, work, log=log, say=say)
+        head = made.bound_to(space.spec.name, fingerprint(space.files(), space.dtype))
+        folder = space.save(head)
+    write_json(space.reports / "eagle3_head.json", report)
+    note_artifact(training_plot(report, space.reports / "eagle3_head.png"), digest_of(folder))
+    return head, report
+
+
+def load_target(space: Workspace, wanted: HeadRequest, say: Say) -> LoadedPair:
+    """The pair's target alone, in a form that can be trained against."""
+    from transformers.utils import logging
+
+    from components.distil.distil import LONGEST_PROMPT
+    from serving.artifacts.pair_files import PairFiles
+    from serving.number_format import dtype_of
+    from serving.runtime.models.lean_llama import runs
+    from serving.runtime.pair import LoadSettings, load_pair
+
+    logging.disable_progress_bar()
+    say(f"loading the target of {space.spec.name}")
+    pair = load_pair(PairFiles(space.spec.name, space.files().target), LoadSettings.model_validate({
+        "dtype": dtype_of(space.dtype), "slots": AT_ONCE, "max_context": LONGEST_PROMPT + wanted.max_tokens, "chat": space.spec.chat,
+        "keep_modules": True}))
+    if not runs(pair.modules["target"]):
+        kind = pair.modules["target"].config.model_type
+        raise DraftwellError(f"heads are trained for targets like Llama, not for {kind}: distil a draft with `draftwell distill` instead",
+                             code="unsupported_architecture")
+    return pair
+
+
+def source_of(space: Workspace, pair: LoadedPair, wanted: HeadRequest, layers: tuple[int, ...], work: Path, say: Say) -> Source:
+    """What is learned from: prompts as ids, and a writer that gives the states of the layers."""
+    from components.distil.distil import LONGEST_PROMPT, Source
+    from components.distil.instructions import kept_instructions
+    from components.distil.writers import writer_of
+    from components.prompts.overlap import hashes_of
+    from components.prompts.prompt import ids_of
+    from serving.artifacts.pair_files import weights_digest
+
+    donor = weights_digest(space.files().target)
+    writer = writer_of(pair, min(AT_ONCE, 16 * len(core_ids())), features=layers)
+    asked = wanted.prompts if wanted.prompts is not None else kept_instructions(
+        writer_of(pair, AT_ONCE), pair, wanted.invented, donor, work, say)
+    rows = [ids for p in asked if 0 < len(ids := ids_of(pair, p)) <= LONGEST_PROMPT]
+    if len(rows) < len(asked):
+        say(f"{len(asked) - len(rows)} prompts of more than {LONGEST_PROMPT} tokens are left out")
+    of = "instructions it invented" if wanted.prompts is None else f"{len(wanted.prompts)} prompts of the user's"
+    return Source(pair, donor, writer, rows, [], wanted.max_tokens, SHARD, name=space.spec.name,
+                  data=f"the target's own greedy outputs on {of}", hashes=hashes_of(asked))

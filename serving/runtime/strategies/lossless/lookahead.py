@@ -1,0 +1,41 @@
+"""Lookahead decoding: the target guesses many tokens ahead while it verifies n-grams from earlier guesses (Fu 2024, 2402.02057)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from serving.runtime.acceptance.tree import ExactTree
+from serving.runtime.commands import Step
+from serving.runtime.drafting.lookahead import Lookahead
+from serving.runtime.schedules.tree import serial_trees
+from serving.runtime.session.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import space
+from serving.runtime.strategies.speculation import Speculation
+
+
+class LookaheadDecoding(Strategy):
+    name = "lookahead"
+    lossless = True
+    paper = "Lookahead decoding, Fu 2024 (2402.02057), section 3"
+    roles = ("target",)
+    search_space = space(window=(3, 5), guesses=(2, 3))
+    # replayable stays False: a trace holds nothing that the target says after guesses
+
+    class Config(StrategyConfig):
+        window: int = Field(5, ge=1, le=32, description="W: columns of the window, tokens guessed at once")
+        ngram: int = Field(3, ge=2, le=8, description="N: tokens of an n-gram; the window has N - 1 levels")
+        guesses: int = Field(3, ge=1, le=32, description="G: n-grams verified at once, and kept for each first token")
+        pool_from_text: bool = Field(True, description="whether n-grams of prompt and output are proposed, too")
+
+    @classmethod
+    def speculation(cls, config: Any) -> Speculation:
+        note = "N-grams come from the text alone: the lookahead window, which guesses others, is left out."
+        return Speculation("ngram", config.ngram - 1, ngram=1, notes=(note,))
+
+    def run(self, session: Session) -> Step[None]:
+        config = self.config
+        drafter = Lookahead(config.window, config.ngram, config.guesses, from_text=config.pool_from_text)
+        yield from serial_trees(session, drafter, ExactTree(), follow=drafter.follow)

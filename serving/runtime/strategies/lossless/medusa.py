@@ -1,0 +1,50 @@
+"""Medusa: heads on the target's last hidden state propose a tree of the tokens to come (Cai 2024, 2401.10774)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from serving.artifacts.base import ArtifactError
+from serving.artifacts.kinds import KINDS
+from serving.artifacts.medusa_heads import MedusaHeads
+from serving.runtime.acceptance.tree import ExactTree
+from serving.runtime.commands import Step
+from serving.runtime.drafting.medusa import SHAPE, Medusa
+from serving.runtime.schedules.tree import serial_trees
+from serving.runtime.session.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from serving.runtime.strategies.search_space import space
+
+
+class MedusaDecoding(Strategy):
+    name = "medusa"
+    lossless = True
+    paper = "Medusa, Cai 2024 (2401.10774), sections 2.1 and 2.3"
+    roles = ("target",)
+    artifacts = ("medusa_heads",)
+    search_space = space(nodes=(2, 4, 8))
+    # replayable stays False: a trace holds none of the target's states
+
+    class Config(StrategyConfig):
+        nodes: int = Field(8, ge=1, le=len(SHAPE), description="tokens of the tree at most, the most useful first")
+
+    def __init__(self, config: StrategyConfig, resources: StrategyResources):
+        super().__init__(config, resources)
+        self._embedding: tuple[Any, Tensor] | None = None
+
+    def run(self, session: Session) -> Step[None]:
+        heads = self.artifact(MedusaHeads)
+        drafter = Medusa(heads, self.embedding(session.target.model, heads), self.config.nodes)
+        yield from serial_trees(session, drafter, ExactTree(), follow=drafter.follow)
+
+    def embedding(self, model: Any, heads: MedusaHeads) -> Tensor:
+        """The rows of a target's output embedding that the heads need, copied once."""
+        if self._embedding is None or self._embedding[0] is not model:
+            if int(heads.tokens[-1]) >= model.vocab_size:
+                raise ArtifactError(f"the Medusa heads propose token {int(heads.tokens[-1])}, the target has {model.vocab_size}: train "
+                                    f"them for this pair (`{KINDS[heads.kind].made_by}`)", code="vocabulary_differs")
+            self._embedding = model, model.head_rows(heads.tokens)
+        return self._embedding[1]

@@ -1,0 +1,32 @@
+"""REST: a trie of what followed the longest match in a datastore is the draft, verified as a tree (He 2023, 2311.08252)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.artifacts.datastore import Datastore
+from serving.runtime.acceptance.tree import ExactTree
+from serving.runtime.commands import Step
+from serving.runtime.drafting.datastore_lookup import DatastoreLookup
+from serving.runtime.schedules.tree import serial_trees
+from serving.runtime.session.session import Session
+from serving.runtime.strategies.base import Strategy, StrategyConfig
+from serving.runtime.strategies.search_space import space
+
+
+class Rest(Strategy):
+    name = "rest"
+    lossless = True
+    paper = "He 2023, REST: retrieval-based speculative decoding (2311.08252)"
+    roles = ("target",)
+    artifacts = ("datastore",)
+    search_space = space(max_nodes=(4, 8, 16), max_depth=(4, 10))
+    # replayable stays False: the datastore is made of the traces that a replay reads, and would find every text in itself
+
+    class Config(StrategyConfig):
+        max_nodes: int = Field(8, ge=1, le=64, description="tokens of the draft tree at most (the paper's c, 64 there)")
+        max_depth: int = Field(10, ge=1, le=16, description="tokens of one continuation at most")
+
+    def run(self, session: Session) -> Step[None]:
+        drafter = DatastoreLookup(self.artifact(Datastore), self.config.max_nodes, self.config.max_depth)
+        yield from serial_trees(session, drafter, ExactTree())

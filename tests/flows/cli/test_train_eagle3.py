@@ -1,0 +1,85 @@
+"""`draftwell train --kind eagle3_head`: from prompts to a head that strategies draft with, and what is refused before any work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from registry.store import Store
+from serving.artifacts.eagle3_head import Eagle3Head
+
+QUICK = ("--tokens", 3000, "--no-publish")
+
+
+@pytest.fixture(scope="module")
+def deep_pair(pair_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair with a target of seven layers: a head reads three different ones."""
+    folder = tmp_path_factory.mktemp("deep")
+    shutil.copytree(pair_file.parent, folder, dirs_exist_ok=True)
+    old = LlamaConfig.from_pretrained(folder / "target")
+    torch.manual_seed(1)
+    module = LlamaForCausalLM(LlamaConfig(**{**old.to_dict(), "num_hidden_layers": 7, "initializer_range": 0.2}))
+    module.save_pretrained(folder / "target")
+    return Path(shutil.move(folder / "tiny.yaml", folder / "deep.yaml"))
+
+
+def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Path, deep_pair: Path, prompts_file: Path,
+                                                       empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
+    monkeypatch.chdir(own_stores)
+    shutil.copyfile(empty_database, own_stores / "mlflow.db")
+    done = run("train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, "--tokens", 3000)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "acceptance on held-out texts" in done.stdout
+    home = own_stores / "draftwell" / "pairs" / "tiny" / "float32"
+    head = Eagle3Head.load(home / "artifacts" / "eagle3_head")
+    assert head.layers == (2, 3, 4)
+    assert head.provenance.training_prompts
+    report = json.loads((home / "reports" / "eagle3_head.json").read_text())
+    assert report["tokens"] >= 3000
+    assert Store().resolve("eagle3_head", "tiny", 1).digest == head.digest
+
+    outputs = {}
+    for strategy in ("autoregressive", "eagle3", "hybrid"):
+        more = ("--set", "drafter=head") if strategy == "hybrid" else ()
+        done = run("generate", "--pair", deep_pair, "--strategy", strategy, "--prompt", "the inn", "--max-tokens", 16, *more)
+        assert done.exit_code == 0, (done.output, done.exception)
+        outputs[strategy] = done.stdout
+    assert outputs["eagle3"] == outputs["hybrid"] == outputs["autoregressive"]
+    profile = json.loads((home / "cpu" / "artifacts" / "hardware_profile" / "profile.json").read_text())
+    assert profile["t_head"] > 0, "the head's step is measured with the others"
+
+    again = run("train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, *QUICK)
+    assert again.exit_code == 0, (again.output, again.exception)
+    assert "tokens by the target" not in again.stderr, "the corpus is there already"
+    settings = ("--config", config_file(own_stores), "--save-head", own_stores / "for_vllm")
+    exported = run("export", "--to", "vllm", "--pair", deep_pair, *settings)
+    assert exported.exit_code == 0, (exported.output, exported.exception)
+    assert json.loads(exported.stdout)["settings"]["model"] == str(own_stores / "for_vllm")
+    assert (own_stores / "for_vllm" / "model.safetensors").is_file()
+
+
+def config_file(folder: Path) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps({"strategy": "eagle3", "parameters": {"num_speculative_tokens": 2}}))
+    return file
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (("--kind", "verifier", "--minutes", 1), "apply to the head of eagle3 only"),
+    (("--kind", "eagle3_head"), "has only 2"),
+])
+def test_what_is_refused(run: Any, own_stores: Path, pair_file: Path, prompts_file: Path, options: tuple[Any, ...], words: str,
+                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
+    monkeypatch.chdir(own_stores)
+    extra = ("--prompts", prompts_file, "--no-publish") if "eagle3_head" in options else ("--no-publish",)
+    refused = run("train", "--pair", pair_file, *options, *extra)
+    assert refused.exit_code == 2
+    assert words in refused.stderr
