@@ -38,8 +38,8 @@ class HeadRecipe(Schedule):
     deeper_share: float = 1.0
     minutes: float = 60.0
     tokens: int | None = None
-    batch_tokens: int = 2048
-    peak_rate: float = 6e-4
+    batch_tokens: int = 1024
+    peak_rate: float = 1.5e-3
     final_rate: float = 2e-5
     warmup_steps: int = 60
     weight_decay: float = 0.01
