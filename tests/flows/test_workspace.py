@@ -87,7 +87,7 @@ def test_a_profile_of_other_layers_is_measured_again(own_stores: Path, pair_file
 
     measured: list[str | None] = []
 
-    def measure(pair: Any, made: Provenance) -> HardwareProfile:
+    def measure(pair: Any, made: Provenance, head: None) -> HardwareProfile:
         measured.append(made.device_class)
         return HardwareProfile(1.0, {1: 4.0}, 0.1, made)
 

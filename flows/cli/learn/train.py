@@ -86,7 +86,7 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
                "features": features and tuple(name.strip() for name in features.split(","))}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given and kind is not Trained.VERIFIER:
-        raise DraftwellError("--label, --ratio, --eta-fp and --features apply to the verifier only: remove them",
+        raise DraftwellError(f"--label, --ratio, --eta-fp and --features apply to the verifier only: remove them for {kind.value}",
                              code="verifier_options")
     if test and kind is Trained.DATASTORE:
         raise DraftwellError("--test applies to what is trained: a datastore holds out a fifth of its own prompts, remove it",

@@ -135,7 +135,7 @@ def likeliest_part(found: DraftTree, chances: list[float], count: int) -> DraftT
     """The `count` likeliest nodes of a tree, in its order.
 
     >>> likeliest_part(DraftTree([5, 6, 7, 8], [ROOT, ROOT, 0, 1]), [0.6, 0.3, 0.5, 0.1], 3)
-    DraftTree(tokens=[5, 6, 7], parents=[-1, -1, 0], rows=[], confidence=[0.6, 0.3, 0.5])
+    DraftTree(tokens=[5, 6, 7], parents=[-1, -1, 0], rows=[], confidence=[0.6, 0.3, 0.5], read_along=0)
     """
     kept = sorted(sorted(range(len(found)), key=lambda i: (-chances[i], i))[:count])
     place = {node: i for i, node in enumerate(kept)}

@@ -153,7 +153,7 @@ def head_of(target: Any, head: Eagle3Head) -> Eagle3Model:
     known: dict[str, Eagle3Model] = target.__dict__.setdefault("eagle3_heads", {})
     digest = head.digest or f"in memory, {id(head)}"
     if digest not in known:
-        if not hasattr(target, "keep_hidden_states"):
+        if not getattr(target, "keeps_states", False):
             raise DraftwellError("this kind of target keeps no hidden states for a head: use a strategy with a draft model, or none",
                                  code="no_hidden_states")
         target.keep_hidden_states(head.layers)

@@ -90,6 +90,8 @@ class TransformersModel(ModuleModel):
 
     slots_type: ClassVar[type[Slots]] = Slots
     trees = True
+    keeps_states: ClassVar[bool] = True
+    """Whether `keep_hidden_states` can be asked for."""
 
     def __init__(self, module: Any, *, slots: int = 1, max_context: int | None = None, **settings: Any):
         from transformers import AttentionInterface

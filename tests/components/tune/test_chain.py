@@ -35,6 +35,7 @@ def test_a_trace_feeds_training_calibration_and_tuning(tmp_path: Path) -> None:
     tuned = tune_strategy(TuneInputs(pair, trace, prompts[:3], resources, times), settings, Evaluator(pair, resources, max_tokens=8),
                           lambda prompts, measured: Quality(1.0))
     assert {figure.strategy for figure in tuned.measured} >= {"autoregressive", "sprinter", "csd", "specdec_pp"}
-    assert all("qualifier" in why for why in tuned.left_out.values())
+    unmade = ("qualifier", "eagle3_head", "datastore", "medusa_heads")
+    assert all(any(lacking in why for lacking in unmade) for why in tuned.left_out.values())
     build_strategy(tuned.choice.name, dict(tuned.choice.parameters), resources)
     assert report

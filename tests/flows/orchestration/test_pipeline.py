@@ -79,7 +79,7 @@ def test_a_refused_choice_gives_way_to_plain_decoding(refused_once: dict[str, An
     assert (refused_once["strategy"], refused_once["parameters"]) == ("autoregressive", {})
     assert refused_once["reason"].endswith("refused by the gate: too slow")
     assert (refused_once["release"], refused_once["verdict"], refused_once["sampled"]) == (3, "passed", None)
-    assert {"autoregressive", "prompt_lookup", "sprinter", "csd", "spide"} <= set(refused_once["table"]["strategies"])
+    assert {"autoregressive", "prompt_lookup", "hf_dynamic", "hybrid"} <= set(refused_once["table"]["strategies"])
     assert set(refused_once["report"]["strategies"]) == {"autoregressive"}, "the choice alone: of 2 prompts, plain decoding"
 
 
@@ -151,7 +151,7 @@ def test_the_gates_rows_lead_back_to_the_traces(made: dict[str, Any], run: Any) 
     assert done.exit_code == 0, (done.output, done.exception)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     digest = TraceSet(space / "traces").digest()
-    (of_table, *_) = [step for step in rows["spide"]["made_from"] if step["what"] == "acceptance_table"]
+    (of_table, *_) = [step for step in rows["hybrid"]["made_from"] if step["what"] == "acceptance_table"]
     assert (of_table["where"], of_table["made_from"][0]["digest"]) == ("registry", digest)
     config = rows[shown(made)]["made_from"][0]
     assert (config["what"], config["where"]) == ("decoding_config", "registry")

@@ -172,7 +172,7 @@ def test_a_table_of_other_strategies_takes_a_few_prompts_and_the_verdict_all(ste
     table = comparison(step, ROWS, choice, resources, rival, wanted)
     assert table is not None
     assert (table.prompts, table.prompt_ids) == (2, ("p0", "p1"))
-    assert {"autoregressive", "champion", "svip", *SHOWN} == set(table.strategies)
+    assert {"autoregressive", "champion", "svip", *SHOWN} - {"eagle3"} == set(table.strategies), "this pair has no head"
     assert table.cost_reference is not None
     report, _ = measured(step, ROWS, BenchJudge(choice.strategy, choice.parameters, ANY_SPEED), resources, rival, wanted)
     assert (report.prompts, set(report.strategies), report.cost_reference) == (4, {"autoregressive", "champion", "svip"}, None)

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.models.cuda.cuda_graph import Marks, ModelGraphs
 from serving.runtime.models.cuda.static_slots import StaticSlots
@@ -77,12 +76,9 @@ class StaticLlama(LeanLlama):
     chains = True
     trees = False
     """Its graphs have the causal mask inside."""
+    keeps_states = False
     skips = False
     """And all layers."""
-
-    def keep_hidden_states(self, layers: tuple[int, ...]) -> None:
-        raise DraftwellError("with CUDA graphs the target keeps no hidden states for a head yet: use a strategy with a draft model, "
-                             "or none", code="no_hidden_states")
 
     def __init__(self, module: Any, *, chunk: int = CHUNK, **settings: Any):
         super().__init__(module, **settings)

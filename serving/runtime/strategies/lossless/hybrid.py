@@ -62,7 +62,8 @@ class Hybrid(Strategy):
         wanted, chosen = self.config.drafter, {"target": models["target"]}
         if "head" in models and wanted in ("auto", "head"):
             chosen["head"] = models["head"]
-        elif wanted == "head" or (wanted == "auto" and self.optional_artifact(Eagle3Head) is not None):
+        elif wanted == "head" or (wanted == "auto" and self.optional_artifact(Eagle3Head)
+                                  and getattr(models["target"], "keeps_states", False)):
             chosen["head"] = head_of(models["target"], self.artifact(Eagle3Head))  # says what is missing
         if "draft" in models and wanted in ("auto", "draft"):
             chosen["draft"] = models["draft"]

@@ -210,7 +210,7 @@ def test_the_tuned_strategy_comes_first_and_the_others_that_fit() -> None:
     lacking = pool("csd", without=("acceptance_table", "hardware_profile", "verifier", "acceptance_head")).names()
     assert not {"spide", "pearl", "sprinter", "specdec_pp"} & set(lacking)
     alone = pool("vanilla_sd", pair=Pair("target"), without=("verifier",)).names()
-    assert alone == ("vanilla_sd", "autoregressive", "prompt_lookup", "suffix", "rest")
+    assert alone == ("vanilla_sd", "autoregressive", "prompt_lookup", "suffix", "rest", "hybrid", "lookahead", "swift", "medusa")
 
 
 def test_an_artifact_that_a_strategy_can_do_without_is_handed_over_where_it_is_there() -> None:
