@@ -125,7 +125,7 @@ class TransformersModel(ModuleModel):
                            draftwell_slots=self.slots, output_hidden_states=bool(self.features))
         if self.features:
             entered = Entered(self.features, placed)
-            for layer in self.features:
+            for layer in sorted(set(self.features)):
                 entered.enter(layer, found.hidden_states[layer][0])
             entered.store(self.slots)
         states: Tensor = found.last_hidden_state[0]

@@ -64,7 +64,7 @@ class Launching:
 
 def run(split: bool | None = None):
     device = Device()
-    models = {role: Launching(model, device) for role, model in table_pair().items() if role != "qualifier"}
+    models = {role: Launching(model, device) for role, model in table_pair().items() if role in ("target", "draft")}
     engine = Engine(models, split=split)
     job = engine.generate([1, 2], Sampling(max_tokens=8), build_strategy("vanilla_sd"))
     engine.close()
