@@ -13,12 +13,16 @@ import torch
 
 from components.gate.baseline_counts import fixed_resources
 from components.prompts.prompt import demo_prompts
+from serving.artifacts.datastore import Datastore
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.device import usable_cores
 from serving.runtime.pair import LoadedPair
 from serving.runtime.strategies import STRATEGIES, Strategy, StrategyResources, build_strategy
-from tests.support.models.resources import NEEDED, random_head
+from tests.support.models.resources import NEEDED, random_head, random_medusa_heads
+from tests.support.paths import REPO
 
 LOSSLESS = [name for name, strategy in STRATEGIES.items() if strategy.lossless]
+SHIPPED = REPO / "registry" / "pairs" / "smollm2_135m" / "artifacts" / "bfloat16"
 WHOLE = os.environ.get("DRAFTWELL_WHOLE") == "1"
 """Proofs at full length, for an hour or more; CI runs the same tests over fewer and shorter texts, configs and samples."""
 PROMPTS, TOKENS = (20, 64) if WHOLE else (8, 48)
@@ -45,10 +49,14 @@ def default_pair() -> LoadedPair:
 
 
 def resources_of(pair: LoadedPair) -> StrategyResources:
-    """The artifacts that are the same on every machine, and a random acceptance head: losslessness asks nothing of it."""
+    """Artifacts that are the same on every machine, the shipped EAGLE-3 head, and random ones: losslessness asks nothing of them."""
     width = pair.modules["draft"].config.get_text_config().hidden_size
     resources = fixed_resources(pair)
-    return replace(resources, artifacts={"acceptance_head": random_head(width), **resources.artifacts})
+    head = Eagle3Head.load(SHIPPED / "eagle3_head").bound_to(pair.name, pair.fingerprint)
+    datastore = Datastore.from_texts([pair.encode_prompt(prompt.prompt) for prompt in demo_prompts(PROMPTS)])
+    made = {"acceptance_head": random_head(width), "eagle3_head": head, "datastore": datastore,
+            "medusa_heads": random_medusa_heads(pair.modules["target"].config.hidden_size, tokens=64)}
+    return replace(resources, artifacts={**made, **resources.artifacts})
 
 
 def strategy_of(pair: LoadedPair, name: str) -> Strategy:
