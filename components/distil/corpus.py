@@ -22,6 +22,9 @@ from torch import Tensor
 from components.distil.writers import Writer
 from serving.errors import DraftwellError
 
+MOST_POSITIONS = 48_000
+"""Positions of a batch that the target writes: 130 prompts of 240 tokens with as many outputs as usual, 40 of 1,000. A gigabyte or two."""
+
 
 @dataclass
 class Conversation:
@@ -41,13 +44,12 @@ def write_corpus(writer: Writer, prompts: Sequence[list[int]], folder: Path, *, 
 
     Args:
         donor: sha256 of the target's weights.
-        batch: prompts of a shard.
+        batch: prompts of a shard, fewer where they are long.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    size, shards = batch * chunk, []
-    for start in range(0, len(prompts), size):
-        ordered = sorted(prompts[start : start + size], key=len)
-        shards += [ordered[at : at + batch] for at in range(0, len(ordered), batch)]
+    size = batch * chunk
+    shards = [rows for start in range(0, len(prompts), size)
+              for rows in of_similar_length(prompts[start : start + size], batch, MOST_POSITIONS, new_tokens)]
     paths = []
     for number, rows in enumerate(shards, 1):
         made_of = json.dumps([donor, writer.identity, new_tokens, rows])
@@ -58,6 +60,18 @@ def write_corpus(writer: Writer, prompts: Sequence[list[int]], folder: Path, *, 
             say(f"shard {number} of {len(shards)}: {sum(len(out) for out, _ in results)} tokens by the target")
         paths.append(path)
     return paths
+
+
+def of_similar_length(prompts: Sequence[list[int]], rows: int, positions: int, new_tokens: int) -> Iterator[list[list[int]]]:
+    """Batches of at most `rows` prompts, shortest first, that take at most `positions` with their outputs (one prompt may take more)."""
+    batch: list[list[int]] = []
+    for prompt in sorted(prompts, key=len):
+        if batch and (len(batch) == rows or (len(batch) + 1) * (len(prompt) + new_tokens) > positions):
+            yield batch
+            batch = []
+        batch.append(prompt)
+    if batch:
+        yield batch
 
 
 def save_shard(path: Path, rows: Sequence[tuple[list[int], list[int]]], states: Sequence[Tensor]) -> None:

@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from components.distil.distil import LONGEST_PROMPT, Source, distil_draft
-from components.distil.eagle3.distil import distil_head, pinned_shards, train_on
+from components.distil.corpus import write_corpus
+from components.distil.distil import Source, distil_draft
+from components.distil.eagle3.distil import pinned_shards, train_on
 from components.distil.eagle3.network import default_features
 from components.distil.eagle3.recipe import HeadRecipe
 from components.distil.family import grow, keep_layers
-from components.distil.instructions import from_passages, from_rows, invent
+from components.distil.instructions import from_articles, from_passages, from_rows, invent, questions
 from components.distil.stored_corpus import read_stored
 from components.distil.training import Recipe
 from components.distil.writers import LeanWriter, Writer
+from components.prompts.overlap import hashes_of
+from components.prompts.prompt import Prompt
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.pair_files import PairFiles, weights_digest
@@ -37,7 +39,9 @@ from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 
 SHARES = {"aqua_dev": 254, "chat_dpo_demo": 300, "cnn_dm_calib": 195, "commonsenseqa_train_2000": 900, "gpteacher_codegen": 1500,
           "gsm8k_train_2000": 2000, "mbpp_calib": 474, "self_instruct_seed": 175, "svamp": 500, "toolcall_glaive_demo": 150}
-PASSAGES, INVENTED = 6000, 5120
+PASSAGES, ARTICLES, QUESTIONS, INVENTED = 6000, 450, 2200, 2560
+LONG, LONGEST, KEPT = 240, 1280, 4
+"""Of prompts with more than `LONG` tokens every `KEPT`th is asked, of those with more than `LONGEST` none: they cost most of the time."""
 GENTLE = 3e-4
 """Peak learning rate for layers that are a draft already."""
 MIDDLE, MIDDLE_AT = (6, 12, 18, 24), 2
@@ -56,10 +60,23 @@ def instructions(writer: Writer, tokenizer: Any, data: Path, work: Path) -> list
         rows = {p.name.split(".")[0]: [json.loads(line) for _, line in numbered_lines(p)] for p in sorted((data / "calib").iterdir())}
         texts = [json.loads(line)["prompt"] for p in sorted((data / "lm").iterdir()) if "continuation" not in p.name
                  for _, line in numbered_lines(p)]
-        made = from_rows(rows, SHARES, rng) + from_passages(texts, PASSAGES, rng) + invent(writer, tokenizer, INVENTED)
+        made = [*from_rows(rows, SHARES, rng), *from_passages(texts, PASSAGES, rng), *from_articles(texts, ARTICLES, rng),
+                *questions(texts, QUESTIONS, rng), *invent(writer, tokenizer, INVENTED)]
         rng.shuffle(made)
         write_atomically(path, json.dumps(made).encode())
     return list(json.loads(path.read_text()))
+
+
+def asked(pair: LoadedPair, texts: Iterable[str]) -> dict[str, list[int]]:
+    """The prompts that the target is given, with their ids: each once, and few of the long ones."""
+    found, long = dict[str, list[int]](), 0
+    for text in dict.fromkeys(texts):
+        ids = pair.encode_prompt(text)
+        if LONG < len(ids) <= LONGEST:
+            long += 1
+        if len(ids) <= LONG or (len(ids) <= LONGEST and long % KEPT == 0):
+            found[text] = ids
+    return found
 
 
 def main(target: Annotated[Path, typer.Option(help="Folder of the target, float32 safetensors.")],
@@ -69,24 +86,25 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
          role: Annotated[str, typer.Option(help="draft or qualifier, which differ in the layers that are kept, or head.")] = "draft",
          start: Annotated[Path | None, typer.Option(help="A draft to continue from; a qualifier needs one to grow out of.")] = None,
          minutes: Annotated[float, typer.Option(help="Training time.")] = 60.0,
-         limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most, without those of --extra.")] = None,
-         extra: Annotated[Path | None, typer.Option(help="JSONL file with further prompts, for a head.")] = None,
-         shards: Annotated[Path | None, typer.Option(help="Folder of a head's corpus that was written already: what it holds at the "
-                                                     "first start is learned, and nothing is written.")] = None) -> None:
+         limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most.")] = None,
+         extra: Annotated[Path | None, typer.Option(help="JSONL file with further prompts.")] = None,
+         shards: Annotated[Path | None, typer.Option(help="Folder of a head's corpus that was written earlier: what it holds at the "
+                                                     "first start is learned too, and its prompts are not asked again.")] = None) -> None:
     """Make a draft, a qualifier or a head for a Llama-shaped target."""
     if role not in {*LAYERS, HEAD}:
         raise typer.BadParameter(f"--role is {', '.join(LAYERS)} or {HEAD}, not {role}")
-    if role != HEAD and (extra is not None or shards is not None):
-        raise typer.BadParameter(f"--extra and --shards go with --role {HEAD}")
+    if role != HEAD and shards is not None:
+        raise typer.BadParameter(f"--shards goes with --role {HEAD}")
     if role == "qualifier" and start is None:
         raise typer.BadParameter("a qualifier grows out of a trained draft: name it with --start")
     work.mkdir(parents=True, exist_ok=True)
-    pair = load_pair(PairFiles("smollm2-135m", target), LoadSettings(dtype="float32", max_context=1024, keep_modules=True))
+    pair = load_pair(PairFiles("smollm2-135m", target), LoadSettings(dtype="float32", max_context=2 * LONGEST, keep_modules=True))
     writer = LeanWriter(pair.modules["target"], pair.stop_tokens, torch.bfloat16)
-    asked = [] if shards else encoded(pair, instructions(writer, pair.tokenizer, data, work)[:limit])
-    source = Source(pair, weights_digest(target), writer, asked, [], name="smollm2-135m", data=DATA)
+    prompts = asked(pair, [*prompts_of(extra), *instructions(writer, pair.tokenizer, data, work)])
+    source = Source(pair, weights_digest(target), writer, list(prompts.values())[:limit], [], name="smollm2-135m", data=DATA,
+                    hashes=hashes_of(Prompt("", None, [text]) for text in list(prompts)[:limit]))
     if role == HEAD:
-        make_head(source, work, minutes, shards, prompts_of(extra)).save(out)
+        make_head(source, work, minutes, shards).save(out)
         return
 
     def new(module: Any) -> Any:
@@ -102,14 +120,16 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     artifact.save(out)
 
 
-def make_head(source: Source, work: Path, minutes: float, shards: Path | None, extra: Sequence[str]) -> Eagle3Head:
-    """A head, on a corpus that is written first unless `shards` holds one."""
+def make_head(source: Source, work: Path, minutes: float, earlier: Path | None) -> Eagle3Head:
+    """A head, on what the target wrote `earlier` and writes now."""
     module = source.target.modules["target"]
     recipe = HeadRecipe(default_features(module.config.num_hidden_layers), minutes=minutes)
-    if shards is not None:
-        return train_on(source, read_stored(pinned_shards(shards, work)), recipe, work / HEAD, say=typer.echo)[0]
+    known = read_stored(pinned_shards(earlier, work)) if earlier else []
+    answered = {tuple(conversation.ids[: conversation.prompt].tolist()) for conversation in known}
     writer = LeanWriter(module, source.target.stop_tokens, torch.bfloat16, features=recipe.layers)
-    return distil_head(replace(source, writer=writer), recipe, work, more=encoded(source.target, extra), say=typer.echo)[0]
+    shards = write_corpus(writer, [ids for ids in source.prompts if tuple(ids) not in answered], work / "corpus", donor=source.donor,
+                          say=typer.echo)
+    return train_on(source, known + read_stored(shards), recipe, work / HEAD, say=typer.echo)[0]
 
 
 def prompts_of(extra: Path | None) -> list[str]:
@@ -117,11 +137,6 @@ def prompts_of(extra: Path | None) -> list[str]:
     from components.prompts.prompt import numbered_lines
 
     return [] if extra is None else [json.loads(line)["prompt"] for _, line in numbered_lines(extra)]
-
-
-def encoded(pair: LoadedPair, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of the prompts that are not too long."""
-    return [ids for ids in map(pair.encode_prompt, texts) if len(ids) <= LONGEST_PROMPT]
 
 
 def trained_on(artifact: Path) -> Any:

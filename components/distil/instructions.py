@@ -1,9 +1,10 @@
 """Instructions to distil on: what the target is asked, so that its own answers become training text.
 
-Three sources, mixed and shuffled:
+Sources, mixed and shuffled:
 
 1. rows of prompt files, each task with a share;
-2. passages of plain text under templates (summarise, answer from a passage, continue, translate);
+2. passages of plain text under templates (summarise, answer from a passage, continue, translate), whole articles to summarise or
+   to answer from, and short questions about names in them;
 3. instructions that the target invents itself when it is given only the start of a user's turn (the idea of Magpie,
    arXiv 2406.08464), from many different first words, which widens the mix to whatever the target expects users to write.
 """
@@ -63,6 +64,28 @@ PASSAGE = (
     "Documents:\n{p}\n\n{p2}\n\n{p3}\n\nUsing the documents, explain who or what {t} is.",
 )
 
+NAME = re.compile(r"\b[A-Z][a-z]+(?: [A-Z][a-z]+)*")
+ARTICLE = (
+    "Summarize: {d}",
+    "Summarize the following article.\n\n{d}",
+    "{d}\n\nSummarize the article above in three sentences.",
+    "Write highlights for this article:\n\n{d}",
+    "Answer the question using the documents.\n\n{d}\n\nQuestion: who is {t}?\nAnswer:",
+    "{d}\n\nUsing the text above, answer: what is said about {t}?",
+    "Here are some passages:\n\n{d}\n\nQuestion: when did {t} happen?",
+    "Read the text and answer.\n\n{d}\n\nQuestion: where is {t}?\nAnswer:",
+)
+ARTICLE_CHARACTERS = (1800, 3600)
+"""An article is cut somewhere between these lengths."""
+QUESTION = (
+    "who is {t}", "what is {t}", "where is {t} located", "when was {t} born", "who wrote {t}", "when did {t} end", "what does {t} mean",
+    "who played {t}", "when did {t} start", "who was {t} named after", "what is the history of {t}", "how many people live in {t}",
+    "what is {t} known for", "where does the name {t} come from", "who founded {t}", "what year was {t} released", "why is {t} famous",
+    "how did {t} die", "where was {t} filmed", "who discovered {t}", "what happened to {t}", "how old is {t}", "who owns {t}",
+    "when was {t} built", "is {t} a real place", "what language is spoken in {t}", "who won the {t}", "what team does {t} play for",
+    "name three facts about {t}", "which country does {t} belong to",
+)
+
 
 def detokenise(text: str) -> str:
     """Undo WikiText's spacing around punctuation."""
@@ -78,12 +101,31 @@ def from_passages(texts: list[str], count: int, rng: random.Random) -> list[str]
     made = []
     for _ in range(count):
         p = rng.choice(paragraphs)
-        names = re.findall(r"\b[A-Z][a-z]+(?: [A-Z][a-z]+)*", p[20:])
+        names = NAME.findall(p[20:])
         sentence = rng.choice([s for s in re.split(r"(?<=[.!?]) ", p) if len(s) > 20] or [p[:150]])
         topic = rng.choice(names) if names else "this"
         others = [rng.choice(paragraphs)[:700] for _ in range(2)]
         made.append(rng.choice(PASSAGE).format(p=p[: rng.choice([400, 700, 1000])], p2=others[0], p3=others[1], t=topic, s=sentence[:250]))
     return made
+
+
+def from_articles(texts: Sequence[str], count: int, rng: random.Random) -> list[str]:
+    """`count` tasks over long stretches of `texts`, as long as news articles are."""
+    made = []
+    long = [text for text in map(detokenise, texts) if len(text) > 2 * ARTICLE_CHARACTERS[1]]
+    for _ in range(count):
+        text, length = rng.choice(long), rng.randint(*ARTICLE_CHARACTERS)
+        start = text.find(". ", rng.randrange(len(text) - length)) + 2  # the start of a sentence
+        part = text[start : start + length].strip()
+        made.append(rng.choice(ARTICLE).format(d=part, t=rng.choice(NAME.findall(part) or ["this"])))
+    return made
+
+
+def questions(texts: Sequence[str], count: int, rng: random.Random) -> list[str]:
+    """`count` short questions about names in `texts`, half of them with a capital letter and a question mark."""
+    names = sorted({name for text in texts for name in NAME.findall(detokenise(text)) if len(name) > 3})
+    made = [rng.choice(QUESTION).format(t=rng.choice(names)) for _ in range(count)]
+    return [text if rng.random() < 0.5 else text[0].upper() + text[1:] + "?" for text in made]
 
 
 def from_rows(rows: dict[str, list[dict]], shares: dict[str, int], rng: random.Random) -> list[str]:

@@ -22,6 +22,7 @@ from serving.runtime.models.lean_layer import Rope, norm
 from serving.runtime.models.linear import Int8Linear, MakeLinear, linear
 from serving.runtime.models.module_model import ModuleModel, positions_of
 from serving.runtime.models.row_attention import RowAttention
+from serving.runtime.models.seen_tokens import SeenTokens
 from serving.runtime.models.slots import Slots
 from serving.runtime.output import Output
 
@@ -48,7 +49,9 @@ class Eagle3Model:
         with torch.inference_mode():
             self.embedding: Tensor = target.module.get_input_embeddings().weight
             self.head_tokens = head.head_tokens.to(self.device)
-            self._head = make(target.module.get_output_embeddings().weight[self.head_tokens], None)
+            rows = target.module.get_output_embeddings().weight
+            self._head = make(rows[self.head_tokens], None)
+            self.seen = SeenTokens(self.head_tokens, rows)
             self._fc = make(weights["fc.weight"], None)
             layer = {name.removeprefix("midlayer."): one for name, one in weights.items() if name.startswith("midlayer.")}
             self._qkv = make(torch.cat([layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]), None)
@@ -61,7 +64,9 @@ class Eagle3Model:
         self.hidden_size = int(config["hidden_size"])
 
     def open(self) -> int:
-        return self.slots.open()
+        slot = self.slots.open()
+        self.seen.clear(slot)
+        return slot
 
     def close(self, slot: int) -> None:
         self.slots.close(slot)
@@ -75,6 +80,7 @@ class Eagle3Model:
     @torch.inference_mode()
     def fork(self, source: int, into: int, length: int, known: int = 0) -> None:
         self.slots.fork(source, into, length, known)
+        self.seen.copy(source, into)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Forward]) -> list[Output]:
@@ -90,9 +96,14 @@ class Eagle3Model:
         ends = torch.tensor([count for _, _, count in placed]).cumsum(0).tolist()
         kept = torch.cat([states[end - row.keep : end] for row, end in zip(rows, ends, strict=True)])
         counts = [row.keep for row in rows]
-        logits = self._head(norm(kept, self._final_norm, self.shape.eps)).float()
-        return [Output(one, own, self.head_tokens, self.vocab_size)
-                for one, own in zip(logits.split(counts), kept.split(counts), strict=True)]
+        normed = norm(kept, self._final_norm, self.shape.eps)
+        outputs = []
+        for row, logits, own, states in zip(rows, self._head(normed).float().split(counts), normed.split(counts), kept.split(counts),
+                                            strict=True):
+            self.seen.read(row.slot, row.tokens)
+            widened, support = self.seen.widened(row.slot, logits, own)
+            outputs.append(Output(widened, states, support, self.vocab_size))
+        return outputs
 
     def _states(self, rows: Sequence[Forward], placed: list[tuple[int, int, int]]) -> Tensor:
         """Output `[total, hidden]` of the layer, before the norm, of packed pairs."""

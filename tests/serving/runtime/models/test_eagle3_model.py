@@ -23,11 +23,16 @@ from tests.support.models.resources import ORIGIN
 
 @torch.no_grad()
 def trained_as(network, module, head, ids, hidden):
-    """Outputs before the norm, and logits over the head's tokens, of pairs in a row: the module's own attention over all before."""
+    """Outputs before the norm, and logits over the head's tokens and those in `ids`, of pairs in a row: the module's own attention over
+    all before."""
     embedded = F.embedding(torch.tensor([ids]), module.get_input_embeddings().weight)
     projected = network.project(hidden[None], embedded, torch.arange(len(ids)))
     output = network.finish(F.scaled_dot_product_attention(*projected, is_causal=True), hidden[None])[0]
-    return output, network.norm(output) @ module.get_output_embeddings().weight[head.head_tokens].T
+    return output, network.norm(output) @ module.get_output_embeddings().weight[with_own(head, ids)].T
+
+
+def with_own(head, ids):
+    return torch.tensor(sorted({*head.head_tokens.tolist(), *ids}))
 
 
 def test_pairs_of_the_text_then_drafted_ones_equal_the_module():
@@ -43,12 +48,37 @@ def test_pairs_of_the_text_then_drafted_ones_equal_the_module():
     (first,) = model.forward([Forward("head", slot, tuple(text[4:]), 5, features=states[4:])])
     hidden = network.fc(states)
     output, logits = trained_as(network, module, head, text, hidden)
-    assert torch.allclose(first.compact, logits[4:], atol=1e-4)
+    known = torch.isin(first.support, with_own(head, text))
+    assert torch.allclose(first.compact[:, known], logits[4:], atol=1e-4)
     assert torch.allclose(first.hidden, output[4:], atol=1e-4)
-    assert first.support.equal(head.head_tokens)
+    assert first.support.equal(with_own(head, text + [7]))  # a rejected token may stay a candidate
     (second,) = model.forward([Forward("head", slot, (11,), features=first.hidden[-1:])])
     output, logits = trained_as(network, module, head, [*text, 11], torch.cat([hidden, output[-1:]]))
-    assert torch.allclose(second.compact, logits[-1:], atol=1e-4)
+    assert torch.allclose(second.compact[:, torch.isin(second.support, with_own(head, [*text, 11]))], logits[-1:], atol=1e-4)
+
+
+def test_a_texts_own_tokens_are_candidates_and_no_other_texts():
+    module = llama()
+    _, head = random_eagle3(module, 8)
+    foreign = [token for token in range(module.config.vocab_size) if token not in head.head_tokens.tolist()][:6]
+    model = head_of(LeanLlama(llama(), slots=2), head)
+    states = torch.randn(4, 3 * module.config.hidden_size)
+    slots = [model.open(), model.open()]
+    texts = foreign[:3], foreign[2:4]
+    outputs = model.forward([Forward("head", slot, tuple(text), features=states[: len(text)])
+                             for slot, text in zip(slots, texts, strict=True)])
+    for output, text in zip(outputs, texts, strict=True):
+        assert output.support.equal(with_own(head, text)) and output.compact.shape == (1, 8 + len(text))
+        assert output.logits[0].isfinite().nonzero().flatten().equal(output.support)
+    branch = model.open_branch()
+    model.fork(slots[0], branch, 3)
+    (there,) = model.forward([Forward("head", branch, (foreign[4],), features=states[:1])])
+    assert there.support.equal(with_own(head, [*foreign[:3], foreign[4]]))
+    (here,) = model.forward([Forward("head", slots[0], (foreign[5],), features=states[:1])])
+    assert here.support.equal(with_own(head, [*foreign[:3], foreign[5]]))
+    model.close(slots[0])
+    (fresh,) = model.forward([Forward("head", model.open(), (int(head.head_tokens[0]),), features=states[:1])])
+    assert fresh.support.equal(head.head_tokens), "a later request knows nothing of the one before"
 
 
 def test_a_tree_of_drafted_pairs_gives_each_paths_logits():
@@ -63,7 +93,8 @@ def test_a_tree_of_drafted_pairs_gives_each_paths_logits():
     hidden = torch.cat([network.fc(states), features[:1], features[:1]])
     for node, path in ((0, [11]), (1, [12]), (2, [12, 13])):
         _, logits = trained_as(network, module, head, text + path, hidden[: len(text) + len(path)])
-        assert torch.allclose(tree.compact[node], logits[-1], atol=1e-4)
+        known = torch.isin(tree.support, with_own(head, text + path))
+        assert torch.allclose(tree.compact[node, known], logits[-1], atol=1e-4)
 
 
 @pytest.mark.parametrize("parameters", [{"num_speculative_tokens": 4}, {"num_speculative_tokens": 3, "top_k": 3, "tree_tokens": 7}],
