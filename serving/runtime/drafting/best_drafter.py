@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.datastore import Continuations, Datastore
-from serving.runtime.commands import Step
+from serving.runtime.commands import Role, Step
 from serving.runtime.drafting.continuations import likeliest_chain
 from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from serving.runtime.drafting.suffix import SuffixIndex
@@ -60,18 +60,24 @@ class Candidate:
         costs: of a round with it.
         seen: shared experience.
         longest: tokens of a draft at most.
+        role: of the model.
     """
 
-    def __init__(self, make: Callable[[WorthDrafting], Drafter], costs: RoundCosts, seen: Experience, longest: int):
-        self.costs, self.seen = costs, seen
+    def __init__(self, make: Callable[[WorthDrafting], Drafter], costs: RoundCosts, seen: Experience, longest: int, role: Role = "draft"):
+        self.costs, self.seen, self.role = costs, seen, role
         self.stop = WorthDrafting(costs, seen.table, seen.ahead, longest)
         self.drafter = make(self.stop)
         self.idle = 0
         self._steps = 0
 
-    def affordable(self, limit: int) -> bool:
-        """Whether it pays at least on the easiest text."""
-        return self.costs.outlook(0, 1.0, [EASY] * limit, computed=0) > 0.0
+    def affordable(self, session: Session, limit: int) -> bool:
+        """Whether it pays at least on the easiest text, and what it has not read yet is not more than it can make good."""
+        if self.costs.outlook(0, 1.0, [EASY] * limit, computed=0) <= 0.0:
+            return False
+        if not self.costs.reading or self.role not in session.lanes:
+            return True
+        unread = len(session.text.ids) - session.lanes[self.role].length
+        return self.costs.reading * unread <= max(self.seen.gain, 0.0) * session.text.remaining
 
     def propose(self, session: Session, limit: int) -> Step[Draft]:
         """Its draft, ended where no further token is worth it."""
@@ -112,13 +118,15 @@ class BestDrafter:
 
     def propose(self, session: Session, limit: int, pending: Draft | None = None) -> Step[Draft]:
         limit = min(limit, self.longest)
+        for costs in (self.costs, *(one.costs for one in self.models)):
+            costs.busy = session.round_costs
         found, gain = self._look_up(session, limit)
-        self.chosen = self._choose(found, gain, limit)
+        self.chosen = self._choose(session, found, gain, limit)
         return found if self.chosen is None else (yield from self.chosen.propose(session, limit))
 
-    def _choose(self, found: Draft, gain: float, limit: int) -> Candidate | None:
+    def _choose(self, session: Session, found: Draft, gain: float, limit: int) -> Candidate | None:
         """The model to draft with, if one is expected to gain more than what was found."""
-        able = [one for one in self.models if limit > 0 and one.affordable(limit)]
+        able = [one for one in self.models if limit > 0 and one.affordable(session, limit)]
         for one in able:
             one.idle += 1
         best = max(able, key=lambda one: one.seen.gain, default=None)

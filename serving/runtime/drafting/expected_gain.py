@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serving.artifacts.acceptance_table import AcceptanceTable
-from serving.artifacts.forward_costs import ascending, seconds_table
+from serving.artifacts.forward_costs import ascending, seconds_at, seconds_table
 from serving.artifacts.hardware_profile import HardwareProfile
+from serving.runtime.commands import Role
 from serving.runtime.drafting.stopping import FixedLength
 from serving.runtime.types import Rows
 
@@ -21,20 +22,32 @@ class RoundCosts:
     Args:
         verify: k → of a target pass over k tokens, from 0 tokens on; never falling, 1 for one.
         step: of a draft step.
+        reading: of a drafting model's pass over one more prompt token.
     """
 
-    def __init__(self, verify: Sequence[float], step: float):
-        self.verify, self.step = verify, step
+    def __init__(self, verify: Sequence[float], step: float, reading: float = 0.0):
+        self.verify, self.step, self.reading = verify, step, reading
+        self.busy: Sequence[float] | None = None
+        """While other requests run beside this one: `Session.round_costs`."""
 
     @classmethod
-    def of(cls, profile: HardwareProfile, step_seconds: float, longest: int) -> RoundCosts:
-        """From measured times, for drafts of at most `longest` tokens."""
+    def of(cls, profile: HardwareProfile, step_seconds: float, longest: int, role: Role | None = None) -> RoundCosts:
+        """From measured times, for drafts of at most `longest` tokens.
+
+        Args:
+            role: of the model that drafts, which has to read the prompt first; None: nothing has to.
+        """
         alone = profile.verify_seconds(1)
         verify = seconds_table(ascending(profile.t_verify), longest + 1)
-        return cls([max(1.0, seconds / verify[1]) for seconds in verify], step_seconds / alone)
+        prefill = profile.details.prefill.get(role, {}) if profile.details and role else {}
+        reading = seconds_at(prefill, max(prefill)) / max(prefill) if prefill else 0.0
+        return cls([max(1.0, seconds / verify[1]) for seconds in verify], step_seconds / alone, reading / alone)
 
     def lengthening(self, drafted: int, more: int) -> float:
         """What `more` further tokens add to the verification of `drafted` ones."""
+        if self.busy is not None:
+            last = len(self.busy) - 1
+            return self.busy[min(drafted + more, last)] - self.busy[min(drafted, last)]
         return self.verify[drafted + more + 1] - self.verify[drafted + 1]
 
     def best_length(self, chances: Sequence[float]) -> tuple[int, float]:

@@ -70,6 +70,8 @@ class Strategy(ABC):
     """Kinds that it uses where they are there, and runs without; `optional_artifact` returns one of them."""
     overlaps: ClassVar[bool] = False
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
+    weighs_costs: ClassVar[bool] = False
+    """Whether it drafts only what `Session.round_costs` say is worth it: a busy server then tells it costs, and limits no drafts."""
     Config: ClassVar[type[StrategyConfig]]
     """Its parameters, each with bounds and a description; one without a default must be given by the user."""
     search_space: ClassVar[Space] = {}

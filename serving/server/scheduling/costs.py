@@ -86,6 +86,11 @@ class BatchCosts:
         reading = running * prompt * self.seconds_to_read if drafts and gamma else 0.0
         return reading + self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps) / sum(alpha**i for i in range(last + 1))
 
+    def relative_rounds(self, running: int) -> tuple[float, ...]:
+        """k → seconds of a round in which each of `running` requests verifies k tokens that cost nothing, over those of plain decoding."""
+        plain = self.round_seconds(running, 0)
+        return tuple(self.round_seconds(running, gamma, drafts=False) / plain for gamma in range(LONGEST + 1))
+
     def best_gamma(self, running: int, alpha: float, *, drafts: bool = True, overlaps: bool = False, prompt: float = 0.0) -> int:
         """The draft length with the fewest seconds per token, 0 to `LONGEST`; 0 where none saves `MARGIN` of plain decoding."""
         seconds = [self.seconds_per_token(running, gamma, alpha, drafts=drafts, overlaps=overlaps, prompt=prompt)

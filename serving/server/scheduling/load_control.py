@@ -2,7 +2,7 @@
 
 Before each round every running request gets a limit on the length of its drafts (`Session.draft_limit`). It follows from the cost of
 forward passes (costs.py), the number of running requests, the acceptance of recent drafts and the prompt tokens per generated token of
-recent requests. Within the limit strategies decide as before.
+recent requests. Within the limit strategies decide as before. A strategy that weighs costs itself is told those of the next round instead.
 
 A limit changes which random numbers an answer uses, and which tokens a lossy strategy keeps. So requests whose answer must not depend on
 other traffic have none (`repeats`).
@@ -89,7 +89,7 @@ class LoadControl:
         Args:
             sampling: the request's; None: the answer may depend on the limit.
         """
-        if strategy.name == Autoregressive.name or (sampling is not None and repeats(strategy, sampling)):
+        if strategy.name == Autoregressive.name or strategy.weighs_costs or (sampling is not None and repeats(strategy, sampling)):
             return UNLIMITED
         limit = UNLIMITED
         if running > 1:
@@ -106,6 +106,8 @@ class LoadControl:
         overlapping = False
         for session, strategy in running:
             session.draft_limit = self.limit(strategy, len(running), session.sampling)
+            if strategy.weighs_costs and not repeats(strategy, session.sampling):
+                session.round_costs = rounds(self.costs, len(running)) if len(running) > 1 else None
             overlapping = overlapping or (strategy.overlaps and session.draft_limit > 0)
         # cores are divided only for models that run at the same time
         engine.split = None if overlapping else False
@@ -149,3 +151,9 @@ def repeats(strategy: Strategy, sampling: Sampling) -> bool:
 def best_gamma(costs: BatchCosts, running: int, alpha: float, drafts: bool, overlaps: bool, prompt: float) -> int:
     """`BatchCosts.best_gamma`, cached, because every round asks for it."""
     return costs.best_gamma(running, alpha, drafts=drafts, overlaps=overlaps, prompt=prompt)
+
+
+@lru_cache(4096)
+def rounds(costs: BatchCosts, running: int) -> tuple[float, ...]:
+    """`BatchCosts.relative_rounds`, cached."""
+    return costs.relative_rounds(running)

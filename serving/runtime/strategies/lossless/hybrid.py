@@ -40,6 +40,7 @@ class Hybrid(Strategy):
     paper = "none: the drafter with the largest expected gain, from counted acceptance and measured times"
     roles = ("target",)
     artifacts = ("hardware_profile",)
+    weighs_costs = True
     optional_artifacts = ("eagle3_head", "acceptance_table", "datastore")
     search_space = space(drafter=("auto", "none"), max_draft=(3, 8))
 
@@ -72,10 +73,10 @@ class Hybrid(Strategy):
     def run(self, session: Session) -> Step[None]:
         profile, longest, seen = self.artifact(HardwareProfile), self.config.max_draft, self._shared(session.sampling.temperature)
         plain = RoundCosts.of(profile, 0.0, longest)
-        steps = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft}
+        steps: dict[Role, float] = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft}
         makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
-        models = [Candidate(partial(makers[role], with_confidence=True), RoundCosts.of(profile, step, longest), seen.models[role], longest)
-                  for role, step in steps.items() if role in session.lanes]
+        models = [Candidate(partial(makers[role], with_confidence=True), RoundCosts.of(profile, step, longest, role), seen.models[role],
+                            longest, role) for role, step in steps.items() if role in session.lanes]
         drafter = BestDrafter(plain, seen.lookup, models, longest, self.optional_artifact(Datastore))
         yield from serial(session, drafter, Exact(), drafter.learn)
 

@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.session.session import UNLIMITED
-from serving.runtime.strategies import Strategy, build_strategy
+from serving.runtime.strategies import Strategy, StrategyResources, build_strategy
 from serving.server.http.schemas import CompletionRequest
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.scheduling.detokenize import TextStream
 from serving.server.scheduling.load_control import PROBE_EVERY, Acceptance, LoadControl
 from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Delta, End, Event, Ticket
-from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.server.scheduler_rounds import letters, turn_until, turn_until_idle
 
 VANILLA = build_strategy("vanilla_sd", {"num_speculative_tokens": 6})
@@ -120,6 +121,23 @@ def test_strategies_are_limited_each_by_its_own_acceptance_and_its_own_costs():
     assert control.limit(build_strategy("prompt_lookup"), 4) > 0, "n-grams cost nothing"
     assert control.limit(build_strategy("autoregressive"), 4) == UNLIMITED
     assert control.describe()["draft_limits"]["vanilla_sd"] == 0
+
+
+def test_a_strategy_that_weighs_costs_is_told_them_and_not_limited():
+    profile = HardwareProfile(0.2, {1: 1.0, 2: 1.1, 8: 4.0}, 0.0, ORIGIN)
+    hybrid = build_strategy("hybrid", {"drafter": "none"}, StrategyResources({"hardware_profile": profile}))
+    it = scheduler(COMPUTE_BOUND, strategy=hybrid)
+    tickets = [submit(it, 40)[0]]
+    it.turn()
+    assert tickets[0].job.session.round_costs is None
+    tickets += [submit(it, 40)[0] for _ in range(7)]
+    it.turn()
+    it.turn()
+    assert limits(it) == [UNLIMITED] * 8
+    for ticket in tickets:
+        assert ticket.job.session.round_costs[:3] == pytest.approx((1.0, 2.0, 3.0)), "eight requests pay for every token"
+    turn_until(it, lambda: it.running == 0)
+    assert all(ticket.job.session.stats.drafted == 0 for ticket in tickets[1:])
 
 
 def test_acceptance_forgets_slowly():
