@@ -256,6 +256,13 @@ class LogitRows:
         column = self._column(token)
         return 0.0 if column is None else float(self._softmax(row)[column])
 
+    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        """Up to `count` tokens of the largest raw probability, largest first, each with it."""
+        weights = self._softmax(row)
+        best = weights.topk(min(count, len(weights)))
+        tokens = best.indices if self._support is None else self._support[best.indices]
+        return list(zip(tokens.tolist(), best.values.tolist(), strict=True))
+
     def entropy(self, row: int) -> float:
         """Entropy of the raw distribution of a row, in nats."""
         return float(torch.special.entr(self._softmax(row)).sum())

@@ -23,7 +23,6 @@ class DraftTree:
         parents: of each token the place of its parent in `tokens`, which comes before it; `ROOT`: it follows the text.
         rows: for each token the one-row distribution that it and its siblings were drawn from, without replacement and in their order;
             empty where all were proposed deterministically (the likeliest ones, or an n-gram's), as those of a fixed or a dynamic tree are.
-        confidence: of each token the probability that its drafter gave it, where it computes it.
         read_along: so many of the last tokens are read for the target's rows alone (a lookahead branch): they are nobody's children, so
             no rule looks at them and they never become text.
 
@@ -35,14 +34,7 @@ class DraftTree:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
     read_along: int = 0
-
-    @classmethod
-    def chain(cls, draft: Draft) -> DraftTree:
-        """A draft without alternatives."""
-        rows = [row for row in draft.rows if row is not None]
-        return cls(draft.tokens, list(range(-1, len(draft) - 1)), rows if len(rows) == len(draft) else [], draft.confidence)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -87,6 +87,9 @@ class Rows(Protocol):
     def token_figures(self, row: int, token: int) -> TokenFigures:
         """Raw probability and rank of a token, and C and entropy of its row, at the price of one of them."""
 
+    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        """Up to `count` tokens of the largest raw probability, largest first, each with it."""
+
     def hidden(self, row: int) -> Tensor:
         """Last hidden state `[hidden]` of a row."""
 

@@ -19,8 +19,9 @@ from serving.runtime.protocols import Drafter
 from serving.runtime.session.session import Session
 from serving.runtime.types import Draft, Verdict
 
-PROBE = 12
-"""A model whose rounds gain less than others is tried again after so many rounds: text changes."""
+PROBE, MOST_PATIENCE = 12, 192
+"""A model whose rounds gain less than others is tried again after so many rounds, since text changes; twice as many after each time
+that it gained nothing, up to the second number."""
 MEMORY = 24
 """Rounds over which a model's gain is averaged."""
 FIRST_GAIN, FIRST_ROUNDS = 0.3, 3
@@ -40,16 +41,32 @@ class Experience:
         gain: of its rounds, an average that forgets, in tokens of plain decoding.
         ahead: the chance that a token is kept, before its distribution is known.
         rounds: how many there were.
+        idle: rounds since the last one, of all requests that could have used the model.
+        patience: idle rounds after which it is tried again.
     """
 
     table: AcceptanceTable = field(default_factory=AcceptanceTable.empty)
     gain: float = FIRST_GAIN
     ahead: float = 0.5
     rounds: int = 0
+    idle: int = 0
+    patience: int = PROBE
 
     def copy(self) -> Experience:
         """The same, counted on apart."""
         return replace(self, table=self.table.copy())
+
+
+@dataclass
+class Shared:
+    """What all requests of one class of temperatures have counted: of continuations, and of head and draft model."""
+
+    lookup: AcceptanceTable
+    models: dict[str, Experience]
+
+    def copy(self) -> Shared:
+        """The same, counted on apart."""
+        return Shared(self.lookup.copy(), {role: seen.copy() for role, seen in self.models.items()})
 
 
 class Candidate:
@@ -67,21 +84,19 @@ class Candidate:
         self.costs, self.seen, self.role = costs, seen, role
         self.stop = WorthDrafting(costs, seen.table, seen.ahead, longest)
         self.drafter = make(self.stop)
-        self.idle = 0
-        self._steps = 0
+        self._longest, self._steps = longest, 0
 
     def affordable(self, session: Session, limit: int) -> bool:
-        """Whether it pays at least on the easiest text, and what it has not read yet is not more than it can make good."""
-        if self.costs.outlook(0, 1.0, [EASY] * limit, computed=0) <= 0.0:
+        """Whether it pays at least on the easiest text, fits into the model's context, and what the model has not read yet is not more
+        than it can make good."""
+        ids, lane = session.text.ids, session.lanes[self.role]
+        if len(ids) + limit > lane.model.max_context or self.costs.outlook(0, 1.0, [EASY] * limit, computed=0) <= 0.0:
             return False
-        if not self.costs.reading or self.role not in session.lanes:
-            return True
-        unread = len(session.text.ids) - session.lanes[self.role].length
-        return self.costs.reading * unread <= max(self.seen.gain, 0.0) * session.text.remaining
+        return self.costs.reading * (len(ids) - lane.length) <= max(self.seen.gain, 0.0) * session.text.remaining
 
     def propose(self, session: Session, limit: int) -> Step[Draft]:
         """Its draft, ended where no further token is worth it."""
-        self.idle, self.stop.ahead = 0, self.seen.ahead
+        self.seen.idle, self.stop.ahead, self.stop.num_tokens = 0, self.seen.ahead, min(limit, self._longest)
         before = session.stats.draft_calls
         draft = yield from self.drafter.propose(session, limit)
         self._steps = session.stats.draft_calls - before
@@ -94,6 +109,7 @@ class Candidate:
             seen.table.update(confidence, kept=i < verdict.accepted)
             seen.ahead += ((i < verdict.accepted) - seen.ahead) / (4 * MEMORY)
         gained = verdict.accepted - self.costs.lengthening(0, len(draft)) - self.costs.step * self._steps
+        seen.patience = PROBE if gained > 0 else min(2 * seen.patience, MOST_PATIENCE)
         seen.rounds += 1
         seen.gain += (gained - seen.gain) / min(MEMORY, FIRST_ROUNDS + seen.rounds)
 
@@ -122,17 +138,20 @@ class BestDrafter:
             costs.busy = session.round_costs
         found, gain = self._look_up(session, limit)
         self.chosen = self._choose(session, found, gain, limit)
-        return found if self.chosen is None else (yield from self.chosen.propose(session, limit))
+        if self.chosen is not None:
+            return (yield from self.chosen.propose(session, limit))
+        session.stats.drafted += len(found)
+        return found
 
     def _choose(self, session: Session, found: Draft, gain: float, limit: int) -> Candidate | None:
         """The model to draft with, if one is expected to gain more than what was found."""
         able = [one for one in self.models if limit > 0 and one.affordable(session, limit)]
         for one in able:
-            one.idle += 1
+            one.seen.idle += 1
         best = max(able, key=lambda one: one.seen.gain, default=None)
         if best is None or (len(found) and gain >= best.seen.gain):
             return None
-        due = None if len(found) else next((one for one in able if one.idle >= PROBE), None)
+        due = None if len(found) else next((one for one in able if one.seen.idle >= one.seen.patience), None)
         if due is not None:
             return due
         return best if best.seen.gain > 0.0 else None
@@ -146,7 +165,6 @@ class BestDrafter:
         if self.datastore is not None:
             found.append(self.datastore.continuations(session.text.ids, limit))
         tokens, confidence, gain = max((self._worth(one, limit, session.sampling.stop_token_ids) for one in found), key=lambda one: one[2])
-        session.stats.drafted += len(tokens)
         return Draft(tokens, confidence=confidence), gain
 
     def _worth(self, found: Continuations, limit: int, stops: frozenset[int]) -> tuple[list[int], list[float], float]:

@@ -10,7 +10,6 @@ from collections.abc import Set
 from heapq import heappop, heappush
 
 from serving.artifacts.datastore import Continuations
-from serving.runtime.session.session import Session
 from serving.runtime.trees import ROOT, DraftTree
 
 
@@ -74,8 +73,3 @@ def likeliest_chain(found: Continuations, limit: int) -> tuple[list[int], list[f
         shares.append(len(kept) / len(group))
         group = kept
     return tokens, shares
-
-
-def tree_room(session: Session, size: int) -> int:
-    """Tokens that a tree may have: `size`, what a busy server allows, or what the target's slot still has room for."""
-    return max(0, min(size, session.draft_limit, session.target.model.max_context - len(session.text.ids)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from serving.artifacts.datastore import Datastore
 from serving.runtime.commands import Step
-from serving.runtime.drafting.continuations import likeliest_chain, likeliest_tree, tree_room
+from serving.runtime.drafting.continuations import likeliest_chain, likeliest_tree
 from serving.runtime.session.session import Session
 from serving.runtime.trees import DraftTree
 
@@ -26,7 +26,7 @@ class DatastoreLookup:
         levels, tree = min(limit, self.levels), DraftTree()
         if levels > 0:
             found = self.datastore.continuations(session.text.ids, levels)
-            tree, _ = likeliest_tree(found, tree_room(session, self.size), levels=levels,
+            tree, _ = likeliest_tree(found, min(self.size, session.tree_room()), levels=levels,
                                      branches=self.size if session.target.trees else 1, stop=session.sampling.stop_token_ids)
         session.stats.drafted += len(tree)
         return tree

@@ -87,14 +87,16 @@ class HeadTree:
         if depth == 0:
             return DraftTree()
         beam = self.beam if session.target.trees else 1
-        nodes = min(self.nodes if beam > 1 else self.depth, session.draft_limit)
+        nodes = min(self.nodes if beam > 1 else self.depth, session.tree_room())
         row = yield from self._pairs.read(session)
         found, chances = DraftTree(), list[float]()
         level = self._expand(found, chances, ROOT, 1.0, row, 0, beam)
         states: dict[int, Tensor] = dict.fromkeys(level, row.hidden(0))
         grown: list[int] = []  # nodes that the head reads, ancestors first
+        room = session.head.model.max_context - self._pairs.known
         for _ in range(depth - 1):
-            level = sorted((i for i in level if found.tokens[i] not in session.sampling.stop_token_ids), key=lambda i: -chances[i])[:beam]
+            level = sorted((i for i in level if found.tokens[i] not in session.sampling.stop_token_ids), key=lambda i: -chances[i])
+            level = level[: min(beam, room - len(grown))]
             if not level:
                 break
             grown += level
@@ -112,10 +114,8 @@ class HeadTree:
     def _expand(self, found: DraftTree, chances: list[float], node: int, chance: float, rows: Rows, row: int,
                 beam: int) -> list[int]:
         """Add the likeliest tokens after a node; their places."""
-        probs = rows.raw(row)
-        best = probs.topk(min(beam, len(probs)))
         places = []
-        for prob, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        for token, prob in rows.likeliest(row, beam):
             if prob > 0.0:
                 places.append(found.add(token, node))
                 chances.append(chance * prob)
@@ -135,9 +135,9 @@ def likeliest_part(found: DraftTree, chances: list[float], count: int) -> DraftT
     """The `count` likeliest nodes of a tree, in its order.
 
     >>> likeliest_part(DraftTree([5, 6, 7, 8], [ROOT, ROOT, 0, 1]), [0.6, 0.3, 0.5, 0.1], 3)
-    DraftTree(tokens=[5, 6, 7], parents=[-1, -1, 0], rows=[], confidence=[0.6, 0.3, 0.5], read_along=0)
+    DraftTree(tokens=[5, 6, 7], parents=[-1, -1, 0], rows=[], read_along=0)
     """
     kept = sorted(sorted(range(len(found)), key=lambda i: (-chances[i], i))[:count])
     place = {node: i for i, node in enumerate(kept)}
-    return DraftTree([found.tokens[i] for i in kept], [place.get(found.parents[i], ROOT) for i in kept], [], [chances[i] for i in kept])
+    return DraftTree([found.tokens[i] for i in kept], [place.get(found.parents[i], ROOT) for i in kept])
 

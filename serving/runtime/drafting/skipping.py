@@ -33,7 +33,7 @@ class SkipSearch:
 
     def __init__(self, sublayers: int, ratio: float):
         self.sublayers, inner = sublayers, range(2, sublayers - 2)
-        self._inner, self._count = inner, min(round(ratio * sublayers), len(inner))
+        self._inner, self._count = inner, min(2 * round(ratio * sublayers / 2), len(inner))
         layers, whole = len(inner) // 2, self._count // 2
         self.best = frozenset(2 * (1 + i * layers // whole) + part for i in range(whole) for part in (0, 1))
         self._random = random.Random(0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from serving.artifacts.datastore import LONGEST, MOST, SHORTEST, Continuations, Datastore
 from serving.runtime.commands import Step
-from serving.runtime.drafting.continuations import likeliest_tree, tree_room
+from serving.runtime.drafting.continuations import likeliest_tree
 from serving.runtime.requests import Text
 from serving.runtime.session.session import Session
 from serving.runtime.trees import DraftTree
@@ -99,6 +99,6 @@ class Suffix:
         yield  # a generator without a forward pass
 
     def _grow(self, session: Session, found: Continuations, limit: int) -> tuple[DraftTree, float]:
-        size = tree_room(session, min(self.size, int(self.factor * found.length)))
+        size = min(self.size, int(self.factor * found.length), session.tree_room())
         branches = self.branches if session.target.trees else 1
         return likeliest_tree(found, size, levels=limit, branches=branches, least=self.least, stop=session.sampling.stop_token_ids)

@@ -7,17 +7,15 @@ from collections.abc import Callable
 from serving.runtime.commands import Step
 from serving.runtime.protocols import TreeDrafter, TreeRule
 from serving.runtime.session.session import Session
-from serving.runtime.trees import DraftTree, TreeVerdict
+from serving.runtime.trees import DraftTree
 from serving.runtime.types import Rows
 
 
 def serial_trees(session: Session, drafter: TreeDrafter, rule: TreeRule,
-                 learn: Callable[[DraftTree, TreeVerdict], None] | None = None,
                  follow: Callable[[DraftTree, list[int], Rows], None] | None = None) -> Step[None]:
     """Run a request to its end.
 
     Args:
-        learn: called between verifications with what was judged; the only place where online state may change.
         follow: called after the prompt and after each verification, for a drafter that reads the target's rows: with the tree, the path
             that was kept, and the rows after the text and after each token of the tree. After the prompt the tree is empty.
     """
@@ -31,5 +29,3 @@ def serial_trees(session: Session, drafter: TreeDrafter, rule: TreeRule,
         session.commit_tree(tree, verdict, rows)
         if follow:
             follow(tree, verdict.path, rows)
-        if learn:
-            learn(tree, verdict)

@@ -40,6 +40,9 @@ class RowView:
     def raw_prob(self, row: int, token: int) -> float:
         return self.rows.raw_prob(self.numbers[row], token)
 
+    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        return self.rows.likeliest(self.numbers[row], count)
+
     def raw_logit(self, row: int, token: int) -> float:
         return self.rows.raw_logit(self.numbers[row], token)
 

@@ -72,6 +72,9 @@ class Strategy(ABC):
     """Whether draft and target run at once: the engine then gives each model cores of its own."""
     weighs_costs: ClassVar[bool] = False
     """Whether it drafts only what `Session.round_costs` say is worth it: a busy server then tells it costs, and limits no drafts."""
+    draft_share: ClassVar[float] = 0.0
+    """Of a strategy that drafts with something else than the draft model: seconds of a draft step over those of a target pass over as many
+    rows; a busy server's price of its drafts."""
     Config: ClassVar[type[StrategyConfig]]
     """Its parameters, each with bounds and a description; one without a default must be given by the user."""
     search_space: ClassVar[Space] = {}

@@ -55,16 +55,17 @@ class BatchCosts:
     batched: bool = True
     source: str = "hardware profile"
 
-    def round_seconds(self, running: int, gamma: int, *, drafts: bool = True, overlaps: bool = False) -> float:
+    def round_seconds(self, running: int, gamma: int, *, drafts: bool = True, overlaps: bool = False, share: float = 0.0) -> float:
         """Seconds of a round in which each of `running` requests drafts `gamma` tokens.
 
         Args:
-            drafts: with the draft model; n-grams cost nothing.
+            drafts: with the draft model.
             overlaps: while the target verifies.
+            share: without the draft model, a draft step's share of a target pass; n-grams cost nothing.
         """
         rows, times = (running, 1) if self.batched else (1, running)
         draft, target = self.split if self.split and overlaps and gamma else (self.draft, self.target)
-        drafting = times * gamma * seconds_at(draft, rows) if drafts else 0.0
+        drafting = times * gamma * (seconds_at(draft, rows) if drafts else share * seconds_at(target, rows))
         verifying = times * seconds_at(target, rows * (gamma + 1))
         rest = running * (self.per_round + gamma * self.per_token)
         return rest + (max(drafting, verifying) if overlaps else drafting + verifying)
@@ -76,7 +77,7 @@ class BatchCosts:
         return max(0.0, self.draft[sizes[-1]] - self.draft[sizes[0]]) / max(1, sizes[-1] - sizes[0])
 
     def seconds_per_token(self, running: int, gamma: int, alpha: float, *, drafts: bool = True, overlaps: bool = False,
-                          prompt: float = 0.0) -> float:
+                          share: float = 0.0, prompt: float = 0.0) -> float:
         """Seconds in which each of `running` requests gets one more token, including the draft's reading of prompts.
 
         Args:
@@ -84,16 +85,18 @@ class BatchCosts:
         """
         last = gamma - 1 if overlaps and gamma else gamma  # an overlapped round has no bonus token
         reading = running * prompt * self.seconds_to_read if drafts and gamma else 0.0
-        return reading + self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps) / sum(alpha**i for i in range(last + 1))
+        seconds = self.round_seconds(running, gamma, drafts=drafts, overlaps=overlaps, share=share)
+        return reading + seconds / sum(alpha**i for i in range(last + 1))
 
     def relative_rounds(self, running: int) -> tuple[float, ...]:
         """k → seconds of a round in which each of `running` requests verifies k tokens that cost nothing, over those of plain decoding."""
         plain = self.round_seconds(running, 0)
         return tuple(self.round_seconds(running, gamma, drafts=False) / plain for gamma in range(LONGEST + 1))
 
-    def best_gamma(self, running: int, alpha: float, *, drafts: bool = True, overlaps: bool = False, prompt: float = 0.0) -> int:
+    def best_gamma(self, running: int, alpha: float, *, drafts: bool = True, overlaps: bool = False, share: float = 0.0,
+                   prompt: float = 0.0) -> int:
         """The draft length with the fewest seconds per token, 0 to `LONGEST`; 0 where none saves `MARGIN` of plain decoding."""
-        seconds = [self.seconds_per_token(running, gamma, alpha, drafts=drafts, overlaps=overlaps, prompt=prompt)
+        seconds = [self.seconds_per_token(running, gamma, alpha, drafts=drafts, overlaps=overlaps, share=share, prompt=prompt)
                    for gamma in range(LONGEST + 1)]
         best = seconds.index(min(seconds))
         return best if seconds[best] < (1 - MARGIN) * seconds[0] else 0

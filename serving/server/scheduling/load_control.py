@@ -94,7 +94,7 @@ class LoadControl:
         limit = UNLIMITED
         if running > 1:
             alpha = round(self.acceptance.setdefault(strategy.name, Acceptance()).rate, 2)
-            kind = "draft" in strategy.roles, bool(strategy.overlaps)
+            kind = "draft" in strategy.roles, bool(strategy.overlaps), strategy.draft_share
             limit = best_gamma(self.costs, running, alpha, *kind, round(self.prompts.rate, 1))
         self.last[strategy.name] = limit
         return limit
@@ -148,9 +148,9 @@ def repeats(strategy: Strategy, sampling: Sampling) -> bool:
 
 
 @lru_cache(4096)
-def best_gamma(costs: BatchCosts, running: int, alpha: float, drafts: bool, overlaps: bool, prompt: float) -> int:
+def best_gamma(costs: BatchCosts, running: int, alpha: float, drafts: bool, overlaps: bool, share: float, prompt: float) -> int:
     """`BatchCosts.best_gamma`, cached, because every round asks for it."""
-    return costs.best_gamma(running, alpha, drafts=drafts, overlaps=overlaps, prompt=prompt)
+    return costs.best_gamma(running, alpha, drafts=drafts, overlaps=overlaps, share=share, prompt=prompt)
 
 
 @lru_cache(4096)

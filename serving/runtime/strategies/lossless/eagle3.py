@@ -36,6 +36,7 @@ class Eagle3(Strategy):
     paper = "Li 2025, EAGLE-3 (2503.01840); trees: EAGLE-2 (2406.16858), section 4"
     roles = ("target",)
     artifacts = ("eagle3_head",)
+    draft_share = 0.1
     search_space = space(num_speculative_tokens=Span(1, 5), top_k=(1, 2, 3), tree_tokens=(3, 5, 7), threshold=(0.0, 0.3, 0.5))
 
     class Config(StrategyConfig):

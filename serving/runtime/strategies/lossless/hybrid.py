@@ -4,7 +4,6 @@ this machine (ours)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -16,14 +15,14 @@ from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Role, Step
-from serving.runtime.drafting.best_drafter import BestDrafter, Candidate, Experience
+from serving.runtime.drafting.best_drafter import BestDrafter, Candidate, Experience, Shared
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.expected_gain import RoundCosts
 from serving.runtime.drafting.head import HeadChain
 from serving.runtime.models.eagle3_model import head_of
 from serving.runtime.output import Model
 from serving.runtime.schedules.serial import serial
-from serving.runtime.session.session import Session
+from serving.runtime.session.session import UNLIMITED, Session
 from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
 from serving.runtime.strategies.search_space import space
 from serving.runtime.strategies.speculation import Speculation
@@ -33,7 +32,8 @@ HEAD_SHARE = 0.1
 
 
 class Hybrid(Strategy):
-    """Nothing is drafted that is not expected to gain: at worst it is plain decoding, but for the rounds that try a model again."""
+    """Nothing is drafted that is not expected to gain, the reading of the prompt by a model included: at worst it is plain decoding, but
+    for the rounds that try a model again."""
 
     name = "hybrid"
     lossless = True
@@ -71,6 +71,7 @@ class Hybrid(Strategy):
         return chosen  # type: ignore[return-value]  # the roles are literals
 
     def run(self, session: Session) -> Step[None]:
+        session.draft_context = UNLIMITED  # a model that a text has outgrown is left out: look-ups and other models go on
         profile, longest, seen = self.artifact(HardwareProfile), self.config.max_draft, self._shared(session.sampling.temperature)
         plain = RoundCosts.of(profile, 0.0, longest)
         steps: dict[Role, float] = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft}
@@ -88,15 +89,3 @@ class Hybrid(Strategy):
             known = AcceptanceTable.empty() if table is None else table.at(temperature).copy()
             self.seen[kind] = Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(known)})
         return self.seen[kind].copy() if self.resources.deterministic else self.seen[kind]
-
-
-@dataclass
-class Shared:
-    """What all requests of one class of temperatures have counted: of continuations, and of head and draft model."""
-
-    lookup: AcceptanceTable
-    models: dict[str, Experience]
-
-    def copy(self) -> Shared:
-        """The same, counted on apart."""
-        return Shared(self.lookup.copy(), {role: seen.copy() for role, seen in self.models.items()})

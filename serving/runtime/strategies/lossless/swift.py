@@ -19,6 +19,7 @@ class Swift(Strategy):
     lossless = True
     paper = "SWIFT, Xia 2024 (2410.06916), section 4"
     roles = ("target",)
+    draft_share = 0.6  # of the sublayers by default, and the whole output head
     search_space = space(threshold=(0.8, 0.5), max_draft=(4, 8))
     # replayable stays False: a trace holds nothing that the target says with sublayers skipped
 

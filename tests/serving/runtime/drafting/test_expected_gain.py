@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.drafting.best_drafter import PROBE, BestDrafter, Candidate, Experience
 from serving.runtime.drafting.expected_gain import RoundCosts, WorthDrafting
 from serving.runtime.engine.engine import Engine
+from serving.runtime.models.table_model import TableModel
 from serving.runtime.requests import Sampling
 from serving.runtime.sampling import LogitRows
-from serving.runtime.strategies import STRATEGIES, StrategyResources, build_strategy
+from serving.runtime.strategies import StrategyResources, build_strategy
 from serving.runtime.types import Draft, Verdict
 from tests.support.models.resources import ORIGIN, counting_pair, table_pair
 
@@ -65,12 +67,18 @@ def test_a_draft_ends_where_no_further_token_is_worth_it():
     assert drafted >= 2
 
 
+@dataclass
+class Lane:
+    length: int
+    model: TableModel = field(default_factory=lambda: TableModel(torch.zeros(2, 2), max_context=1000))
+
+
 class Spy:
     """A session's stand-in for what `BestDrafter` asks of one."""
 
     def __init__(self, ids):
         self.text = type("Text", (), {"ids": ids, "remaining": 100})()
-        self.lanes = {}
+        self.lanes = {"draft": Lane(len(ids))}
         self.round_costs = None
         self.sampling = Sampling()
         self.stats = type("Stats", (), {"drafted": 0, "draft_calls": 0})()
@@ -106,11 +114,32 @@ def next_value(steps):
     raise AssertionError("no forward pass was expected")
 
 
-def test_a_model_that_gains_nothing_is_only_tried_now_and_then():
+def test_a_model_that_gains_nothing_is_tried_ever_less_often():
     asked, seen = [], Experience(gain=-0.5)
-    play([candidate(seen, 0.3, asked)], 3 * PROBE, lambda model: 0)
-    assert len(asked) == 3
+    play([candidate(seen, 0.3, asked)], 7 * PROBE, lambda model: 0)
+    assert asked == [2 + PROBE - 1, 2 + 3 * PROBE - 1, 2 + 7 * PROBE - 1], "after 12, 24 and 48 rounds; also over many short requests"
     assert seen.gain < 0
+    play([candidate(seen, 0.3, asked)], 8 * PROBE, lambda model: 1)
+    assert seen.patience == PROBE
+
+
+def test_a_model_that_a_text_has_outgrown_is_left_out():
+    asked = []
+    session = Spy(list(range(998)))
+    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), [candidate(Experience(), 0.1, asked)], 4)
+    next_value(drafter.propose(session, 2))
+    assert len(asked) == 1
+    session.text.ids.append(998)
+    next_value(drafter.propose(session, 2))
+    assert len(asked) == 1
+
+
+def test_what_is_looked_up_and_not_proposed_is_not_counted_as_drafted():
+    session = Spy([1, 2, 3, 4, 5, 6, 1, 2, 3])
+    drafter = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable([1000] * 20, [600] * 20, ORIGIN), [candidate(Experience(gain=3.0))], 4)
+    next_value(drafter.propose(session, 4))
+    assert drafter.chosen is not None
+    assert session.stats.drafted == 0
 
 
 def test_of_two_models_the_one_that_gains_more_drafts_most():
@@ -146,7 +175,7 @@ def test_a_model_does_not_read_a_prompt_that_it_cannot_make_good():
     one = candidate(Experience(gain=0.2), 0.1, asked)
     one.costs.reading = 0.1
     drafter, session = BestDrafter(RoundCosts(STEPS, 0.0), AcceptanceTable.empty(), [one], 4), Spy(list(range(400)))
-    session.lanes = {"draft": type("Lane", (), {"length": 0})()}
+    session.lanes["draft"].length = 0
     next_value(drafter.propose(session, 4))
     assert not asked, "40 passes to read, and 100 tokens to gain a fifth of a pass at each"
     session.lanes["draft"].length = 390
@@ -183,7 +212,3 @@ def test_requests_learn_from_each_other_unless_each_decides_for_itself():
         strategy = build_strategy("hybrid", {"drafter": "none"}, resources)
         Engine(counting_pair()).generate([0], Sampling(max_tokens=60), strategy)
         assert (sum(strategy.seen["greedy"].lookup.total) > 0) is not deterministic
-
-
-def test_it_is_in_the_catalogue():
-    assert STRATEGIES["hybrid"].lossless

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.tree import ExactTree
+from serving.runtime.drafting.best_drafter import BestDrafter
 from serving.runtime.drafting.head import HeadTree, likeliest_part
 from serving.runtime.engine.engine import Engine
 from serving.runtime.models.table_model import TableModel
@@ -15,7 +17,7 @@ from serving.runtime.schedules.tree import serial_trees
 from serving.runtime.strategies import build_strategy
 from serving.runtime.strategies.compose import compose
 from serving.runtime.trees import ROOT, DraftTree
-from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 
 OWN = 1000.0
 
@@ -91,11 +93,42 @@ def test_a_tree_keeps_to_its_limits():
         assert max(size for size, _, _ in sizes) == min(nodes, beam if levels == 1 else nodes)
 
 
+def test_hybrids_pairs_have_the_targets_states_after_look_ups_too():
+    pair = table_pair(vocab=5, sharpness=3.0)
+    target, head = Numbered(pair["target"].table), Checking(pair["head"].table)
+    profile = HardwareProfile(0.02, {1: 1.0, 32: 1.0}, 0.0, ORIGIN, t_head=0.02)
+    strategy = build_strategy("hybrid", {"drafter": "head", "max_draft": 3}, table_resources(5, hardware_profile=profile))
+    kinds, learn = [], BestDrafter.learn
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(BestDrafter, "learn", lambda self, draft, verdict: (kinds.append(self.chosen is None), learn(self, draft, verdict)))
+        job = Engine({"target": target, "head": head}).generate([0, 1, 2, 3], Sampling(max_tokens=60, temperature=1.0, seed=3), strategy)
+    assert len(set(kinds)) == 2, "rounds by the head, and rounds by look-ups or plain ones"
+    text = [0, 1, 2, 3, *job.output]
+    for place, token, (position, before) in (fed for fed in head.fed if fed[2][0] < OWN):
+        assert (position, before, token) == (place, text[place], text[place + 1])
+
+
+@pytest.mark.parametrize("parameters", [{"num_speculative_tokens": 3, "top_k": 3}, {"num_speculative_tokens": 8, "top_k": 2}],
+                         ids=str)
+@pytest.mark.parametrize("context", [26, 28, 32])
+def test_a_tree_never_outgrows_a_context(parameters, context):
+    """Its tokens side by side take more places than the text that may come of them."""
+    pair = table_pair(vocab=5)
+    models = {role: TableModel(pair[role].table, max_context=context) for role in ("target", "head")}
+    job = Engine(models).generate([1, 2], Sampling(max_tokens=24), build_strategy("eagle3", parameters, table_resources(5)))
+    plain = Engine({"target": models["target"]}).generate([1, 2], Sampling(max_tokens=24), build_strategy("autoregressive"))
+    assert job.output == plain.output
+
+
 def test_what_a_busy_server_allows_is_not_exceeded():
-    engine, sizes = Engine(table_pair(vocab=7)), []
+    models, widths = table_pair(vocab=7), []
+    forward = models["target"].forward
+    models["target"].forward = lambda rows: (widths.extend(len(row.tokens) for row in rows if not row.prefill), forward(rows))[1]
+    engine, sizes = Engine(models), []
     job = engine.submit([0, 1], Sampling(max_tokens=20), build_strategy("eagle3", {"top_k": 3, "tree_tokens": 7}, table_resources(7)), 2)
     while not job.finished:
         before = job.session.stats.drafted
         engine.step()
         sizes.append(job.session.stats.drafted - before)
     assert 0 < max(sizes) <= 2
+    assert max(widths[1:]) == 3, "two tokens of a tree, and the last one of the text"

@@ -173,6 +173,6 @@ def test_a_search_moves_only_what_it_compared_with():
     assert (search.best, search.failures) == (second, 0)
     search.learn(first, 3, third, 9)  # of another request, which began before
     assert search.best == second
-    assert all(len(search.candidate()) == 3 and search.candidate() <= set(range(2, 10)) for _ in range(50))
+    assert all(len(search.candidate()) == len(first) == 4 and search.candidate() <= set(range(2, 10)) for _ in range(50))
     assert not search.over
     assert SkipSearch(4, 0.9).over

@@ -51,7 +51,7 @@ def test_pairs_of_the_text_then_drafted_ones_equal_the_module():
     known = torch.isin(first.support, with_own(head, text))
     assert torch.allclose(first.compact[:, known], logits[4:], atol=1e-4)
     assert torch.allclose(first.hidden, output[4:], atol=1e-4)
-    assert first.support.equal(with_own(head, text + [7]))  # a rejected token may stay a candidate
+    assert first.support.equal(with_own(head, [*text, 7]))  # a rejected token may stay a candidate
     (second,) = model.forward([Forward("head", slot, (11,), features=first.hidden[-1:])])
     output, logits = trained_as(network, module, head, [*text, 11], torch.cat([hidden, output[-1:]]))
     assert torch.allclose(second.compact[:, torch.isin(second.support, with_own(head, [*text, 11]))], logits[-1:], atol=1e-4)
@@ -68,7 +68,8 @@ def test_a_texts_own_tokens_are_candidates_and_no_other_texts():
     outputs = model.forward([Forward("head", slot, tuple(text), features=states[: len(text)])
                              for slot, text in zip(slots, texts, strict=True)])
     for output, text in zip(outputs, texts, strict=True):
-        assert output.support.equal(with_own(head, text)) and output.compact.shape == (1, 8 + len(text))
+        assert output.support.equal(with_own(head, text))
+        assert output.compact.shape == (1, 8 + len(text))
         assert output.logits[0].isfinite().nonzero().flatten().equal(output.support)
     branch = model.open_branch()
     model.fork(slots[0], branch, 3)

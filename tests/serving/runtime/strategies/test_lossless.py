@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime import sampling as sampling_module
+from serving.runtime.drafting.best_drafter import BestDrafter, Candidate
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.mutants import Twice
-from tests.support.models.resources import table_pair, table_resources
+from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.models.variants import VARIANTS
 
 WARPERS = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2},
@@ -36,6 +38,50 @@ def test_spide_is_lossless_over_four_tokens_whatever_the_overlap(ratio):
     models, sampling = table_pair(vocab=2, seed=5), Sampling(max_tokens=4, temperature=1.0)
     law = joint_law(lambda: build_strategy("spide", {"tau": 0.3, "max_draft": 4}, table_resources(2, ratio)), models, [1], sampling)
     assert distance(law, true_law(models["target"], [1], sampling)) < 1e-6
+
+
+CHEAP = HardwareProfile(0.02, {1: 1.0, 32: 1.0}, 0.0, ORIGIN, t_head=0.02)
+
+
+def hybrid_law(drafter: str, warpers: dict) -> tuple[float, set[str]]:
+    """Distance of hybrid's law from the target's on a text in which nothing repeats at first, and who drafted."""
+    models, sampling = table_pair(vocab=3), Sampling(max_tokens=4, **warpers)
+    drafted = set()
+
+    class Watched(BestDrafter):
+        def learn(self, draft, verdict):
+            if len(draft):
+                drafted.add(self.chosen.role if self.chosen else "look-up")
+            super().learn(draft, verdict)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("serving.runtime.strategies.lossless.hybrid.BestDrafter", Watched)
+        law = joint_law(lambda: build_strategy("hybrid", {"drafter": drafter, "max_draft": 2}, table_resources(hardware_profile=CHEAP)),
+                        models, [0], sampling)
+    return distance(law, true_law(models["target"], [0], sampling)), drafted
+
+
+@pytest.mark.parametrize("warpers", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}], ids=str)
+@pytest.mark.parametrize("drafter", ["head", "draft", "auto"])
+def test_hybrid_is_lossless_where_models_and_look_ups_take_turns(drafter, warpers):
+    off, drafted = hybrid_law(drafter, warpers)
+    assert off < 1e-6
+    assert drafted
+    if warpers["temperature"] == 1.0:  # at others all likely texts repeat themselves
+        assert drafted == {"look-up", "head" if drafter == "auto" else drafter}
+
+
+@pytest.mark.parametrize("drafter", ["head", "draft"])
+def test_mutant_of_hybrid_that_forgets_what_a_draft_was_drawn_from_is_caught(monkeypatch, drafter):
+    right = Candidate.propose
+
+    def forgetful(self, session, limit):
+        draft = yield from right(self, session, limit)
+        draft.rows = []
+        return draft
+
+    monkeypatch.setattr(Candidate, "propose", forgetful)
+    assert hybrid_law(drafter, {"temperature": 1.0})[0] > 1e-3
 
 
 def test_every_lossless_strategy_is_enumerated():
