@@ -10,6 +10,7 @@ from serving.runtime import sampling as sampling_module
 from serving.runtime.drafting.best_drafter import BestDrafter, Candidate
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.requests import Sampling
+from serving.runtime.sampling import LogitRows
 from serving.runtime.strategies import STRATEGIES, build_strategy
 from tests.support.models.enumeration import distance, joint_law, true_law
 from tests.support.models.mutants import Twice
@@ -78,7 +79,7 @@ def test_mutant_of_hybrid_that_judges_by_other_rows_than_a_draft_was_drawn_from_
 
     def confused(self, session, limit):
         draft = yield from right(self, session, limit)
-        draft.rows.reverse()
+        draft.rows = [LogitRows(torch.zeros(1, 3), session.sampling) for _ in draft.rows]
         return draft
 
     monkeypatch.setattr(Candidate, "propose", confused)
