@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ from components.prompts.overlap import hashes_of
 from components.prompts.prompt import Prompt
 from serving.artifacts.distilled_draft import DistilledDraft
 from serving.artifacts.eagle3_head import Eagle3Head
-from serving.artifacts.pair_files import PairFiles, weights_digest
+from serving.artifacts.pair_files import PairFiles, fingerprint, weights_digest
 from serving.files import write_atomically
 from serving.runtime.pair import LoadedPair, LoadSettings, load_pair
 
@@ -86,6 +87,7 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
          role: Annotated[str, typer.Option(help="draft or qualifier, which differ in the layers that are kept, or head.")] = "draft",
          start: Annotated[Path | None, typer.Option(help="A draft to continue from; a qualifier needs one to grow out of.")] = None,
          minutes: Annotated[float, typer.Option(help="Training time.")] = 60.0,
+         pair: Annotated[Path | None, typer.Option(help="Folder with draft and qualifier of the pair that a head is for.")] = None,
          limit: Annotated[int | None, typer.Option(help="Generate for this many prompts at most.")] = None,
          extra: Annotated[Path | None, typer.Option(help="JSONL file with further prompts.")] = None,
          shards: Annotated[Path | None, typer.Option(help="Folder of a head's corpus that was written earlier: what it holds at the "
@@ -98,13 +100,20 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     if role == "qualifier" and start is None:
         raise typer.BadParameter("a qualifier grows out of a trained draft: name it with --start")
     work.mkdir(parents=True, exist_ok=True)
-    pair = load_pair(PairFiles("smollm2-135m", target), LoadSettings(dtype="float32", max_context=2 * LONGEST, keep_modules=True))
-    writer = LeanWriter(pair.modules["target"], pair.stop_tokens, torch.bfloat16)
-    prompts = asked(pair, [*prompts_of(extra), *instructions(writer, pair.tokenizer, data, work)])
-    source = Source(pair, weights_digest(target), writer, list(prompts.values())[:limit], [], name="smollm2-135m", data=DATA,
+    files = PairFiles("smollm2-135m", target)
+    loaded = load_pair(files, LoadSettings(dtype="float32", max_context=2 * LONGEST, keep_modules=True))
+    writer = LeanWriter(loaded.modules["target"], loaded.stop_tokens, torch.bfloat16)
+    texts = [*prompts_of(extra), *instructions(writer, loaded.tokenizer, data, work)]
+    prompts = asked(loaded, texts)
+    source = Source(loaded, weights_digest(target), writer, list(prompts.values())[:limit], [], name=files.name, data=DATA,
                     hashes=hashes_of(Prompt("", None, [text]) for text in list(prompts)[:limit]))
     if role == HEAD:
-        make_head(source, work, minutes, shards).save(out)
+        head = make_head(source, texts, work, minutes, shards)
+        if pair is not None:
+            bound = replace(files, draft=pair / "draft", qualifier=pair / "qualifier")
+            head = head.bound_to(files.name, fingerprint(bound, "bfloat16"))
+        head.int8 = True
+        head.save(out)
         return
 
     def new(module: Any) -> Any:
@@ -120,8 +129,8 @@ def main(target: Annotated[Path, typer.Option(help="Folder of the target, float3
     artifact.save(out)
 
 
-def make_head(source: Source, work: Path, minutes: float, earlier: Path | None) -> Eagle3Head:
-    """A head, on what the target wrote `earlier` and writes now."""
+def make_head(source: Source, texts: Iterable[str], work: Path, minutes: float, earlier: Path | None) -> Eagle3Head:
+    """A head, on what the target wrote `earlier` and writes now; `texts` are all prompts that it may have been given."""
     module = source.target.modules["target"]
     recipe = HeadRecipe(default_features(module.config.num_hidden_layers), minutes=minutes)
     known = read_stored(pinned_shards(earlier, work)) if earlier else []
@@ -129,7 +138,10 @@ def make_head(source: Source, work: Path, minutes: float, earlier: Path | None) 
     writer = LeanWriter(module, source.target.stop_tokens, torch.bfloat16, features=recipe.layers)
     shards = write_corpus(writer, [ids for ids in source.prompts if tuple(ids) not in answered], work / "corpus", donor=source.donor,
                           say=typer.echo)
-    return train_on(source, known + read_stored(shards), recipe, work / HEAD, say=typer.echo)[0]
+    corpus = known + read_stored(shards)
+    learned = {tuple(conversation.ids[: conversation.prompt].tolist()) for conversation in corpus}
+    hashes = hashes_of(Prompt("", None, [text]) for text in texts if tuple(source.target.encode_prompt(text)) in learned)
+    return train_on(replace(source, hashes=hashes), corpus, recipe, work / HEAD, say=typer.echo)[0]
 
 
 def prompts_of(extra: Path | None) -> list[str]:

@@ -16,10 +16,27 @@ import torch
 from components.distil import training
 from components.distil.artifact import agreement, to_artifact
 from components.distil.checkpoint import CHECKPOINT
-from components.distil.corpus import Conversation, batches, corpus_digest, frequent_tokens, read_corpus, write_corpus
+from components.distil.corpus import (
+    Conversation,
+    batches,
+    corpus_digest,
+    frequent_tokens,
+    of_similar_length,
+    read_corpus,
+    write_corpus,
+)
 from components.distil.distil import distil_draft
 from components.distil.family import grow, keep_layers
-from components.distil.instructions import detokenise, from_passages, from_rows, invent, user_turn
+from components.distil.instructions import (
+    ARTICLE_CHARACTERS,
+    detokenise,
+    from_articles,
+    from_passages,
+    from_rows,
+    invent,
+    questions,
+    user_turn,
+)
 from components.distil.lean import BatchedLlama, generate_batch
 from components.distil.training import Recipe, head_of, losses, train_draft
 from components.distil.writers import EngineWriter, LeanWriter, writer_of
@@ -454,6 +471,22 @@ def test_instructions_are_text_without_tokenisation_artefacts():
     assert not any("<unk>" in m or " ." in m or "@" in m for m in made)
     assert detokenise('a " b " ( c ) .') == 'a "b" (c).'
     assert from_rows({"x": [{"prompt": "p"}]}, {"x": 5}, rng) == ["p"]
+    article = " ".join(f"Word{i} Name walked to town . It was late ." for i in range(400))
+    made = from_articles([wiki, article], 10, rng)
+    assert len(made) == 10
+    assert all(ARTICLE_CHARACTERS[0] <= len(m) < ARTICLE_CHARACTERS[1] + 200 for m in made), "as long as an article, out of the long text"
+    asked = questions([wiki], 40, rng)
+    assert len(set(asked)) > 10
+    assert any(text.islower() is False and text.endswith("?") for text in asked)
+    assert {name for text in asked for name in ("Rome", "Julius Caesar") if name in text} == {"Rome", "Julius Caesar"}
+
+
+@pytest.mark.parametrize(("rows", "positions", "sizes"), [(4, 1000, [4, 3]), (10, 60, [4, 2, 1]), (10, 1, [1] * 7)])
+def test_batches_hold_fewer_of_long_prompts(rows, positions, sizes):
+    prompts = [[0] * length for length in (20, 3, 5, 50, 4, 6, 20)]
+    found = list(of_similar_length(prompts, rows, positions, 9))
+    assert [len(batch) for batch in found] == sizes
+    assert [prompt for batch in found for prompt in batch] == sorted(prompts, key=len)
 
 
 def test_a_draft_grows_without_a_change_and_every_new_layer_can_learn(target):
