@@ -44,7 +44,7 @@ class HeadRecipe(Schedule):
     warmup_steps: int = 60
     weight_decay: float = 0.01
     hard_weight: float = 0.1
-    prompt_weight: float = 0.1
+    prompt_weight: float = 0.3
     noise: float = 0.1
     seed: int = 0
     save_seconds: float = 300.0
