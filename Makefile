@@ -73,7 +73,7 @@ install = mkdir -p $(REPORTS); $(BIN)/python -m pip install --quiet --no-compile
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu bench-server peers gate deploy serve ui prefect-server worker schedule clean reset distclean
+.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -150,6 +150,13 @@ gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= 
 
 deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights
 	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) $(device) $(FLAGS)
+
+hashes: $(RUN_STAMP) ## record the sha256 of packages that were installed without pip's report (downloads them), for bundles: DEVICE=
+	mkdir -p $(REPORTS)
+	$(BIN)/python -m registry.bundles.requirements $(or $(DEVICE),cpu) > $(REPORTS)/.unknown
+	[ ! -s $(REPORTS)/.unknown ] || $(BIN)/python -m pip install --dry-run --ignore-installed --no-deps --quiet $(report) \
+	  -r $(REPORTS)/.unknown $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)")
+	rm -f $(REPORTS)/.unknown
 
 serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters
 	$(BIN)/draftwell serve --pair $(PAIR) $(FLAGS)

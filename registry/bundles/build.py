@@ -19,8 +19,8 @@ from itertools import count
 from pathlib import Path
 
 from registry.bundles.judged import take_judged
-from registry.bundles.requirements import locked
-from registry.bundles.text import dockerfile, readme, requirements_name, serve_script
+from registry.bundles.requirements import locked, requirements_name
+from registry.bundles.text import dockerfile, readme, serve_script
 from registry.bundles.wheel import runtime_wheel
 from registry.pairs.catalogue import PairSpec
 from registry.pairs.fetching import link
@@ -235,13 +235,20 @@ def _fill(place: Path, release: ReleaseVersion, pinned: dict[str, Published], sp
         models=dict(records), origins=origins,
         runs={"release": release.published.run_id, **{kind: p.run_id for kind, p in pinned.items()}}, files={})
     (place / wheel.name).write_bytes(wheel.data)
-    (place / requirements_name(release.device)).write_text(locked(release.device))
+    lock = locked(release.device, measured=_tuned_with(place), wheel=(wheel.name, wheel.data))
+    (place / requirements_name(release.device)).write_text(lock.text)
     for name, text in (("README.md", readme), ("serve.sh", serve_script), ("Dockerfile", dockerfile)):
-        (place / name).write_text(text(manifest, wheel.name))
+        (place / name).write_text(text(manifest, wheel.name, lock))
     listed = {path.relative_to(place).as_posix(): FileRecord(sha256=sha256_file(path), size=path.stat().st_size)
               for path in sorted(place.rglob("*")) if path.is_file()}
     manifest = manifest.model_copy(update={"files": listed})
     return manifest.model_copy(update={"digest": manifest.computed_digest()})
+
+
+def _tuned_with(place: Path) -> dict[str, str]:
+    """Versions of the libraries that the release's choice was measured with."""
+    config = place / "artifacts" / "decoding_config"
+    return dict(read_manifest(config)["provenance"].get("library_versions", {})) if config.is_dir() else {}
 
 
 def _dtype(release: ReleaseVersion, files: PairFiles, records: dict[str, ModelRecord]) -> str:
