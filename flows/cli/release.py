@@ -254,6 +254,7 @@ def deploy(pair: Pair = "default", device: DeviceOption = None,
     """
     from registry.bundles.build import build_bundle
     from registry.bundles.judged import deviation
+    from registry.bundles.signing import hashes_remark, signature_remark
     from registry.pairs import fetch, find_pair
     from registry.releases import find_release
     from registry.store import Store
@@ -265,6 +266,8 @@ def deploy(pair: Pair = "default", device: DeviceOption = None,
                           with_weights=with_weights)
     if line := None if with_weights or ungated else deviation(bundle, release):
         say(line)
+    for remark in filter(None, (signature_remark(bundle), hashes_remark(bundle))):
+        say(remark)
     typer.echo(f"{bundle}  (and {bundle.parent / 'current'})")
 
 

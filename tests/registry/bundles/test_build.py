@@ -56,7 +56,7 @@ def test_a_bundle_opens_and_finds_its_models(champion: Store, spec: PairSpec, fi
     assert fingerprint(found, manifest.dtype) == manifest.fingerprint
     wheel = runtime_wheel()
     assert set(contents(built)) == {
-        "Dockerfile", "README.md", "manifest.json", "requirements-cpu.txt", "serve.sh", wheel.name,
+        "Dockerfile", "README.md", "manifest.json", "requirements-cpu.txt", "sbom.cdx.json", "serve.sh", wheel.name,
         "artifacts/acceptance_table/artifact.json", "artifacts/acceptance_table/table.json", "artifacts/decoding_config/artifact.json",
         "artifacts/decoding_config/config.json"}
     assert manifest.runtime == wheel.version
@@ -114,7 +114,7 @@ def test_every_file_that_is_changed_cut_or_missing_is_named(
         champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
     built = build_bundle(champion, spec, files, out=tmp_path / "dist", with_weights=True)
     names = sorted(contents(built))
-    assert len(names) == 16
+    assert len(names) == 17
     for name in names:
         file = built / name
         data = file.read_bytes()
