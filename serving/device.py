@@ -102,8 +102,8 @@ def driver_problem(driver: int | None, built_for: str) -> str:
     if driver == 0:
         return "there is no NVIDIA driver here (nvidia-smi): install it"
     if driver is not None and driver // 1000 < int(built_for.partition(".")[0]):
-        return (f"the NVIDIA driver supports CUDA {driver // 1000}.{driver % 1000 // 10}, torch was built for {built_for}: update the driver, "
-                f"or install a build of torch for CUDA {driver // 1000}")
+        return (f"the NVIDIA driver supports CUDA {driver // 1000}.{driver % 1000 // 10}, torch was built for {built_for}: update the "
+                f"driver, or install a build of torch for CUDA {driver // 1000}")
     return "torch sees no CUDA device: check nvidia-smi, CUDA_VISIBLE_DEVICES, and the container's --gpus"
 
 

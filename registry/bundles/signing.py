@@ -25,7 +25,7 @@ def sign(bundle: Path) -> None:
     if not key or (bundle / SIGNATURE).is_file():
         return
     if shutil.which(COSIGN) is None:
-        raise DraftwellError(f"{KEY} names a key, but cosign is not on PATH: install it, or unset the variable to deploy without a signature",
+        raise DraftwellError(f"{KEY} names a key, but cosign is not on PATH: install it, or unset the variable",
                              code="not_signed")
     made = bundle.parent / f".{bundle.name}.sigstore"
     try:
@@ -58,5 +58,6 @@ def hashes_remark(bundle: Path) -> str | None:
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith(UNHASHED):
                 names = line.removeprefix(UNHASHED).removesuffix(" (make hashes).")
-                return f"{path.name} has no hashes, because it is not recorded which files were installed of {names}: `make hashes`, then gate again"
+                return (f"{path.name} has no hashes, because it is not recorded which files were installed of {names}: `make hashes`, "
+                        "then gate again")
     return None

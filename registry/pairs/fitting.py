@@ -39,7 +39,8 @@ def too_large(spec: PairSpec, device: str, memory: Mapping[str, float] | None = 
     has = (device_gigabytes() if memory is None else memory).get(device)
     if spec.gigabytes is None or has is None or spec.gigabytes * ROOM <= has:
         return None
-    return f"its weights take {spec.gigabytes:g} GB in {spec.dtype}, with slots about {spec.gigabytes * ROOM:.0f}, and {device} has {has:.0f} GB"
+    needed = spec.gigabytes * ROOM
+    return f"its weights take {spec.gigabytes:g} GB in {spec.dtype}, with slots about {needed:.0f}, and {device} has {has:.0f} GB"
 
 
 def export_only(spec: PairSpec, memory: Mapping[str, float] | None = None) -> str | None:

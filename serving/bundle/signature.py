@@ -30,8 +30,8 @@ def check_signature(bundle: Path, key: str, flags: Sequence[str] = ()) -> None:
             (`no_cosign`).
     """
     if not (bundle / SIGNATURE).is_file():
-        raise BundleError(f"the bundle {bundle} has no signature ({SIGNATURE}): sign it where it is deployed (DRAFTWELL_COSIGN_KEY), or leave "
-                          "--signature-key out", code="unsigned_bundle")
+        raise BundleError(f"the bundle {bundle} has no signature ({SIGNATURE}): sign it where it is deployed (DRAFTWELL_COSIGN_KEY), or "
+                          "leave --signature-key out", code="unsigned_bundle")
     if shutil.which(COSIGN) is None:
         raise BundleError(f"the signature of {bundle} cannot be checked, cosign is not on PATH: install it, or leave --signature-key out",
                           code="no_cosign")
