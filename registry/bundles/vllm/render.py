@@ -2,7 +2,8 @@
 
 `serve.sh` and `Dockerfile` for one machine, `compose.yaml` with a GPU reserved, `chart/` for Helm, `ray_serve.yaml` for Ray Serve. All
 start the same arguments. `serve.sh`, which the image runs too, first checks the manifest (`check.py`: digests, and that engine, version and
-device are those that the gate judged). YAML is dumped from data, so that it is YAML whatever a name holds. The same settings give the same bytes.
+device are those that the gate judged). YAML is dumped from data, so that it is YAML whatever a name holds. The same settings give the same
+bytes.
 """
 
 from __future__ import annotations
