@@ -71,7 +71,7 @@ def _licences(name: str) -> Record:
         metadata = importlib.metadata.metadata(name)
     except PackageNotFoundError:
         return {}
-    said = next((metadata[field] for field in ("License-Expression", "License") if field in metadata and metadata[field]), "")
+    said = next(filter(None, (metadata[field] for field in ("License-Expression", "License") if field in metadata)), "")
     try:
         return {"licenses": [{"expression": str(canonicalize_license_expression(said))}]} if said else {}
     except InvalidLicenseExpression:

@@ -75,7 +75,7 @@ ENV DRAFTWELL_HOME=/home/draftwell/state DRAFTWELL_MODELS=/models HF_HUB_OFFLINE
 USER draftwell
 WORKDIR /home/draftwell
 EXPOSE 8000
-HEALTHCHECK --start-period=120s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
+HEALTHCHECK --start-period=300s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
 ENTRYPOINT ["draftwell-serve", "--bundle", "/bundle", "--host", "0.0.0.0"]
 """)
 CUDA_ENV = " \\\n    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"

@@ -86,7 +86,11 @@ class Captures:
         return self.complete
 
 
-def test_graphs_for_all_slots_are_captured_on_cuda_alone(caplog: pytest.LogCaptureFixture) -> None:
+def full(rows: int, seconds: float) -> bool:
+    raise torch.OutOfMemoryError("out of memory")
+
+
+def test_graphs_for_all_slots_are_captured_on_cuda_alone(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = Captures(), Captures(complete=False)
     models = {"target": target, "draft": draft, "draft_onnx": object()}
     loading.capture_graphs(SimpleNamespace(device="cpu", models=models), 8)  # type: ignore[arg-type]
@@ -98,7 +102,10 @@ def test_graphs_for_all_slots_are_captured_on_cuda_alone(caplog: pytest.LogCaptu
     assert rows == 8
     assert 29 < first <= 30
     assert 59 < second <= 60, "what the target did not need is the draft's"
-    assert "graphs of the draft were not all captured" in caplog.text
+    assert "graphs of the draft were not all captured in 60 s" in caplog.text
+    monkeypatch.setattr(target, "warm_up", full)
+    loading.capture_graphs(SimpleNamespace(device="cuda", models=models), 8)  # type: ignore[arg-type]
+    assert "graphs of the target were not all captured because the device's memory is full" in caplog.text
 
 
 def test_a_server_captures_before_it_measures_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,8 @@ def check_device(device: str) -> None:
 def capture_graphs(pair: LoadedPair, slots: int, seconds: float = CAPTURE_SECONDS) -> None:
     """On an accelerator, capture the graphs of all batches that `slots` requests form, so that no user's first request waits for it.
 
-    Short texts come first. What is not captured within `seconds` is at first use, and a line in the log says so. The models must be idle.
+    Short texts come first. What is not captured within `seconds`, or does not fit into the device's memory, is left to its first use, and a
+    line in the log says so. The models must be idle.
 
     Args:
         slots: requests decoded at once, 1 or more.
@@ -164,12 +165,18 @@ def capture_graphs(pair: LoadedPair, slots: int, seconds: float = CAPTURE_SECOND
     """
     if not pair.device.startswith("cuda"):
         return
+    from torch import OutOfMemoryError
+
     models = {role: model for role, model in pair.models.items() if hasattr(model, "warm_up")}
     started = time.monotonic()
     for number, (role, model) in enumerate(models.items(), 1):
         left = max(0.0, seconds * number / len(models) - (time.monotonic() - started))
-        if not model.warm_up(rows=slots, seconds=left):
-            log.warning("the graphs of the %s were not all captured in %.0f s: the rest is when it is first needed", role, seconds)
+        try:
+            why = None if model.warm_up(rows=slots, seconds=left) else f"in {seconds:.0f} s"
+        except OutOfMemoryError:
+            why = "because the device's memory is full: fewer --slots or a smaller --max-context need less"
+        if why is not None:
+            log.warning("the graphs of the %s were not all captured %s; the rest is captured when it is first needed", role, why)
     if models:
         log.info("captured the graphs of %s for %d requests in %.1f s", ", ".join(models), slots, time.monotonic() - started)
 
