@@ -20,6 +20,8 @@ from registry.store import Store
 from serving.artifacts.pair_files import PairFiles
 from serving.bundle.bundle import open_bundle
 from serving.bundle.signature import SIGNATURE, check_signature
+from serving.server.model.loading import from_bundle
+from serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
 from tests.support.loop.publishing import release, verdict
 
@@ -103,6 +105,8 @@ def test_a_bundle_is_signed_and_its_signature_checked(
     assert "DRAFTWELL_COSIGN_KEY" in str(signature_remark(unsigned))
     with raises_code("unsigned_bundle", SIGNATURE):
         check_signature(unsigned, str(key))
+    with raises_code("unsigned_bundle", "--signature-key"):
+        from_bundle(ServerSettings(bundle=unsigned, signature_key=str(key)))
     monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(key))
     built = build_bundle(champion, spec, files, out=tmp_path / "dist")
     assert signature_remark(built) is None
