@@ -66,12 +66,14 @@ def _packages(lock: Lock) -> list[Record]:
 
 
 def _licences(name: str) -> Record:
-    """A package's licence: the SPDX expression that its metadata has, else the name that it has."""
+    """A package's licence: the SPDX expression that its metadata has, else the name that it has, or that it is sorted under."""
     try:
         metadata = importlib.metadata.metadata(name)
     except PackageNotFoundError:
         return {}
-    said = next(filter(None, (metadata[field] for field in ("License-Expression", "License") if field in metadata)), "")
+    stated = [metadata[field] for field in ("License-Expression", "License") if field in metadata]
+    sorts = [line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier") or [] if line.startswith("License :: ")]
+    said = next(filter(None, [*stated, *sorts]), "")
     try:
         return {"licenses": [{"expression": str(canonicalize_license_expression(said))}]} if said else {}
     except InvalidLicenseExpression:
