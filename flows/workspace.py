@@ -148,12 +148,17 @@ class Workspace:
         Args:
             strategies: names of those that will run, empty if any may: some prefer the draft in ONNX Runtime, which is then
                 loaded too, and only few need a qualifier.
+        Raises:
+            DraftwellError: the models are larger than the device's memory; nothing was downloaded.
         """
+        from registry.pairs.fitting import check_fits
+        from serving.device import device_type
         from serving.runtime.strategies import find_strategy
 
         wanted = [find_strategy(name) for name in strategies]
         onnx_draft = any(strategy.prefers_onnx for strategy in wanted)
         qualifier = not wanted or any("qualifier" in strategy.roles for strategy in wanted)
+        check_fits(self.spec, device_type(device))
         files = self.files()
         from transformers.utils import logging
 

@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from serving.cpu_quota import cpu_quota
@@ -51,9 +52,76 @@ def known_device(device: str, option: str = "--device") -> str:
 def checked_device(device: str, option: str = "--device") -> str:
     """A device's name, where there is such a device here."""
     if known_device(device, option) == "cuda" and not cuda_available():
-        raise DraftwellError(f"{option} cuda: torch sees no CUDA device here: install a CUDA build of torch, or use {option} cpu",
-                             code="no_cuda")
+        raise DraftwellError(f"{option} cuda: {cuda_problem() or 'torch sees no CUDA device here'}, or use {option} cpu", code="no_cuda")
     return device
+
+
+def cuda_problem() -> str | None:
+    """Why torch cannot compute on a CUDA device here, in one line with the fix; None where it can.
+
+    A build of torch without CUDA, no driver, a driver that is older than the build, no visible device, a device that the build has no
+    code for, or one on which a first addition fails.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build without CUDA: install a CUDA build of torch"
+    if not torch.cuda.is_available():
+        return driver_problem(driver_version(), torch.version.cuda)
+    major, minor = torch.cuda.get_device_capability()
+    if not has_code_for((major, minor), torch.cuda.get_arch_list()):
+        return (f"torch {torch.__version__} has no code for this GPU ({torch.cuda.get_device_name()}, sm_{major}{minor}; it has "
+                f"{', '.join(torch.cuda.get_arch_list())}): install a build for it")
+    try:
+        torch.ones(1, device="cuda").add_(1).item()
+    except RuntimeError as error:
+        return f"the GPU does not compute ({' '.join(str(error).split()[:16])}): see nvidia-smi"
+    return None
+
+
+def driver_version() -> int | None:
+    """The CUDA version that the NVIDIA driver supports, as 1000 × major + 10 × minor; 0: no driver; None: torch cannot tell."""
+    import torch
+
+    try:
+        return int(getattr(torch._C, "_cuda_getDriverVersion")())  # noqa: B009  # only builds with CUDA have it
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def driver_problem(driver: int | None, built_for: str) -> str:
+    """Why no device is seen by a torch with CUDA, with the fix.
+
+    Args:
+        driver: as `driver_version` returns it.
+        built_for: CUDA version of the build of torch, such as 13.0; a driver for an earlier minor version runs it.
+
+    >>> driver_problem(12040, "13.0")
+    'the NVIDIA driver supports CUDA 12.4, torch was built for 13.0: update the driver, or install a build of torch for CUDA 12'
+    """
+    if driver == 0:
+        return "there is no NVIDIA driver here (nvidia-smi): install it"
+    if driver is not None and driver // 1000 < int(built_for.partition(".")[0]):
+        return (f"the NVIDIA driver supports CUDA {driver // 1000}.{driver % 1000 // 10}, torch was built for {built_for}: update the "
+                f"driver, or install a build of torch for CUDA {driver // 1000}")
+    return "torch sees no CUDA device: check nvidia-smi, CUDA_VISIBLE_DEVICES, and the container's --gpus"
+
+
+def has_code_for(capability: tuple[int, int], built_for: Iterable[str]) -> bool:
+    """Whether a build runs on a GPU: code for its major version and no later minor one, or PTX (`compute_…`) of an earlier version.
+
+    >>> has_code_for((9, 0), ["sm_80", "sm_90"]), has_code_for((6, 1), ["sm_70", "sm_80"]), has_code_for((12, 1), ["sm_120"])
+    (True, False, True)
+    """
+    for name in built_for:
+        kind, _, digits = name.partition("_")
+        digits = digits.rstrip("af")
+        if not digits.isdecimal():
+            continue
+        version = (int(digits[:-1]), int(digits[-1]))
+        if (kind == "sm" and version[0] == capability[0] and version <= capability) or (kind == "compute" and version <= capability):
+            return True
+    return False
 
 
 def device_type(device: str) -> str:

@@ -1,8 +1,12 @@
-"""What `make clean` keeps, and that `make reset` asks."""
+"""What `make clean` keeps, that `make reset` asks, and where `make setup` gets PyTorch."""
 
 import os
 import shutil
 import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -94,3 +98,70 @@ def test_versions_of_peers_are_exact(name: str) -> None:
     pins = [line for line in lines if not line.startswith("#")]
     assert pins
     assert [line for line in pins if line.count("==") != 1] == []
+
+
+# Where PyTorch comes from
+
+TORCH_INDEX = REPO / ".ci" / "torch-index"
+SILENT = "http://127.0.0.1:9"
+"""An address where nobody answers."""
+
+
+def torch_index(*words: str, path: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{path}:{os.environ['PATH']}".lstrip(":"), "PYTHON": sys.executable, **variables}
+    return subprocess.run([str(TORCH_INDEX), *words], env=environment, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    """An index that answers."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/torch/" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+without_gpu = pytest.mark.skipif(not sys.platform.startswith("linux") or Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists(),
+                                 reason="needs Linux without an NVIDIA GPU")
+
+
+@without_gpu
+def test_without_a_gpu_torch_is_a_build_for_cpus(index: str) -> None:
+    done = torch_index("", index)
+    assert done.stdout == f"--extra-index-url {index}\n"
+    assert "TORCH_INDEX=none" in done.stderr
+
+
+@without_gpu
+def test_an_index_that_does_not_answer_is_left_out_and_told() -> None:
+    done = torch_index("", SILENT)
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"{SILENT} does not answer: PyTorch from pip's own index")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_user_has_the_last_word_on_the_index(index: str, tmp_path: Path) -> None:
+    assert (torch_index("none", index).stdout, torch_index(SILENT, index).stdout) == ("", f"--extra-index-url {SILENT}\n")
+    assert torch_index("", index, PIP_EXTRA_INDEX_URL="https://download.pytorch.org/whl/cu130").stdout == ""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert torch_index("", index, path=str(tmp_path)).stdout == "", "with a GPU pip's own index has the right build"
+
+
+def test_no_other_package_is_looked_for_in_pytorchs_index(checkout: Path) -> None:
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copyfile(REPO / name, checkout / name)
+    lines = [line for line in make(checkout, "-n", "setup", "TORCH_INDEX=mine").stdout.splitlines() if "pip install" in line]
+    assert [("torch-index \"mine\"" in line, " torch " in line) for line in lines if "torch-index" in line] == [(True, True)]
+    assert [line for line in lines if "--report " not in line] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -17,8 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
+from registry.pairs.catalogue import DEFAULT
 from registry.store import Store
 from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.server.settings import ServerSettings
 from tests.support.loop.publishing import publish, table
 from tests.support.paths import REPO
 from tests.support.server import processes as servers
@@ -314,7 +317,7 @@ def test_prefect_on_postgresql(database: servers.Postgres, tmp_path: Path) -> No
 
 def test_images_are_pinned_by_version() -> None:
     images = {name: service["image"] for name, service in COMPOSE["services"].items()}
-    assert set(images) == {"postgres", "minio", "bucket", "mlflow", "prefect", "worker"}
+    assert set(images) == {"postgres", "minio", "bucket", "mlflow", "users", "prefect", "worker", "server"}
     for image in images.values():
         tag = image.rpartition(":")[2]
         assert re.search(r"\d+\.\d+|RELEASE\.\d{4}-\d\d-\d\d", tag), f"{image} is not pinned"
@@ -324,7 +327,7 @@ def test_images_are_pinned_by_version() -> None:
 
 def test_no_secret_stands_in_deploy() -> None:
     """Whatever is a secret is asked of the environment, and must be there; the example holds placeholders only."""
-    secret = re.compile(r"PASSWORD|SECRET|AUTH_STRING|ACCESS_KEY|TOKEN|ROOT_USER|USERNAME")
+    secret = re.compile(r"PASSWORD|SECRET|AUTH_STRING|ACCESS_KEY|API_KEY|TOKEN|ROOT_USER|USERNAME")
     asked = set()
     for service in COMPOSE["services"].values():
         for name, value in service["environment"].items():
@@ -356,3 +359,83 @@ def test_what_the_image_copies_is_there() -> None:
     let_through = {line[1:] for line in (REPO / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert {word for word in copied if not (REPO / word).exists()} == set()
     assert set(copied) == let_through
+
+
+def volumes_of(service: str) -> dict[str, str]:
+    """Name of a volume → where it is mounted, `:ro` at the end where it can only be read."""
+    return dict(volume.split(":", 1) for volume in COMPOSE["services"][service]["volumes"])
+
+
+def test_the_server_records_where_the_drift_loop_reads_and_follows_what_the_worker_deploys() -> None:
+    server, worker = COMPOSE["services"]["server"], volumes_of("worker")
+    options = dict(itertools.pairwise(server["command"]))
+    assert volumes_of("server") == {"state": "/var/lib/state", "draftwell": f"{worker['draftwell']}:ro", "spool": worker["spool"],
+                                    "dist": f"{worker['dist']}:ro"}
+    home = COMPOSE["services"]["worker"]["environment"]["DRAFTWELL_HOME"]
+    assert worker["spool"] == f"{home}/spool"
+    assert options["--feedback-dir"] == f"{home}/spool/${{DRAFTWELL_PAIR:-{DEFAULT}}}"  # what `draftwell monitor` reads by default
+    assert options["--bundle"] == f"{worker['dist']}/${{DRAFTWELL_PAIR:-{DEFAULT}}}/current"
+    assert "--feedback-text" in options, "recalibration needs the texts"
+    known = {f"--{name.replace('_', '-')}" for name in ServerSettings.model_fields}
+    assert {word for word in server["command"] if word.startswith("--")} <= known
+    for place in (options["--state-dir"], server["environment"]["DRAFTWELL_HOME"]):
+        assert place.startswith("/var/lib/state")
+    assert COMPOSE["services"]["worker"]["environment"]["HF_HOME"].startswith(home), "bundles without weights link there"
+    assert {volume for name in ("server", "worker") for volume in volumes_of(name)} <= set(COMPOSE["volumes"])
+    made = re.search(r"install -d -o draftwell -g draftwell ((?:[^&]|\n)*?)(?:\n[A-Z]|$)", (REPO / "deploy" / "Dockerfile").read_text())
+    assert made is not None
+    assert {"/var/lib/state", worker["spool"], worker["draftwell"], worker["dist"]} <= set(made[1].replace("\\", " ").split())
+
+
+def test_neither_worker_nor_server_knows_mlflows_admin() -> None:
+    services = COMPOSE["services"]
+    admin = {name for name, service in services.items() if "MLFLOW_ADMIN_PASSWORD" in str(service["environment"])}
+    assert admin == {"mlflow", "users"}
+    assert services["worker"]["depends_on"]["users"] == {"condition": "service_completed_successfully"}
+    assert services["users"]["environment"]["WORKER_USERNAME"] == services["worker"]["environment"]["MLFLOW_TRACKING_USERNAME"]
+    assert {name for name in services["server"]["environment"] if re.search("MLFLOW|PREFECT|PASSWORD|TOKEN|^PG|^AWS", name)} == set()
+
+
+MLFLOW_STAND_IN = """
+import json, os, types
+
+class MlflowException(Exception):
+    error_code = "RESOURCE_ALREADY_EXISTS"
+
+class Users:
+    def __getattr__(self, name):
+        def call(*words):
+            print(json.dumps([name, *words]))
+            if name == "create_user" and os.environ.get("KNOWN"):
+                raise MlflowException()
+        return call
+
+class MlflowClient:
+    def search_registered_models(self, max_results):
+        return [types.SimpleNamespace(name=name) for name in ("verifier.tiny", "release.tiny.cpu", "verifier.other", "release.tiny2.cpu")]
+
+    def get_experiment_by_name(self, name):
+        return types.SimpleNamespace(experiment_id="7") if name == "draftwell/tiny" else None
+"""
+
+
+@pytest.mark.parametrize("known", ["", "1"])
+def test_the_workers_user_is_made_and_may_edit_what_is_named(tmp_path: Path, known: str) -> None:
+    """deploy/users.py, with a stand-in for MLflow; tests/registry/test_access.py runs it on a real server."""
+    (tmp_path / "mlflow").mkdir()
+    (tmp_path / "mlflow" / "__init__.py").write_text(MLFLOW_STAND_IN)
+    (tmp_path / "mlflow" / "exceptions.py").write_text("from mlflow import MlflowException\n")
+    (tmp_path / "mlflow" / "server.py").write_text("from mlflow import Users\ndef get_app_client(name, tracking_uri): return Users()\n")
+    environment = {"PYTHONPATH": str(tmp_path), "MLFLOW_TRACKING_URI": "http://mlflow", "MLFLOW_TRACKING_USERNAME": "keeper",
+                   "WORKER_USERNAME": "worker", "WORKER_PASSWORD": "its own", "EDIT_PAIRS": "tiny", "KNOWN": known}
+    command = [sys.executable, str(REPO / "deploy" / "users.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    again = [["update_user_password", "worker", "its own"], ["update_user_admin", "worker", False]] if known else []
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        ["create_user", "worker", "its own"], *again,
+        *(["grant_user_permission", "worker", "registered_model", name, "EDIT"] for name in ("verifier.tiny", "release.tiny.cpu")),
+        ["grant_user_permission", "worker", "experiment", "7", "EDIT"]]
+    same = subprocess.run(command, env={**environment, "WORKER_USERNAME": "keeper"}, capture_output=True, text=True, check=False)
+    assert same.returncode == 2
+    assert "must not be MLflow's admin" in same.stderr

@@ -38,23 +38,25 @@ def add_to(app: typer.Typer) -> None:
 
 
 def pairs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the pairs of the catalogue and your own.
+    """List the pairs of the catalogue and your own; those that fit no device of this machine are for export only.
 
     Example: draftwell pairs
     """
     from registry.pairs import list_pairs
+    from registry.pairs.fitting import device_gigabytes, export_only
 
-    found = list_pairs()
+    found, memory = list_pairs(), device_gigabytes()
     if as_json:
-        typer.echo(json.dumps([spec.model_dump(mode="json") for spec in found], indent=2))
+        typer.echo(json.dumps([{**spec.model_dump(mode="json"), "export_only": export_only(spec, memory)} for spec in found], indent=2))
         return
     from rich.table import Column, Table
 
-    table = Table(Column("pair", no_wrap=True), "also called", "target", "draft", "qualifier", "dtype", "description", title="Pairs")
+    table = Table(Column("pair", no_wrap=True), "also called", "target", "draft", "qualifier", "dtype", "here", "description",
+                  title="Pairs")
     for spec in found:
         models = {role: s.hub or (s.package and s.package.package) or s.artifact or s.path for role, s in spec.sources().items()}
         table.add_row(spec.name, ", ".join(spec.aliases), models["target"], models.get("draft", "-"), models.get("qualifier", "-"),
-                      spec.number_format, spec.description)
+                      spec.number_format, "export only" if export_only(spec, memory) else "runs", spec.description)
     wide_console().print(table)
 
 

@@ -1,4 +1,4 @@
-"""Commands that release: gate, promote, rollback, deploy, ui."""
+"""Commands that release: gate, promote, rollback, deploy, prune, ui."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXIT_FAILED, EXIT_UNDECIDED = 1, 3
 
 def add_to(app: typer.Typer) -> None:
     """Register this file's commands."""
-    for command in (gate, promote, rollback, deploy, ui):
+    for command in (gate, promote, rollback, deploy, prune, ui):
         app.command()(command)
 
 
@@ -254,6 +254,7 @@ def deploy(pair: Pair = "default", device: DeviceOption = None,
     """
     from registry.bundles.build import build_bundle
     from registry.bundles.judged import deviation
+    from registry.bundles.signing import hashes_remark, signature_remark
     from registry.pairs import fetch, find_pair
     from registry.releases import find_release
     from registry.store import Store
@@ -265,7 +266,23 @@ def deploy(pair: Pair = "default", device: DeviceOption = None,
                           with_weights=with_weights)
     if line := None if with_weights or ungated else deviation(bundle, release):
         say(line)
+    for remark in filter(None, (signature_remark(bundle), hashes_remark(bundle))):
+        say(remark)
     typer.echo(f"{bundle}  (and {bundle.parent / 'current'})")
+
+
+def prune(pair: Pair = "default",
+          keep: Annotated[int, typer.Option("--keep", min=1, help="Bundles of each device that stay besides the one that is served.")] = 3,
+          out: Annotated[Path, typer.Option("--out", help="Folder of bundles.")] = Path("dist")) -> None:
+    """Remove a pair's old bundles; what is served and the newest ones stay, and `deploy` builds any other again.
+
+    Example: draftwell prune --pair default --keep 3
+    """
+    from registry.bundles.retention import prune as run
+    from registry.pairs import find_pair
+
+    removed = run(out / find_pair(pair).name, keep)
+    typer.echo("\n".join(f"removed {path}" for path in removed) or f"nothing to remove: {keep} or fewer are not served")
 
 
 def ui(host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",

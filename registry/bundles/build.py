@@ -19,8 +19,10 @@ from itertools import count
 from pathlib import Path
 
 from registry.bundles.judged import take_judged
-from registry.bundles.requirements import locked
-from registry.bundles.text import dockerfile, readme, requirements_name, serve_script
+from registry.bundles.requirements import locked, requirements_name
+from registry.bundles.sbom import SBOM, bill_of_materials
+from registry.bundles.signing import sign
+from registry.bundles.text import dockerfile, readme, serve_script
 from registry.bundles.wheel import runtime_wheel
 from registry.pairs.catalogue import PairSpec
 from registry.pairs.fetching import link
@@ -58,7 +60,8 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
         with_weights: copy the models into the bundle.
     Raises:
         DraftwellError: the release is missing or ungated, or the models are others; nothing was changed. Or it was rolled back, or
-            another became champion in its place, while it was built: the bundle is kept, `current` still points to the old one.
+            another became champion in its place, while it was built, or it could not be signed with the key that is named: the bundle is
+            kept, `current` still points to the old one.
     """
     release = find_release(store, pair_spec.name, device, alias)
     crowned = alias == "champion" or is_champion(store, release)
@@ -80,6 +83,7 @@ def build_bundle(store: Store, pair_spec: PairSpec, files: PairFiles, *, alias: 
                 _make(store, release, pair_spec, files, place, ungated_reason if why else None, with_weights)
             open_bundle(place).files(models_root())
             final = _settle(place, home, release)
+            sign(final)
         finally:
             shutil.rmtree(place, ignore_errors=True)
         _link(store, release, final, crowned=crowned)
@@ -235,13 +239,21 @@ def _fill(place: Path, release: ReleaseVersion, pinned: dict[str, Published], sp
         models=dict(records), origins=origins,
         runs={"release": release.published.run_id, **{kind: p.run_id for kind, p in pinned.items()}}, files={})
     (place / wheel.name).write_bytes(wheel.data)
-    (place / requirements_name(release.device)).write_text(locked(release.device))
+    lock = locked(release.device, measured=_tuned_with(place), wheel=(wheel.name, wheel.data))
+    (place / requirements_name(release.device)).write_text(lock.text)
     for name, text in (("README.md", readme), ("serve.sh", serve_script), ("Dockerfile", dockerfile)):
-        (place / name).write_text(text(manifest, wheel.name))
+        (place / name).write_text(text(manifest, wheel.name, lock))
+    (place / SBOM).write_text(bill_of_materials(manifest, lock, wheel, spec.licence))
     listed = {path.relative_to(place).as_posix(): FileRecord(sha256=sha256_file(path), size=path.stat().st_size)
               for path in sorted(place.rglob("*")) if path.is_file()}
     manifest = manifest.model_copy(update={"files": listed})
     return manifest.model_copy(update={"digest": manifest.computed_digest()})
+
+
+def _tuned_with(place: Path) -> dict[str, str]:
+    """Versions of the libraries that the release's choice was measured with."""
+    config = place / "artifacts" / "decoding_config"
+    return dict(read_manifest(config)["provenance"].get("library_versions", {})) if config.is_dir() else {}
 
 
 def _dtype(release: ReleaseVersion, files: PairFiles, records: dict[str, ModelRecord]) -> str:

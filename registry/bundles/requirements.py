@@ -1,26 +1,34 @@
 """The exact versions that a bundle is installed with: the runtime's and the server's packages and all that these need.
 
-They are read from what is installed here, because that is what the gate measured. The one package that differs between devices is
-PyTorch, with the libraries that it brings along.
+They are read from what is installed here, because that is what the gate measured, PyTorch's build (`+cpu`, `+cu130`) included. Where the
+sha256 of every package's file is known (`registry.bundles.hashes`), the requirements have it, and pip refuses any other file;
+otherwise none has, because pip takes hashes of all or of none, and the first lines say which are missing.
+
+    python -m registry.bundles.requirements cpu     # the pins whose sha256 is not known here, for `make hashes`
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from registry.bundles.hashes import recorded_hashes
 from serving.errors import DraftwellError
 
 PROJECT = "draftwell"
 EXTRA = "server"
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Where PyTorch's CPU builds are; its default ones for Linux bring several GB of CUDA libraries."""
+TORCH_INDEX = "https://download.pytorch.org/whl"
+"""Where PyTorch's builds are, by their local version; PyPI's own ones for Linux bring several GB of CUDA libraries."""
+CPU_INDEX = f"{TORCH_INDEX}/cpu"
 CUDA_PARTS = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages that only CUDA builds of PyTorch bring along."""
 HEAD = """\
@@ -29,6 +37,38 @@ HEAD = """\
 CUDA_NOTE = """\
 # PyTorch itself names the exact CUDA libraries that it brings along.
 """
+HASHED = """\
+# With the sha256 of every file, for this kind of machine: pip install --require-hashes -r {file}
+"""
+UNHASHED = "# Without hashes: it is not recorded here which files were installed of "
+SHOWN = 3
+"""Names of packages without a hash that the note gives."""
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A bundle's requirements.
+
+    Args:
+        text: of `requirements-<device>.txt`.
+        torch: version of PyTorch that is pinned, its build included.
+        hashes: name → sha256 of the packages' files; empty unless all are known.
+        versions: name → version of all packages.
+        missing: packages whose sha256 is not known here.
+        note: what is not as it was measured; None where nothing is.
+    """
+
+    text: str
+    torch: str
+    hashes: dict[str, str]
+    versions: dict[str, str]
+    missing: tuple[str, ...] = ()
+    note: str | None = None
+
+    @property
+    def index(self) -> str | None:
+        """Index of that build of PyTorch; None where it is pip's own."""
+        return torch_index(self.torch)
 
 
 def runtime_requirements() -> list[str]:
@@ -42,20 +82,68 @@ def runtime_requirements() -> list[str]:
     return sorted(needed)
 
 
-def locked(device: str) -> str:
-    """The text of `requirements-<device>.txt`.
+def requirements_name(device: str) -> str:
+    """File name of the locked requirements."""
+    return f"requirements-{device}.txt"
 
+
+def locked(device: str, *, measured: Mapping[str, str] | None = None, wheel: tuple[str, bytes] | None = None) -> Lock:
+    """The requirements of a bundle.
+
+    Args:
+        device: cpu or cuda.
+        measured: name → version of libraries that the release was tuned with, as its artifacts record them. A bundle for CUDA that is
+            built beside another kind of PyTorch takes that build.
+        wheel: name and bytes of the runtime's wheel, which requirements with hashes list too.
     Raises:
         DraftwellError: a package that the runtime needs is not installed here.
     """
-    lines = []
-    for name, version in sorted(closure(runtime_requirements()).items()):
-        if name == "torch":
-            lines += _torch(version, device)
-        elif device != "cpu" or not name.startswith(CUDA_PARTS):
-            lines.append(f"{name}=={version}")
-    head = HEAD.format(device=device, python=".".join(map(str, sys.version_info[:2])))
-    return head + (CUDA_NOTE if device == "cuda" else "") + "\n".join(lines) + "\n"
+    installed = closure(runtime_requirements())
+    built_here = installed["torch"]
+    torch, note = pinned_torch(built_here, device, measured or {}, any(name.startswith(CUDA_PARTS) for name in installed))
+    packages = {name: version for name, version in installed.items() if device != "cpu" or not name.startswith(CUDA_PARTS)}
+    packages["torch"] = torch
+    known = recorded_hashes({name: version for name, version in packages.items() if name != "torch" or torch == built_here})
+    missing = tuple(sorted(packages.keys() - known.keys()))
+    head = HEAD.format(device=device, python=".".join(map(str, sys.version_info[:2]))) + (CUDA_NOTE if device == "cuda" else "")
+    head += "".join(f"# {line}.\n" for line in [note] if line)
+    if missing:
+        names = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
+        lines = [line for name, version in sorted(packages.items()) for line in _plain(name, version, device)]
+        return Lock(head + f"{UNHASHED}{names} (make hashes).\n" + "\n".join(lines) + "\n", torch, {}, packages, missing, note)
+    lines = [f"{name}=={version} --hash=sha256:{known[name]}" for name, version in sorted(packages.items())]
+    if wheel is not None:
+        lines.append(f"./{wheel[0]} --hash=sha256:{hashlib.sha256(wheel[1]).hexdigest()}")
+    return Lock(head + HASHED.format(file=requirements_name(device)) + "\n".join(lines) + "\n", torch, known, packages, (), note)
+
+
+def pinned_torch(installed: str, device: str, measured: Mapping[str, str], cuda_parts: bool) -> tuple[str, str | None]:
+    """The version of PyTorch that a bundle is installed with, and a remark where it is not the one that is installed here.
+
+    Args:
+        installed: version here, its build after the plus.
+        measured: as in `locked`.
+        cuda_parts: whether CUDA libraries are installed beside it, as with PyPI's build, which has no plus.
+    """
+    public, build = Version(installed).public, Version(installed).local or ""
+    if device == "cpu":
+        return (installed if build == "cpu" or not sys.platform.startswith("linux") else f"{public}+cpu"), None
+    if build.startswith("cu") or (not build and cuda_parts):
+        return installed, None
+    tuned = measured.get("torch", "")
+    if tuned and (Version(tuned).local or "cu").startswith("cu"):
+        return tuned, f"Built beside torch {installed}: the pinned torch {tuned} is the one that the release was tuned with"
+    return public, f"Built beside torch {installed}, which has no CUDA: which CUDA build of it was measured is not known"
+
+
+def torch_index(version: str) -> str | None:
+    """PyTorch's index of a build.
+
+    >>> torch_index("2.13.0+cpu"), torch_index("2.13.0")
+    ('https://download.pytorch.org/whl/cpu', None)
+    """
+    build = Version(version).local or ""
+    return f"{TORCH_INDEX}/{build}" if re.fullmatch(r"cpu|cu\d+", build) else None
 
 
 def closure(requirements: Iterable[str]) -> dict[str, str]:
@@ -89,9 +177,13 @@ def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
     return requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
-def _torch(version: str, device: str) -> list[str]:
-    """PyTorch's lines: builds differ in the local version after the plus, and only Linux has several."""
-    public = Version(version).public
-    if device != "cpu":
-        return [f"torch=={public}"]
-    return [f'torch=={public}+cpu ; sys_platform == "linux"', f'torch=={public} ; sys_platform != "linux"']
+def _plain(name: str, version: str, device: str) -> list[str]:
+    """A package's lines without a hash: of PyTorch only Linux has several builds."""
+    if name != "torch" or device != "cpu" or Version(version).local != "cpu":
+        return [f"{name}=={version}"]
+    return [f'torch=={version} ; sys_platform == "linux"', f'torch=={Version(version).public} ; sys_platform != "linux"']
+
+
+if __name__ == "__main__":
+    lock = locked(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    print("\n".join(f"{name}=={lock.versions[name]}" for name in lock.missing))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from string import Template
 
-from registry.bundles.requirements import CPU_INDEX
+from registry.bundles.requirements import Lock, requirements_name
 from serving.bundle.bundle import Manifest
 
 PYTHON = ".".join(map(str, sys.version_info[:2]))
@@ -42,7 +42,7 @@ $models
 
 $weights
 """)
-INDEX_NOTE = "\nThe extra index has PyTorch's CPU builds; leave it out where your own index has them."
+INDEX_NOTE = "\nThe extra index has that build of PyTorch; leave it out where your own index has it."
 WITH_WEIGHTS = "All weights are in the bundle: it serves without network and without a cache of models."
 WITHOUT_WEIGHTS = """\
 Models that are not bundled are looked for in `$DRAFTWELL_MODELS` (by default `models` in `$DRAFTWELL_HOME`), under the folder's
@@ -75,20 +75,22 @@ ENV DRAFTWELL_HOME=/home/draftwell/state DRAFTWELL_MODELS=/models HF_HUB_OFFLINE
 USER draftwell
 WORKDIR /home/draftwell
 EXPOSE 8000
-HEALTHCHECK --start-period=120s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
+HEALTHCHECK --start-period=300s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
 ENTRYPOINT ["draftwell-serve", "--bundle", "/bundle", "--host", "0.0.0.0"]
 """)
 CUDA_ENV = " \\\n    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
-def requirements_name(device: str) -> str:
-    """File name of the locked requirements."""
-    return f"requirements-{device}.txt"
+def install_command(device: str, wheel: str, lock: Lock) -> str:
+    """The one command that installs the runtime, run in the bundle's folder.
 
-
-def install_command(device: str, wheel: str) -> str:
-    """The one command that installs the runtime, run in the bundle's folder."""
-    index = f" --extra-index-url {CPU_INDEX}" if device == "cpu" else ""
+    Args:
+        wheel: file name of the runtime's wheel in it.
+        lock: its requirements; those with hashes list the wheel too.
+    """
+    index = f" --extra-index-url {lock.index}" if lock.index else ""
+    if lock.hashes:
+        return f"pip install --require-hashes -r {requirements_name(device)}{index}"
     return f"pip install -r {requirements_name(device)} ./{wheel}{index}"
 
 
@@ -101,11 +103,11 @@ def docker_commands(manifest: Manifest) -> str:
     return f"docker build -t {name} . && docker run --rm -p 8000:8000{gpus}{models} {name}"
 
 
-def readme(manifest: Manifest, wheel: str) -> str:
+def readme(manifest: Manifest, wheel: str, lock: Lock) -> str:
     """README.md of a bundle.
 
     Args:
-        wheel: file name of the runtime's wheel in it.
+        wheel, lock: as in `install_command`.
     """
     gate = "passed" if manifest.gated else f"none; deployed because: {manifest.ungated_reason}"
     rows = [f"| {role} | {manifest.origins.get(role, m.source)}{f' at {m.revision}' if m.revision else ''} | {m.weights_sha256[:12]} "
@@ -113,19 +115,19 @@ def readme(manifest: Manifest, wheel: str) -> str:
     bundled = all(record.source == "bundled" for record in manifest.models.values())
     return README.substitute(
         pair=manifest.pair, version=manifest.release_version, device=manifest.device, gate=gate, python=PYTHON,
-        requirements=requirements_name(manifest.device), install=install_command(manifest.device, wheel),
-        docker=docker_commands(manifest), index=INDEX_NOTE if manifest.device == "cpu" else "",
+        requirements=requirements_name(manifest.device), install=install_command(manifest.device, wheel, lock),
+        docker=docker_commands(manifest), index=INDEX_NOTE if lock.index else "",
         artifacts="\n".join(f"| {kind} | {v} |" for kind, v in sorted(manifest.versions.items())),
         models="\n".join(rows), weights=WITH_WEIGHTS if bundled else WITHOUT_WEIGHTS)
 
 
-def serve_script(manifest: Manifest, wheel: str) -> str:
+def serve_script(manifest: Manifest, wheel: str, lock: Lock) -> str:
     """serve.sh of a bundle; arguments as in `readme`."""
-    return SERVE.substitute(install=install_command(manifest.device, wheel))
+    return SERVE.substitute(install=install_command(manifest.device, wheel, lock))
 
 
-def dockerfile(manifest: Manifest, wheel: str) -> str:
+def dockerfile(manifest: Manifest, wheel: str, lock: Lock) -> str:
     """Dockerfile of a bundle; arguments as in `readme`."""
     return DOCKERFILE.substitute(
         docker=docker_commands(manifest), python=PYTHON, requirements=requirements_name(manifest.device),
-        wheel=wheel, install=install_command(manifest.device, wheel), cuda=CUDA_ENV if manifest.device == "cuda" else "")
+        wheel=wheel, install=install_command(manifest.device, wheel, lock), cuda=CUDA_ENV if manifest.device == "cuda" else "")

@@ -66,6 +66,8 @@ class PairSpec(Strict):
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
     weights: Weights | None = Field(None, description="int8 or int4: the target's weights are rounded when they are loaded (CPU, with "
                                     "dtype bfloat16 or float32); left out, they are in the dtype")
+    gigabytes: float | None = Field(None, gt=0, description="what the weights of all its models take in the dtype, in 10⁹ bytes: a device "
+                                    "with less memory is refused before anything is downloaded; left out, nothing is refused")
     devices: tuple[Literal["cpu", "cuda"], ...] = Field(("cpu", "cuda"), min_length=1)
     chat: bool = Field(True, description="prompts go through the tokenizer's chat template, where it has one")
     promote: Literal["auto", "manual"] = Field("auto", description="what becomes of a release that passed its gate in a flow: it is "

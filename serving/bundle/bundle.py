@@ -37,6 +37,7 @@ from serving.bundle.manifest import (
     digest_of_body,
     read_bundle_manifest,
 )
+from serving.bundle.signature import SIGNATURE
 from serving.files import is_left_over, sha256_file
 
 if TYPE_CHECKING:
@@ -140,10 +141,10 @@ def refuse_inside(path: Path, written: Mapping[str, Path]) -> None:
 
 
 def _check_tree(path: Path, manifest: Manifest) -> None:
-    """Refuse links, and files that the manifest does not list; digests that the runtime keeps next to weights are neither, nor is
-    what another server, or one that was killed, has written of them."""
+    """Refuse links, and files that the manifest does not list; its signature, and digests that the runtime keeps next to weights, are
+    neither, nor is what another server, or one that was killed, has written of them."""
     models = {path / record.folder for record in manifest.models.values()}
-    listed = {*manifest.files, MANIFEST, *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values())}
+    listed = {*manifest.files, MANIFEST, SIGNATURE, *(f"{record.folder}/{SIDECAR}" for record in manifest.models.values())}
     for file in sorted(_entries(path)):
         if file.is_symlink():
             raise BundleError(f"{file} is a link, and bundles must not contain links: remove it or deploy again", code="link_in_bundle")

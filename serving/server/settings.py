@@ -49,6 +49,10 @@ class ServerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     bundle: Path = Field(description="Bundle folder that `make deploy` wrote, or the link `current` to it.")
+    signature_key: str | None = Field(
+        None, description="Public key (a file, or an address that cosign knows) that the bundle must be signed for; one without a fitting "
+                          "signature is refused. Default: signatures are not checked.")
+    signature_flags: str = Field("", description="Further options of `cosign verify-blob`, such as --insecure-ignore-tlog.")
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0: all addresses of this machine.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: a free one.")
     slots: int = Field(SLOTS, ge=1, le=1024, description="Requests decoded at once; others wait.")

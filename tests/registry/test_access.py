@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +150,26 @@ def test_who_may_only_read_is_told_so(guarded: tuple[str, Path], tmp_path: Path,
     be(monkeypatch, "ann", "anns-own-password")
     store.set_alias(made, "champion")
     assert store.get_aliases("acceptance_table", "tiny")["champion"] == made.version
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:starlette.middleware.wsgi is deprecated")
+def test_the_workers_user_is_no_admin_and_publishes(guarded: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What compose runs before the worker: twice, because compose does so at every start."""
+    from mlflow.server import get_app_client
+
+    address, _ = guarded
+    be(monkeypatch, ADMIN, PASSWORD)
+    publish(Store(address), table("f" * 64, accepted=3), tmp_path / "table")
+    made = {"MLFLOW_TRACKING_URI": address, "WORKER_USERNAME": "worker", "WORKER_PASSWORD": "workers-own-password", "EDIT_PAIRS": "tiny"}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, str(HERE.parents[2] / "deploy" / "users.py")], env={**os.environ, **made},
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert not get_app_client("basic-auth", tracking_uri=address).get_user("worker").is_admin
+    be(monkeypatch, "worker", "workers-own-password")
+    store = Store(address)
+    store.set_alias(publish(store, table("f" * 64, accepted=4), tmp_path / "newer"), "champion")
 
 
 @pytest.mark.slow

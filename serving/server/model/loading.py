@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-import torch
 
 from serving.artifacts.base import Artifact
 from serving.artifacts.compiled_libraries import COMPILED, wanted_mode
@@ -15,7 +15,8 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.kinds import other_temperature
 from serving.artifacts.pair_files import PairFiles, draftwell_home, models_root, settings_digest
 from serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
-from serving.device import device_class, set_threads
+from serving.bundle.signature import check_signature
+from serving.device import cuda_problem, device_class, set_threads
 from serving.errors import DraftwellError
 from serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
 from serving.runtime.machine_class import machine_class, without_layers
@@ -30,6 +31,9 @@ from serving.server.settings import ServerSettings
 from serving.temperature import SERVED_TEMPERATURE
 
 log = logging.getLogger(__name__)
+
+CAPTURE_SECONDS = 120.0
+"""Longest time that a server captures graphs before it is ready."""
 
 
 def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None) -> ServedModel:
@@ -46,6 +50,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     path, slots = settings.bundle, settings.slots
     refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})  # a draft's ONNX graph is cached there
     bundle = open_bundle(path)
+    if settings.signature_key is not None:
+        check_signature(bundle.path, settings.signature_key, shlex.split(settings.signature_flags))
     manifest = bundle.manifest
     if settings.dtype not in (None, manifest.dtype):
         raise DraftwellError(f"the bundle {path} was tuned in {manifest.dtype}, not {settings.dtype}: leave --dtype out, or deploy a "
@@ -71,6 +77,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
             needed = {kind: artifacts[kind] for kind in find_strategy(choice.name).reads() if kind in artifacts}
             resources = StrategyResources(needed, pair.special_tokens, deterministic=True)
             warm_up(pair, build_strategy(choice.name, dict(choice.parameters), resources))
+        capture_graphs(pair, slots)
     check_layers(config, artifacts, pair)
     profile = artifacts.get(HardwareProfile.kind)
     known = profile_costs(profile, pair) if isinstance(profile, HardwareProfile) else None
@@ -141,10 +148,37 @@ def check_same_device(device: str, serving_now: ServedModel | None) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a bundle for a device that is not here."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise DraftwellError(f"the bundle was made for {device}, and no CUDA device is here: deploy with DEVICE=cpu",
-                             code="no_cuda_device")
+    """Refuse a bundle for a device that is not here, or on which this torch or the driver cannot compute."""
+    if device.startswith("cuda") and (problem := cuda_problem()):
+        raise DraftwellError(f"the bundle was made for {device}, and {problem}, or deploy with DEVICE=cpu", code="no_cuda_device")
+
+
+def capture_graphs(pair: LoadedPair, slots: int, seconds: float = CAPTURE_SECONDS) -> None:
+    """On an accelerator, capture the graphs of all batches that `slots` requests form, so that no user's first request waits for it.
+
+    Short texts come first. What is not captured within `seconds`, or does not fit into the device's memory, is left to its first use, and a
+    line in the log says so. The models must be idle.
+
+    Args:
+        slots: requests decoded at once, 1 or more.
+        seconds: 0 or more, shared among the models.
+    """
+    if not pair.device.startswith("cuda"):
+        return
+    from torch import OutOfMemoryError
+
+    models = {role: model for role, model in pair.models.items() if hasattr(model, "warm_up")}
+    started = time.monotonic()
+    for number, (role, model) in enumerate(models.items(), 1):
+        left = max(0.0, seconds * number / len(models) - (time.monotonic() - started))
+        try:
+            why = None if model.warm_up(rows=slots, seconds=left) else f"in {seconds:.0f} s"
+        except OutOfMemoryError:
+            why = "because the device's memory is full: fewer --slots or a smaller --max-context need less"
+        if why is not None:
+            log.warning("the graphs of the %s were not all captured %s; the rest is captured when it is first needed", role, why)
+    if models:
+        log.info("captured the graphs of %s for %d requests in %.1f s", ", ".join(models), slots, time.monotonic() - started)
 
 
 def check_device_class(config: DecodingConfig, artifacts: Mapping[str, Artifact], device: str) -> None:

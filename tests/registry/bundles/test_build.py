@@ -13,6 +13,7 @@ import pytest
 
 import registry.bundles.build
 from registry.bundles.build import build_bundle, bundle_bytes, link_current, relink
+from registry.bundles.requirements import pinned_torch
 from registry.bundles.wheel import Wheel, runtime_wheel
 from registry.pairs import PairSpec, fetch, model_records
 from registry.promotion import promote, rollback
@@ -55,7 +56,7 @@ def test_a_bundle_opens_and_finds_its_models(champion: Store, spec: PairSpec, fi
     assert fingerprint(found, manifest.dtype) == manifest.fingerprint
     wheel = runtime_wheel()
     assert set(contents(built)) == {
-        "Dockerfile", "README.md", "manifest.json", "requirements-cpu.txt", "serve.sh", wheel.name,
+        "Dockerfile", "README.md", "manifest.json", "requirements-cpu.txt", "sbom.cdx.json", "serve.sh", wheel.name,
         "artifacts/acceptance_table/artifact.json", "artifacts/acceptance_table/table.json", "artifacts/decoding_config/artifact.json",
         "artifacts/decoding_config/config.json"}
     assert manifest.runtime == wheel.version
@@ -113,7 +114,7 @@ def test_every_file_that_is_changed_cut_or_missing_is_named(
         champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
     built = build_bundle(champion, spec, files, out=tmp_path / "dist", with_weights=True)
     names = sorted(contents(built))
-    assert len(names) == 16
+    assert len(names) == 17
     for name in names:
         file = built / name
         data = file.read_bytes()
@@ -186,12 +187,12 @@ def test_a_bundle_for_cuda_says_so(store: Store, spec: PairSpec, files: PairFile
     built = build_bundle(store, spec, files, device="cuda", out=tmp_path / "dist")
     assert built.name == "1-cuda"
     assert open_bundle(built).manifest.device == "cuda"
-    torch = importlib.metadata.version("torch").partition("+")[0]
-    assert f"torch=={torch}\n" in (built / "requirements-cuda.txt").read_text()
+    pinned = pinned_torch(importlib.metadata.version("torch"), "cuda", {}, False)[0]
+    assert f"\ntorch=={pinned}\n" in (built / "requirements-cuda.txt").read_text()
     assert not (built / "requirements-cpu.txt").exists()
     assert "docker run --rm -p 8000:8000 --gpus all" in (built / "README.md").read_text()
     assert "NVIDIA_VISIBLE_DEVICES" in (built / "Dockerfile").read_text()
-    assert "extra-index-url" not in (built / "README.md").read_text()
+    assert "whl/cpu" not in (built / "README.md").read_text()
 
 
 def test_a_bundle_that_stands_is_not_touched_by_one_with_another_runtime(

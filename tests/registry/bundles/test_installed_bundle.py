@@ -23,7 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from registry.bundles.build import build_bundle
-from registry.bundles.requirements import CPU_INDEX
+from registry.bundles.requirements import CPU_INDEX, locked
 from registry.bundles.text import install_command
 from registry.pairs import PairSpec, fetch, find_pair, model_records
 from registry.releases import create_release
@@ -212,7 +212,7 @@ def test_one_command_installs_it_from_a_package_index(bundle: Path, tmp_path: Pa
                             f"h11=={importlib.metadata.version('h11')}"], capture_output=True, text=True, check=False)
     if probe.returncode:
         pytest.skip("no package index is in reach")
-    command = install_command("cpu", wheel)
+    command = install_command("cpu", wheel, locked("cpu"))
     assert command in (bundle / "README.md").read_text()
     index = f" --extra-index-url {CPU_INDEX}"
     environment = {**os.environ, "PATH": clean(venv)["PATH"]}

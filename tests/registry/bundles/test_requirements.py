@@ -20,13 +20,13 @@ def pins(text: str) -> dict[str, str]:
 
 
 def test_every_version_is_exact_and_the_one_that_is_installed() -> None:
-    for name, version in pins(locked("cpu")).items():
+    for name, version in pins(locked("cpu").text).items():
         if name != "torch":
             assert version == f"=={importlib.metadata.version(name)}"
 
 
 def test_it_holds_what_its_packages_need_and_nothing_of_the_pipeline() -> None:
-    found = set(pins(locked("cpu")))
+    found = set(pins(locked("cpu").text))
     assert {"torch", "transformers", "tokenizers", "huggingface-hub", "fastapi", "starlette", "uvicorn", "h11", "pydantic-core"} <= found
     assert not {"prefect", "mlflow", "sqlalchemy", "datasets", "scikit-learn", "pytest", "draftwell"} & found
     for name in found:  # nothing is left for pip to choose
@@ -37,7 +37,7 @@ def test_it_holds_what_its_packages_need_and_nothing_of_the_pipeline() -> None:
 
 
 def test_devices_differ_in_torch_alone() -> None:
-    cpu, cuda = pins(locked("cpu")), pins(locked("cuda"))
+    cpu, cuda = pins(locked("cpu").text), pins(locked("cuda").text)
     assert cpu.pop("torch") == cuda.pop("torch") + "+cpu"
     assert cpu == cuda
 
@@ -79,9 +79,30 @@ def test_a_cpu_bundle_that_is_built_beside_cuda_libraries_leaves_them_out(instal
     installed({"draftwell": ("0.1.0", ["torch>=2.11", 'prefect; extra == "pipeline"', 'fastapi; extra == "server"']),
                "torch": ("2.11.0+cu130", ["nvidia-cublas==13.1", "triton==3.6", "filelock"]), "nvidia-cublas": ("13.1", []),
                "triton": ("3.6", []), "filelock": ("3", []), "fastapi": ("0.150.0", [])})
-    assert pins(locked("cpu")) == {"torch": "==2.11.0+cpu", "filelock": "==3", "fastapi": "==0.150.0"}
-    assert pins(locked("cuda")) == {"torch": "==2.11.0", "filelock": "==3", "fastapi": "==0.150.0", "nvidia-cublas": "==13.1",
+    assert pins(locked("cpu").text) == {"torch": "==2.11.0+cpu", "filelock": "==3", "fastapi": "==0.150.0"}
+    assert pins(locked("cuda").text) == {"torch": "==2.11.0+cu130", "filelock": "==3", "fastapi": "==0.150.0", "nvidia-cublas": "==13.1",
                                     "triton": "==3.6"}
+
+
+@pytest.mark.parametrize(("installed_torch", "measured", "pinned", "index", "remark"), [
+    ("2.13.0+cu130", "2.11.0+cu128", "2.13.0+cu130", "https://download.pytorch.org/whl/cu130", None),  # the gate measured with what is here
+    ("2.13.0+cpu", "2.11.0+cu128", "2.11.0+cu128", "https://download.pytorch.org/whl/cu128", "is the one that the release was tuned with"),
+    ("2.13.0+cpu", "2.13.0+cpu", "2.13.0", None, "is not known"),
+    ("2.13.0+cpu", None, "2.13.0", None, "is not known")])
+def test_cuda_takes_the_build_of_torch_that_was_measured(installed: Callable[..., None], installed_torch: str, measured: str | None,
+                                                         pinned: str, index: str | None, remark: str | None) -> None:
+    installed({"draftwell": ("0.1.0", ["torch"]), "torch": (installed_torch, [])})
+    lock = locked("cuda", measured={"torch": measured} if measured else {})
+    assert (pins(lock.text)["torch"], lock.torch, lock.index) == (f"=={pinned}", pinned, index)
+    assert (lock.note is None) is (remark is None)
+    assert (remark or "") in (lock.note or "")
+    assert (lock.note or "") in lock.text
+
+
+def test_pypis_own_build_of_torch_is_taken_from_there(installed: Callable[..., None]) -> None:
+    installed({"draftwell": ("0.1.0", ["torch"]), "torch": ("2.13.0", ["nvidia-cublas"]), "nvidia-cublas": ("13", [])})
+    lock = locked("cuda")
+    assert (lock.torch, lock.index, lock.note) == ("2.13.0", None, None)
 
 
 def test_what_is_not_installed_is_named(installed: Callable[..., None]) -> None:

@@ -11,6 +11,7 @@ Everything but capture and replay runs on CPUs too, where the parity tests run i
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -92,14 +93,25 @@ class StaticLlama(LeanLlama):
         """The shape for so many rows of at most `tokens` tokens that see positions below `end`."""
         return Bucket(power(rows), power(tokens), min(self.max_context, max(SHORTEST_REACH, power(end))))
 
-    def warm_up(self, rows: int = 1, reach: int | None = None) -> None:
-        """Capture the graphs of up to `rows` rows and `reach` positions (None: all) now rather than at first use."""
+    def warm_up(self, rows: int = 1, reach: int | None = None, seconds: float | None = None) -> bool:
+        """Capture the graphs of up to `rows` rows and `reach` positions (None: all) now rather than at first use, short texts first.
+
+        Args:
+            rows: 1 or more; the power of two that holds them.
+            seconds: stop before the next shape once so much time has gone; None: never.
+        Returns:
+            whether all were captured.
+        """
         ends = [power(n) for n in range(SHORTEST_REACH, (reach or self.max_context) + 1) if n == power(n)] + [reach or self.max_context]
         widths = [1 << i for i in range(power(self.chunk).bit_length())]
+        started = time.monotonic()
         for end in ends:
             for tokens in widths:
                 for count in [1 << i for i in range(power(rows).bit_length())] if tokens <= LONGEST_STEP else [1]:
+                    if seconds is not None and time.monotonic() - started >= seconds:
+                        return False
                     self._compute(self._pack([], self.bucket(count, tokens, end)), self.bucket(count, tokens, end))
+        return True
 
     def synchronize(self) -> None:
         """Wait for all that was launched."""

@@ -1,0 +1,63 @@
+"""Signing a bundle where it is deployed, with cosign, if there is one and a key is named; else one line says that it was not."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+from serving.bundle.manifest import MANIFEST
+from serving.bundle.signature import COSIGN, SIGNATURE, run_cosign
+from serving.errors import DraftwellError
+
+KEY, FLAGS = "DRAFTWELL_COSIGN_KEY", "DRAFTWELL_COSIGN_FLAGS"
+"""Variables that name the private key (a file, or an address that cosign knows) and further options of `cosign sign-blob`."""
+
+
+def sign(bundle: Path) -> None:
+    """Sign a finished bundle, unless it is signed already, or no key is named.
+
+    Raises:
+        DraftwellError: a key is named, but cosign is missing or refuses (`not_signed`); the bundle is left without a signature.
+    """
+    key = os.environ.get(KEY)
+    if not key or (bundle / SIGNATURE).is_file():
+        return
+    if shutil.which(COSIGN) is None:
+        raise DraftwellError(f"{KEY} names a key, but cosign is not on PATH: install it, or unset the variable",
+                             code="not_signed")
+    made = bundle.parent / f".{bundle.name}.sigstore"
+    try:
+        flags = shlex.split(os.environ.get(FLAGS, ""))
+        problem = run_cosign("sign-blob", "--yes", "--key", key, "--bundle", str(made), *flags, str(bundle / MANIFEST))
+        if problem is None and not made.is_file():
+            problem = "it wrote no signature"
+        if problem is not None:
+            raise DraftwellError(f"cosign did not sign {bundle} ({problem}): see {KEY}, {FLAGS} and COSIGN_PASSWORD", code="not_signed")
+        made.chmod(0o644)
+        os.replace(made, bundle / SIGNATURE)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def signature_remark(bundle: Path) -> str | None:
+    """Why a deployed bundle has no signature, in a line; None where it has one."""
+    if (bundle / SIGNATURE).is_file():
+        return None
+    if shutil.which(COSIGN) is None:
+        return "the bundle is not signed: cosign is not on PATH"
+    return f"the bundle is not signed: name a key with {KEY} (cosign generate-key-pair makes one)"
+
+
+def hashes_remark(bundle: Path) -> str | None:
+    """Why a deployed bundle's requirements have no hashes, in a line; None where they have."""
+    from registry.bundles.requirements import UNHASHED
+
+    for path in bundle.glob("requirements-*.txt"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith(UNHASHED):
+                names = line.removeprefix(UNHASHED).removesuffix(" (make hashes).")
+                return (f"{path.name} has no hashes, because it is not recorded which files were installed of {names}: `make hashes`, "
+                        "then gate again")
+    return None

@@ -1,0 +1,1 @@
+"""A bundle that vLLM serves: `make deploy ENGINE=vllm`."""

