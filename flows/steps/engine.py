@@ -80,8 +80,9 @@ class EngineSpace:
         space = self.workspace
         target = space.files().target
         config = GenerationConfig.from_pretrained(target) if (target / "generation_config.json").is_file() else GenerationConfig()
+        dtype: Any = space.dtype
         modules: dict[Any, Any] = {"target": SimpleNamespace(generation_config=config)}
-        return LoadedPair(space.spec.name, space.dtype, "cpu", {}, modules, load_tokenizer(target), self.fingerprint, space.spec.chat)
+        return LoadedPair(space.spec.name, dtype, "cpu", {}, modules, load_tokenizer(target), self.fingerprint, space.spec.chat)
 
     @cached_property
     def files(self) -> VllmFiles:

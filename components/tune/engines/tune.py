@@ -38,7 +38,7 @@ class EngineChoice(Message):
     @property
     def chosen(self) -> Method:
         """The way."""
-        return Method(self.method, self.k, self.n, tuple(tuple(part) for part in self.schedule))
+        return Method(self.method, self.k, self.n, self.schedule)
 
 
 def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], bool] = lambda package: False) -> EngineChoice:

@@ -121,7 +121,7 @@ def test_a_replay_needs_at_most_a_pass_a_token(prompt: list[int], answer: list[i
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=10), st.integers(1, 4), st.integers(1, 3))
 def test_a_draft_is_what_followed_the_longest_ngram_at_its_first_place(context: list[int], k: int, n: int) -> None:
-    """Against vLLM's own algorithm, written anew: the longest match of the reversed text, its rightmost place there."""
+    """Against vLLM's algorithm in another form: the longest match of the reversed text, its rightmost place there."""
     best, place = 0, 0
     reverse = context[::-1]
     for i in range(1, len(reverse)):
