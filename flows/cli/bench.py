@@ -15,6 +15,8 @@ from flows.cli.options import (
     DeviceOption,
     DraftDevice,
     DtypeOption,
+    EngineName,
+    EngineOption,
     Limit,
     MaxTokens,
     PadTarget,
@@ -52,10 +54,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def bench(
+    context: typer.Context,
     pair: Pair = "default",
     strategies: Annotated[str, typer.Option("--strategies", help=(
         "Comma-separated: NAME, NAME:key=value:key=value to set parameters, NAME@1+1 to give each model its own share of the cores. "
-        "Autoregressive decoding is always measured."))] = "vanilla_sd",
+        "Autoregressive decoding is always measured. With --engine vllm its methods, such as ngram:k=5:n=3."))] = "vanilla_sd",
     prompts: Prompts = None,
     limit: Limit = DEFAULTS.limit,
     mix: Annotated[bool, typer.Option("--mix", help="Take prompts of every task in turn before --limit applies.")] = DEFAULTS.mix,
@@ -83,11 +86,19 @@ def bench(
     out: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables to this file, as Markdown.")] = None,
     plots: Annotated[Path | None, typer.Option("--plots", help="Write plots to this folder, as PNG files.")] = None,
+    engine: EngineOption = EngineName.draftwell,
 ) -> None:
     """Compare strategies on the same prompts, interleaved, and print one table.
 
     Example: draftwell bench --strategies vanilla_sd,spide,sprinter:tau=0.9 --limit 8 --json report.json
     """
+    from flows.cli.engine import bench_elsewhere, named, refuse_options
+
+    elsewhere = ("strategies", "prompts", "limit", "mix", "max_tokens", "temperature", "seed", "concurrency", "out")
+    if refuse_options(context, engine, elsewhere):
+        return bench_elsewhere(pair, dtype, device, threads, rows=(read_rows(prompts), mix, limit), out=out, at_once=concurrency or 1,
+                               methods=strategies if named(context, "strategies") else None, max_tokens=max_tokens,
+                               temperature=temperature, seed=seed)
     wanted = parse_wanted(strategies, settings or [])
     chosen = BenchSettings(
         max_tokens=max_tokens, temperature=temperature, seed=seed, runs=runs, limit=limit, mix=mix, max_prompt_tokens=max_prompt_tokens,

@@ -25,6 +25,11 @@ class Dtype(StrEnum):
     float32_int4 = "float32-int4"
 
 
+class EngineName(StrEnum):
+    draftwell = "draftwell"
+    vllm = "vllm"
+
+
 class Runner(StrEnum):
     threads = "threads"
     ray = "ray"
@@ -63,6 +68,9 @@ Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random streams.")]
 PadTarget = Annotated[float | None, typer.Option(
     "--pad-target", min=1.0, help="Pad the target with zeros to this many parameters: the same outputs at the cost of a larger model.")]
+EngineOption = Annotated[EngineName, typer.Option(
+    "--engine", help="What decodes: this project's own engine, or vLLM in an environment of its own (`make peers`).")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="With --engine vllm: measure again what an earlier run has measured.")]
 Artifacts = Annotated[Path | None, typer.Option("--artifacts", help="Folder of artifact folders, used before those of the workspace.")]
 
 

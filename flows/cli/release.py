@@ -14,6 +14,8 @@ from components.gate.settings import DEFAULTS, GateSettings
 from flows.cli.options import (
     DeviceOption,
     DtypeOption,
+    EngineName,
+    EngineOption,
     Limit,
     MaxTokens,
     Pair,
@@ -43,7 +45,7 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def gate(pair: Pair = "default", device: DeviceOption = None,
+def gate(context: typer.Context, pair: Pair = "default", device: DeviceOption = None,
          release: Annotated[str | None, typer.Option(
              "--release", help="Alias or number of the release to judge. Default: the candidate, if the pair has one.")] = None,
          baseline: Annotated[bool, typer.Option(
@@ -58,7 +60,7 @@ def gate(pair: Pair = "default", device: DeviceOption = None,
          markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the verdict as Markdown, for a pull request.")] = None,
          junit: Annotated[Path | None, typer.Option("--junit", help="Write the verdict as JUnit XML, for CI.")] = None,
          prompts: Prompts = None, limit: Limit = DEFAULTS.limit, max_tokens: MaxTokens = DEFAULTS.max_tokens, dtype: DtypeOption = None,
-         threads: Threads = None) -> None:
+         threads: Threads = None, engine: EngineOption = EngineName.draftwell) -> None:
     """Judge a release, or this checkout against its recorded baseline.
 
     Exit code: 0 passed, 1 failed, 2 error, 3 not enough evidence: the intervals leave it open, and the table estimates how many prompts
@@ -67,14 +69,18 @@ def gate(pair: Pair = "default", device: DeviceOption = None,
     Where the pair has no release on any device (a fresh clone), only counts (target calls, accepted tokens) and outputs are compared with
     registry/baselines. A pair with releases but no candidate for the device is an error; --baseline judges the counts alone.
 
+    With --engine vllm, what `draftwell tune --engine vllm` chose is judged beside vLLM's plain decoding, with the same exit codes.
+
     Example: draftwell gate --pair default
     """
+    from flows.cli.engine import gate_elsewhere, refuse_options
     from registry.pairs import find_pair
 
     files = [path for path in (markdown, junit) if path is not None]
     for path in files:
         check_output(path)
         path.unlink(missing_ok=True)  # a gate that breaks off leaves no verdict of an earlier one
+    elsewhere = refuse_options(context, engine, ("dry_run", "markdown", "junit", "prompts", "limit", "max_tokens"))
     with errors_are_reported(markdown, junit):
         set_threads(threads)
         name = find_pair(pair).name
@@ -82,11 +88,14 @@ def gate(pair: Pair = "default", device: DeviceOption = None,
             record_baseline(pair, name)
             return
         on = "cpu" if baseline else pick_device(device)
-        wanted = None if baseline else release_to_judge(name, on, release, expected=device is not None)
-        verdicts = baseline_verdicts(pair, name, needed=wanted is None)
-        if wanted is not None:
-            settings = GateSettings(device=on, limit=limit, max_tokens=max_tokens, dry_run=dry_run, unmeasured=unmeasured)
-            verdicts.append(release_verdict(pair, dtype, prompts, wanted, settings, beside=[verdict for _, verdict in verdicts]))
+        if elsewhere:
+            verdicts = [gate_elsewhere(pair, dtype, device, threads, prompts=prompts, limit=limit, max_tokens=max_tokens, keep=not dry_run)]
+        else:
+            wanted = None if baseline else release_to_judge(name, on, release, expected=device is not None)
+            verdicts = baseline_verdicts(pair, name, needed=wanted is None)
+            if wanted is not None:
+                settings = GateSettings(device=on, limit=limit, max_tokens=max_tokens, dry_run=dry_run, unmeasured=unmeasured)
+                verdicts.append(release_verdict(pair, dtype, prompts, wanted, settings, beside=[verdict for _, verdict in verdicts]))
     show(verdicts, markdown, junit)
     if dry_run:
         say("a dry run: no verdict was kept, no alias moved")

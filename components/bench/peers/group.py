@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from components.bench.peers.process import PeerProcess
 from components.bench.runner import Contender, Generation
+from components.engines.port import Engine
 from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 
@@ -25,16 +25,17 @@ class PeerGroup:
 
 
 class ProcessPeer:
-    """A peer that decodes in a process of its own."""
+    """A peer that decodes in a process of its own: an engine that was started."""
 
-    def __init__(self, process: PeerProcess):
-        self.process, self.label = process, process.label
+    def __init__(self, engine: Engine):
+        self.engine, self.label = engine, engine.label
 
     def reset(self) -> None:
         """Nothing is remembered between requests: drivers turn prefix caches off."""
 
     def generate(self, ids: Sequence[int], sampling: Sampling) -> Generation:
         time.sleep(PAUSE)
-        answer = self.process.decode(ids, sampling.max_tokens, sorted(sampling.stop_token_ids))
-        return Generation(answer.tokens, Stats(emitted=len(answer.tokens), wall_seconds=answer.seconds,
+        decoded = self.engine.decode([ids], sampling)
+        answer = decoded.answers[0]
+        return Generation(answer.tokens, Stats(emitted=len(answer.tokens), wall_seconds=decoded.seconds,
                                                first_token_seconds=answer.first_token_seconds))

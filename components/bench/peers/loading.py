@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 
-from components.bench.peers.environments import DRIVERS, check_peers, interpreter, peers_root
+from components.bench.peers.environments import check_peers
 from components.bench.peers.group import PeerGroup, ProcessPeer
 from components.bench.peers.model_files import gguf_of, head_folder, model_folder
-from components.bench.peers.process import PeerProcess
 from components.bench.peers.transformers_peer import transformers_peers
+from components.engines.environments import DRIVERS, interpreter, peers_root
+from components.engines.port import EngineSettings
+from components.engines.process import EngineProcess
+from components.engines.vllm import VllmEngine
+from components.engines.vllm_methods import Method, VllmFiles
 from serving.artifacts.base import Artifact
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.errors import DraftwellError
@@ -35,39 +39,58 @@ def open_peers(pair: LoadedPair, names: Sequence[str], *, gamma: int = 5, contex
         temperature: that of the bench.
         head: the pair's EAGLE-3 head, where it has one, for peers that load it.
     Raises:
-        DraftwellError: what `check_peers` and `PeerProcess` raise.
+        DraftwellError: what `check_peers` and `EngineProcess` raise.
     """
     check_peers(names, device=pair.device, temperature=temperature, padded=pair.padded_to is not None)
     if names and any(parameter.numel() == 0 for module in pair.modules.values() for parameter in module.parameters()):
         raise DraftwellError("the pair's transformers modules gave up their weights: load it with keep_modules=True to measure peers",
                              code="modules_without_weights")
     limit = int(pair.modules["target"].config.get_text_config().max_position_embeddings) if names else 0
-    settings = {"dtype": pair.dtype, "context": min(context + ROOM, limit), "num_speculative_tokens": gamma, **LOOKUP}
+    positions = min(context + ROOM, limit)
     with ExitStack() as stack:
         yield {name: transformers_peers(pair, gamma) if name not in DRIVERS else
-               process_peers(name, variants_of(name, pair, head), settings, stack) for name in names}
+               process_peers(name, pair, variants_of(name, pair, gamma, head), positions, stack) for name in names}
 
 
-def variants_of(name: str, pair: LoadedPair, head: Artifact | None = None) -> dict[str, dict[str, Any]]:
-    """Variant of a peer → what its driver reads."""
+def variants_of(name: str, pair: LoadedPair, gamma: int, head: Artifact | None = None) -> dict[str, dict[str, Any] | None]:
+    """Variant of a peer → how it speculates, by the engine's own keys; None: plain decoding."""
     if name == "llama.cpp":
-        model = {"model": str(gguf_of(pair))}
-        return {"autoregressive": model, "prompt_lookup": model}
-    model = {"model": str(model_folder(pair, "target"))}
-    drafting = {"draft_model": {**model, "draft": str(model_folder(pair, "draft"))}} if "draft" in pair.modules else {}
-    with_head = {"eagle3": {**model, "head": str(head_folder(pair, head))}} if isinstance(head, Eagle3Head) else {}
-    return {"autoregressive": model, "ngram": model, **drafting, **with_head}
+        return {"autoregressive": None, "prompt_lookup": dict(LOOKUP)}
+    methods = {"ngram": Method("ngram", LOOKUP["lookup_tokens"], LOOKUP["lookup_ngram"])}
+    if "draft" in pair.modules:
+        methods["draft_model"] = Method("draft_model", gamma)
+    if isinstance(head, Eagle3Head):
+        methods["eagle3"] = Method("eagle3", gamma)
+    files = VllmFiles(model_folder(pair, "target"), draft=model_folder(pair, "draft") if "draft_model" in methods else None,
+                      head=head_folder(pair, head) if isinstance(head, Eagle3Head) else None)
+    return {"autoregressive": None, **{variant: method.speculative_config(files) for variant, method in methods.items()}}
 
 
-def process_peers(name: str, variants: dict[str, dict[str, Any]], settings: dict[str, Any], stack: ExitStack) -> PeerGroup:
-    """One process for each variant, started one after the other; each is stopped when it is ready."""
+def process_peers(name: str, pair: LoadedPair, variants: dict[str, dict[str, Any] | None], context: int, stack: ExitStack) -> PeerGroup:
+    """One engine for each variant, started one after the other; each is stopped when it is ready."""
     group = PeerGroup()
-    for variant, files in variants.items():
-        log = peers_root() / "logs" / f"{name}-{variant}.log"
-        process = PeerProcess(f"{name}/{variant}", [str(interpreter(name)), str(DRIVERS[name])], log, threads=torch.get_num_threads())
-        stack.callback(process.close)
-        about = process.start({**settings, **files, "variant": variant})
-        group.contenders.append(ProcessPeer(process))
-        group.notes += [note for note in about.notes if note not in group.notes]
+    for variant, speculation in variants.items():
+        engine = engine_of(name, variant, pair)
+        stack.callback(engine.stop)
+        about = engine.start(EngineSettings(speculation=speculation, context=context))
+        group.contenders.append(ProcessPeer(engine))
+        group.notes += [note for note in (*about.notes, *note_on(name, variant, speculation)) if note not in group.notes]
         group.version = about.version
     return group
+
+
+def engine_of(name: str, variant: str, pair: LoadedPair) -> EngineProcess:
+    """A peer's engine, not yet started."""
+    label, threads = f"{name}/{variant}", torch.get_num_threads()
+    if name == "vllm":
+        return VllmEngine(label, model_folder(pair, "target"), dtype=pair.dtype, threads=threads)
+    return EngineProcess(label, [str(interpreter(name)), str(DRIVERS[name])], peers_root() / "logs" / f"{name}-{variant}.log",
+                         threads=threads, fixed={"model": str(gguf_of(pair)), "dtype": pair.dtype})
+
+
+def note_on(name: str, variant: str, speculation: dict[str, Any] | None) -> list[str]:
+    """How a variant of vLLM speculates; llama.cpp's driver says it itself."""
+    if name != "vllm" or speculation is None:
+        return []
+    shown = ", ".join(f"{key} {value}" for key, value in speculation.items() if key not in ("method", "model"))
+    return [f"vllm {variant}: {shown}"]

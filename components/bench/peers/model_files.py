@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from components.bench.peers.environments import peers_root
 from components.bench.peers.gguf_file import write_gguf
+from components.engines.environments import peers_root
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.files import replace_folder
 from serving.runtime.commands import Role

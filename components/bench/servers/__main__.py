@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from components.bench.peers.environments import VLLM_COMMAND, interpreter, peers_root
 from components.bench.peers.loading import LOOKUP
-from components.bench.peers.process import peer_environment
 from components.bench.servers.load_test import LoadTest, compare, load_table, report
 from components.bench.servers.long_prompt import stall, stall_table, text_of
 from components.bench.servers.processes import Server
+from components.engines.environments import VLLM_COMMAND, interpreter, peers_root
+from components.engines.process import engine_environment
 from components.prompts.prompt import demo_prompts, read_prompts
 from serving.artifacts.pair_files import models_root
 from serving.bundle.bundle import Bundle, open_bundle
@@ -83,8 +83,8 @@ def commands(bundle: Bundle, target: Path, slots: int) -> list[tuple[str, list[s
               "--max-num-seqs", str(slots), "--max-model-len", str(context), "--served-model-name", bundle.manifest.pair,
               "--no-enable-prefix-caching"]
     name = "vllm serve" if weights_of(bundle.manifest.dtype) is None else "vllm serve, full weights"
-    return [("draftwell-serve", ours, None), (name, theirs, peer_environment(cores)),
-            (f"{name}, ngram", [*theirs, "--speculative-config", json.dumps(NGRAM)], peer_environment(cores))]
+    return [("draftwell-serve", ours, None), (name, theirs, engine_environment(cores)),
+            (f"{name}, ngram", [*theirs, "--speculative-config", json.dumps(NGRAM)], engine_environment(cores))]
 
 
 def numbers(text: str) -> list[int]:

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.bench.peers.environments import VLLM_COMMAND, interpreter
-from components.bench.peers.process import last_line, peer_environment
 from components.bench.runner import rotated
 from components.bench.servers.processes import Server
+from components.engines.environments import VLLM_COMMAND, interpreter
+from components.engines.failures import last_line
+from components.engines.process import engine_environment
 from components.prompts.prompt import Prompt
 from components.report.tables import number, rich_table
 from serving.errors import DraftwellError
@@ -84,7 +85,7 @@ def ask(server: Server, clients: int, test: LoadTest, data: Path) -> Row:
                "--save-result", "--result-dir", str(test.folder), "--result-filename", result.name]
     with log.open("wb") as out:
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=peer_environment(1), check=False,
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=engine_environment(1), check=False,
                                   timeout=LIMIT_SECONDS)
         except subprocess.TimeoutExpired as error:
             raise DraftwellError(f"`vllm bench serve` did not end within {LIMIT_SECONDS} s against {server.label}: see {server.log}",

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.bench.peers.process import END_SECONDS, START_SECONDS, last_line
+from components.engines.failures import last_line
+from components.engines.process import END_SECONDS, START_SECONDS
 from serving.errors import DraftwellError
 
 POLL_SECONDS = 0.2

@@ -12,6 +12,8 @@ from flows.cli.learn.shared import COLLECTED, Column, Source, Split, load, open_
 from flows.cli.options import (
     DeviceOption,
     DtypeOption,
+    EngineName,
+    EngineOption,
     Limit,
     MaxTokens,
     Pair,
@@ -32,7 +34,8 @@ def add_to(app: typer.Typer) -> None:
     app.command()(collect)
 
 
-def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None, max_tokens: MaxTokens = DEFAULTS.max_tokens,
+def collect(context: typer.Context, pair: Pair = "default",
+            prompts: Source = None, limit: Limit = None, max_tokens: MaxTokens = DEFAULTS.max_tokens,
             split: Split = "train", column: Column = None,
             turns: Annotated[int, typer.Option("--turns", min=0, help="Turns of a conversation that get texts; 0 takes all.")] = (
                 DEFAULTS.turns),
@@ -47,13 +50,27 @@ def collect(pair: Pair = "default", prompts: Source = None, limit: Limit = None,
             kinds: Annotated[str, typer.Option("--kinds", help="Who writes the texts, comma-separated; `target` alone is enough to "
                                                                "tune.")] = ",".join(DEFAULTS.prefix_kinds),
             runner: RunnerOption = Runner.threads, workers: Workers = 1, dtype: DtypeOption = None, device: DeviceOption = None,
-            threads: Threads = None) -> None:
+            threads: Threads = None, engine: EngineOption = EngineName.draftwell,
+            method: Annotated[str | None, typer.Option(
+                "--method", help="With --engine vllm: how it speculates, such as ngram:k=5:n=3; default: what was tuned for it, else off."
+            )] = None,
+            logprobs: Annotated[int, typer.Option(
+                "--logprobs", min=0, max=20, help="With --engine vllm: likeliest tokens that are named at each position.")] = 5) -> None:
     """Collect traces: texts of the target and the draft, with what both models say at every position.
 
     A run that was stopped resumes where it was. Of the shipped prompts the first 64 are taken: calibrate, tune and gate use others.
 
+    With --engine vllm, texts are collected instead, one JSON object a line, with the likeliest tokens and the acceptance of drafts.
+
     Example: draftwell collect --pair default --prompts traffic.jsonl --limit 60
     """
+    from flows.cli.engine import collect_elsewhere, refuse_options
+
+    elsewhere = ("prompts", "limit", "split", "column", "max_tokens", "temperature", "top_p", "seed", "out", "fresh", "method", "logprobs")
+    if refuse_options(context, engine, elsewhere, only_elsewhere=("method", "logprobs")):
+        texts = load(prompts, limit or (None if prompts else COLLECTED), split=split, column=column)
+        return collect_elsewhere(pair, dtype, device, threads, rows=texts, method=method, out=out, fresh=fresh,
+                                 max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, logprobs=logprobs)
     from components.collect.collect import cuts
     from flows.steps import collect as collect_step
     from flows.workspace import Workspace

@@ -12,6 +12,9 @@ from flows.cli.learn.shared import Column, Publish, Source, Split, Traces, load_
 from flows.cli.options import (
     DeviceOption,
     DtypeOption,
+    EngineName,
+    EngineOption,
+    Fresh,
     Limit,
     MaxTokens,
     PadTarget,
@@ -33,7 +36,8 @@ def add_to(app: typer.Typer) -> None:
     app.command()(tune)
 
 
-def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, limit: Limit = 12, split: Split = "train",
+def tune(context: typer.Context, pair: Pair = "default",
+         traces: Traces = None, prompts: Source = None, limit: Limit = 12, split: Split = "train",
          column: Column = None, max_tokens: MaxTokens = DEFAULTS.max_tokens,
          temperature: Annotated[float, typer.Option(
              "--temperature", min=0.0, max=2.0,
@@ -52,22 +56,37 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
          study: Annotated[Path | None, typer.Option(
              "--study", help="File of trials to resume or to create; default: the workspace's.")] = None,
          pad_target: PadTarget = None, publish: Publish = True, runner: RunnerOption = Runner.threads, workers: Workers = 1,
-         dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
+         dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None, engine: EngineOption = EngineName.draftwell,
+         methods: Annotated[str | None, typer.Option(
+             "--methods", help="With --engine vllm: comma-separated names to choose among; default: all of ngram, suffix, draft_model and "
+                               "eagle3 that are possible.")] = None,
+         levels: Annotated[str, typer.Option(
+             "--levels", help="With --engine vllm: requests at once, from 1; several, such as 1,4,16, give draft lengths by load.")] = "1",
+         fresh: Fresh = False) -> None:
     """Replays every configuration, measures the best few, and picks plain decoding unless one is measurably faster.
 
     Greedy requests and sampled ones are tuned one at a time, each on traces of its temperature; a release holds both choices. Prompts
     that traces and artifacts were made from are left out. An interrupted run resumes where it stopped. The choice is registered as a
     release, the candidate, together with the artifacts of the workspace. With --pad-target nothing is saved or registered.
 
+    With --engine vllm, vLLM's ways to speculate are measured by running it; the choice is stored in the workspace, with vLLM's settings.
+
     Example: draftwell tune --pair default --allow-lossy --max-quality-loss 0.05
     """
-    from flows import context
+    from flows.cli.engine import refuse_options, tune_elsewhere
+
+    elsewhere = ("prompts", "limit", "split", "column", "max_tokens", "temperature", "methods", "levels", "fresh")
+    if refuse_options(context, engine, elsewhere, only_elsewhere=("methods", "levels", "fresh")):
+        return tune_elsewhere(pair, dtype, device, threads, limit=limit, methods=methods, levels=levels, fresh=fresh,
+                              rows=lambda used: load_more(prompts, limit, used, split=split, column=column), max_tokens=max_tokens,
+                              temperature=temperature)
+    from flows import context as step_context
     from flows.steps import publish as publish_step
     from flows.steps import tune as tune_step
     from flows.workspace import Workspace
 
     space = Workspace(pair, dtype)
-    used = context.training_prompts(space, traces or space.traces_at(temperature), READ_BY_STRATEGIES)
+    used = step_context.training_prompts(space, traces or space.traces_at(temperature), READ_BY_STRATEGIES)
     rows = load_more(prompts, limit, used, split=split, column=column)
     if study is not None:
         check_output(study)
@@ -77,7 +96,7 @@ def tune(pair: Pair = "default", traces: Traces = None, prompts: Source = None, 
     settings = TuneSettings(constraints=constraints, trials=trials, max_tokens=max_tokens, temperature=temperature)
     pool = worker_pool(runner, workers, threads, device)
     with open_with_progress("tune", pair, dtype, device, threads, any_strategy=True, pad_target=pad_target) as opened:
-        found = context.open_trace(opened, traces, temperature)
+        found = step_context.open_trace(opened, traces, temperature)
         evidence = tune_step.run_tune(opened, found, rows, settings, study=study, keep=pad_target is None, workers=pool, limit=limit)
     if publish and pad_target is None:
         made = publish_step.run_publish(opened, {}, device=opened.pair.device.partition(":")[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.bench.peers import environments
+from components.engines import environments
 
 FAKE_DRIVER = Path(__file__).parent / "fake_driver.py"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,20 +86,24 @@ def test_vllm_gets_the_pairs_head_with_what_it_borrows(root: Path, pair: LoadedP
     module = pair.modules["target"]
     network = Eagle3Network(head_config(module.config, 3, (0, 1, 1)))
     head = Eagle3Head(dict(network.state_dict()), network.config, torch.tensor([1, 2, 5]), (0, 1, 1), "d" * 64, ORIGIN)
-    found = variants_of("vllm", pair, head)["eagle3"]
-    assert load_file(Path(found["head"]) / "model.safetensors")["lm_head.weight"].shape == (3, module.config.hidden_size)
-    assert "eagle3" not in variants_of("vllm", pair)
+    found = variants_of("vllm", pair, 2, head)["eagle3"]
+    assert found is not None
+    assert load_file(Path(found["model"]) / "model.safetensors")["lm_head.weight"].shape == (3, module.config.hidden_size)
+    assert "eagle3" not in variants_of("vllm", pair, 2)
 
 
 def test_peers_end_with_the_bench(root: Path, pair: LoadedPair) -> None:
     with open_peers(pair, ["vllm"]) as groups:
-        processes = [contender.process for contender in groups["vllm"].contenders]  # type: ignore[attr-defined]
-    assert [process._process.returncode for process in processes] == [0, 0, 0]
+        pids = [contender.engine.pid for contender in groups["vllm"].contenders]  # type: ignore[attr-defined]
+    assert len(pids) == 3
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(pid, 0)
 
 
 def test_one_that_cannot_start_ends_those_before_it(root: Path, pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PEER_FAULT", "start")
-    with raises_code("peer_failed", "vllm/autoregressive"), open_peers(pair, ["vllm"]):
+    with raises_code("engine_failed", "vllm/autoregressive"), open_peers(pair, ["vllm"]):
         pytest.fail("it has not started")
 
 

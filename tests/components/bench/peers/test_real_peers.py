@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from components.bench.peers.environments import DRIVERS, INSTALLED
 from components.bench.peers.loading import open_peers
 from components.bench.runner import Contender
 from components.bench.target_agreement import difference
+from components.engines.environments import DRIVERS, INSTALLED
 from tests.support.models.default_pair import default_pair, generated, two_threads
 
 TOKENS, PROMPTS = 24, 2

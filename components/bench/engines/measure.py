@@ -1,0 +1,85 @@
+"""Measuring an engine's settings beside its plain decoding: group by group in turn, so that a slow minute of the machine hits both.
+
+A group is what is sent at once: one prompt, or as many as a load level has. At a level above one the prompts are taken round and round,
+until there are enough groups to know how far they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+
+from pydantic import Field
+
+from components.engines.port import Acceptance, Decoded, Engine, Message
+from serving.errors import DraftwellError
+from serving.runtime.requests import Sampling
+
+WARMUP_TOKENS = 8
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, label)."""
+Group = Sequence[Sequence[int]]
+"""Token ids of the prompts that are sent at once."""
+
+
+class Side(Message):
+    """What one engine did with all groups, in their order."""
+
+    seconds: list[float]
+    tokens: list[int] = Field(description="new ones of each group")
+    acceptance: Acceptance = Field(default_factory=Acceptance)
+    outputs: list[list[list[int]]] = Field(default_factory=list, description="of each group the new tokens of each prompt")
+
+
+class Beside(Message):
+    """An engine's settings and its plain decoding, on the same groups."""
+
+    at_once: int = Field(ge=1, description="prompts in a group")
+    plain: Side
+    other: Side
+
+
+def groups_of(prompts: Sequence[Sequence[int]], at_once: int, groups: int) -> list[list[Sequence[int]]]:
+    """Groups of `at_once` prompts: every prompt once where one is sent at a time, else `groups` of them, round and round.
+
+    >>> groups_of([[1], [2], [3]], 2, 3), len(groups_of([[1], [2], [3]], 1, 8))
+    ([[[1], [2]], [[3], [1]], [[2], [3]]], 3)
+    """
+    if not prompts:
+        raise DraftwellError("there are no prompts to measure on: name a file that holds some", code="no_prompts")
+    if at_once == 1:
+        return [[ids] for ids in prompts]
+    endless = cycle(prompts)
+    return [list(islice(endless, at_once)) for _ in range(groups)]
+
+
+def measure_beside(plain: Engine, other: Engine, groups: Sequence[Group], sampling: Sampling, *,
+                   progress: Progress | None = None) -> Beside:
+    """Let two engines that were started decode every group, one after the other, in an order that alternates.
+
+    Args:
+        groups: all of one size.
+        sampling: of the first prompt of a group; each further prompt of it has the next seed.
+    Raises:
+        DraftwellError: what the engines raise; groups of several sizes.
+    """
+    if len({len(group) for group in groups}) != 1:
+        raise DraftwellError("groups that are compared have one size: split the prompts into equal ones", code="unequal_groups")
+    for engine in (plain, other):
+        engine.decode(groups[0], replace(sampling, max_tokens=min(sampling.max_tokens, WARMUP_TOKENS)))
+    found: dict[str, list[Decoded]] = {"plain": [], "other": []}
+    sides = [("plain", plain), ("other", other)]
+    for turn, group in enumerate(groups):
+        for name, engine in sides if turn % 2 == 0 else sides[::-1]:
+            found[name].append(engine.decode(group, sampling))
+            if progress:
+                progress(sum(map(len, found.values())), 2 * len(groups), engine.label)
+    return Beside(at_once=len(groups[0]), plain=side_of(found["plain"]), other=side_of(found["other"]))
+
+
+def side_of(decoded: Sequence[Decoded]) -> Side:
+    """The groups of one engine."""
+    return Side(seconds=[one.seconds for one in decoded], tokens=[one.tokens for one in decoded],
+                acceptance=Acceptance.total(answer.acceptance for one in decoded for answer in one.answers),
+                outputs=[[answer.tokens for answer in one.answers] for one in decoded])

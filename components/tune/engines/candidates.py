@@ -1,0 +1,57 @@
+"""The ways to speculate that are tried: all that the files and the engine's environment allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from components.engines.vllm_methods import METHODS, NEEDS, OFF, Method, VllmFiles
+from components.tune.engines.ngram_replay import Text, best_n
+from components.tune.engines.settings import EngineTuneSettings
+from serving.errors import DraftwellError
+
+NEEDS_PACKAGE = {"suffix": "arctic-inference"}
+"""Method → distribution that the engine's environment must have for it."""
+
+
+def left_out(settings: EngineTuneSettings, files: VllmFiles, lacks: Callable[[str], bool]) -> dict[str, str]:
+    """Method → why it cannot be tried here.
+
+    Raises:
+        DraftwellError: a name that is no method (`bad_method`).
+    """
+    found = {}
+    for name in settings.methods:
+        if name not in METHODS:
+            raise DraftwellError(f"vLLM has no method {name!r} here: choose from {', '.join(METHODS)}", code="bad_method")
+        needed, package = NEEDS.get(name), NEEDS_PACKAGE.get(name)
+        if needed is not None and getattr(files, needed) is None:
+            found[name] = f"the pair has no {needed} that the engine can read"
+        elif package is not None and lacks(package):
+            found[name] = f"the engine's environment has no {package}"
+    return found
+
+
+def lengths_of(name: str, settings: EngineTuneSettings) -> Sequence[int]:
+    """Draft lengths that are tried."""
+    return {"ngram": settings.ngram_k, "suffix": settings.suffix_k, "draft_model": settings.draft_k, "eagle3": settings.head_k}[name]
+
+
+def first_ngram(settings: EngineTuneSettings) -> Method:
+    """The n-gram way that is measured first, whose plain texts tell which n-grams to look up."""
+    return Method("ngram", settings.ngram_k[len(settings.ngram_k) // 2], settings.ngram_n[len(settings.ngram_n) // 2])
+
+
+def candidates(names: Sequence[str], settings: EngineTuneSettings, texts: Sequence[Text] | None) -> list[Method]:
+    """All ways of these methods; of n-grams one for each draft length, with the n that `texts` decide.
+
+    Args:
+        texts: greedy texts of the target; None (sampled ones predict nothing) takes the middle one of the n.
+    """
+    found = []
+    for name in names:
+        for k in lengths_of(name, settings) if name != OFF else ():
+            n = 0
+            if name == "ngram":
+                n = best_n(texts, k, settings.ngram_n) if texts else settings.ngram_n[len(settings.ngram_n) // 2]
+            found.append(Method(name, k, n))
+    return found

@@ -1,0 +1,90 @@
+"""Runs ways to speculate beside plain decoding: the plain engine stays, one other is started for each way and ended after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from components.bench.engines.figures import Figure, figure_of
+from components.bench.engines.measure import Beside, Progress, groups_of, measure_beside
+from components.bench.engines.store import Measurements
+from components.engines.port import Engine, EngineSettings
+from components.engines.vllm_methods import OFF, Method, VllmFiles
+from serving.runtime.requests import Sampling
+
+
+@dataclass
+class Lab:
+    """What is needed to measure.
+
+    Args:
+        make: label → an engine, not yet started.
+        prompts: token ids.
+        slots, context: as in `EngineSettings`; all engines are started with the same.
+        groups: of requests, at levels above 1.
+        store: what is measured already.
+    """
+
+    make: Callable[[str], Engine]
+    files: VllmFiles
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling
+    slots: int
+    context: int
+    groups: int
+    store: Measurements
+    progress: Progress | None = None
+    _plain: Engine | None = field(default=None, init=False)
+
+    @contextmanager
+    def open(self) -> Iterator[Lab]:
+        """Engines that were started inside the block end with it, whatever happens."""
+        try:
+            yield self
+        finally:
+            if self._plain is not None:
+                self._plain.stop()
+                self._plain = None
+
+    def measure(self, method: Method, stage: str, levels: Sequence[int] = (1,), prompts: int | None = None) -> list[Figure]:
+        """A way beside plain decoding at each level; what is in the store is not measured again.
+
+        Args:
+            stage: part of the names in the store.
+            prompts: how many of the prompts, the first; None takes all.
+        """
+        missing = [level for level in levels if self.name(method, stage, level) not in self.store.found]
+        if missing:
+            other = self.make(method.label)
+            try:
+                plain = self.plain()
+                other.start(self.settings(method))
+                for level in missing:
+                    groups = groups_of(self.prompts[:prompts], level, self.groups)
+                    made = measure_beside(plain, other, groups, self.sampling, progress=self.progress)
+                    self.store.put(self.name(method, stage, level), made)
+            finally:
+                other.stop()
+        return [figure_of(method.label, self.found(method, stage, level)) for level in levels]
+
+    def found(self, method: Method, stage: str, level: int = 1) -> Beside:
+        """What was measured."""
+        return self.store.found[self.name(method, stage, level)]
+
+    def plain(self) -> Engine:
+        """Plain decoding, started at its first use."""
+        if self._plain is None:
+            engine = self.make(OFF)
+            engine.start(self.settings(Method()))
+            self._plain = engine
+        return self._plain
+
+    def settings(self, method: Method) -> EngineSettings:
+        """What an engine is started with."""
+        return EngineSettings(speculation=method.speculative_config(self.files), slots=self.slots, context=self.context)
+
+    @staticmethod
+    def name(method: Method, stage: str, level: int) -> str:
+        """In the store."""
+        return f"{stage} {method.label} at {level}"

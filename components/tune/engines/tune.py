@@ -1,0 +1,117 @@
+"""The search: every way on a few prompts, the best on all of them, then lengths by load. Plain decoding is always among them, and is chosen
+unless another way is surely faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pydantic import Field
+
+from components.bench.engines.figures import Figure
+from components.engines.port import Message
+from components.engines.vllm_methods import OFF, Method
+from components.tune.decision import FEWEST_PROMPTS
+from components.tune.engines.candidates import candidates, first_ngram, left_out, lengths_of
+from components.tune.engines.lab import Lab
+from components.tune.engines.ngram_replay import Text
+from components.tune.engines.schedule import Level, level_of, schedule_of
+from components.tune.engines.settings import EngineTuneSettings
+from serving.errors import DraftwellError
+
+
+class EngineChoice(Message):
+    """What a tuning chose, why, and all that it measured."""
+
+    method: str = Field(description="one of vLLM's methods, or off")
+    k: int
+    n: int
+    schedule: tuple[tuple[int, int, int], ...] = Field((), strict=False)
+    reason: str
+    levels: tuple[Level, ...] = Field((), strict=False, description="lengths by load, where several loads were measured")
+    explored: tuple[Figure, ...] = Field((), strict=False)
+    confirmed: tuple[Figure, ...] = Field((), strict=False)
+    loads: tuple[Figure, ...] = Field((), strict=False, description="of each length at each load above 1")
+    scheduled: tuple[Figure, ...] = Field((), strict=False, description="of the lengths by load, at each load")
+    left_out: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def chosen(self) -> Method:
+        """The way."""
+        return Method(self.method, self.k, self.n, self.schedule)
+
+
+def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], bool] = lambda package: False) -> EngineChoice:
+    """Choose how an engine speculates, by running it.
+
+    Args:
+        lab: with as many slots as the highest level.
+        lacks: whether a distribution is missing in the engine's environment.
+    Raises:
+        DraftwellError: what engines raise; levels that do not ascend from 1 (`bad_tune_setting`). What was finished is in the lab's store.
+    """
+    if settings.levels[0] != 1 or list(settings.levels) != sorted(set(settings.levels)):
+        raise DraftwellError(f"levels are numbers of requests at once, ascending from 1, such as 1,4,16, not {settings.levels}",
+                             code="bad_tune_setting")
+    out = left_out(settings, lab.files, lacks)
+    names = [name for name in settings.methods if name not in out and name != OFF]
+    with lab.open():
+        texts = plain_texts(lab, settings) if "ngram" in names else None
+        explored = {method: lab.measure(method, "explore", prompts=settings.explore)[0]
+                    for method in candidates(names, settings, texts)}
+        best = sorted(explored, key=lambda method: -explored[method].ratio)[: settings.confirm]
+        confirmed = {method: lab.measure(method, "confirm")[0] for method in best}
+        winner, reason = decide(confirmed)
+        found = EngineChoice(method=winner.name, k=winner.k, n=winner.n, reason=reason, explored=tuple(explored.values()),
+                             confirmed=tuple(confirmed.values()), left_out=out)
+        return found if winner.name == OFF or len(settings.levels) == 1 else with_schedule(lab, settings, winner, found)
+
+
+def plain_texts(lab: Lab, settings: EngineTuneSettings) -> list[Text] | None:
+    """Texts of plain decoding, from the first measurement; None for sampled requests, which texts predict nothing for."""
+    if settings.temperature > 0:
+        return None
+    first = first_ngram(settings)
+    lab.measure(first, "explore", prompts=settings.explore)
+    outputs = lab.found(first, "explore").plain.outputs
+    return [(prompt, output[0]) for prompt, output in zip(lab.prompts, outputs, strict=False)]
+
+
+def decide(confirmed: dict[Method, Figure]) -> tuple[Method, str]:
+    """The fastest way whose lower bound is above 1, else plain decoding; and why, in a sentence."""
+    if not confirmed:
+        return Method(), "plain decoding, because there was nothing to compare it with"
+    ranked = sorted(confirmed.items(), key=lambda item: -item[1].ratio)
+    best, figure = ranked[0]
+    if figure.groups < FEWEST_PROMPTS:
+        return Method(), (f"plain decoding, because {figure.groups} prompts are too few to choose anything else: measure on at least "
+                          f"{FEWEST_PROMPTS}; the best there, {best.label}, was {figure.ratio:.2f} times as fast")
+    for method, one in ranked:
+        if one.surely_faster:
+            return method, f"{method.label} is {one.ratio:.2f} times as fast as plain decoding (at least {one.low:.2f} times)"
+    return Method(), (f"plain decoding, because nothing is surely faster: the best, {best.label}, measured {figure.ratio:.2f} times its "
+                      f"speed with a lower bound of {figure.low:.2f}")
+
+
+def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice: EngineChoice) -> EngineChoice:
+    """Measure all lengths of the chosen method at the other loads, then the lengths by load at all of them."""
+    higher = settings.levels[1:]
+    loads = {k: lab.measure(winner.with_k(k), "load", higher) for k in lengths_of(winner.name, settings)}
+    levels = [Level(at_once=1, k=winner.k, open=(winner.k,))]
+    levels += [level_of(level, {k: figures[i] for k, figures in loads.items()}) for i, level in enumerate(higher)]
+    schedule = schedule_of(levels)
+    figures = tuple(figure for row in loads.values() for figure in row)
+    found = choice.model_copy(update={"levels": tuple(levels), "loads": figures})
+    if len(schedule) == 1:
+        return found
+    timed = replace(winner, k=max(level.k for level in levels), schedule=schedule)
+    scheduled = lab.measure(timed, "schedule", settings.levels)
+    return found.model_copy(update={"k": timed.k, "schedule": schedule, "scheduled": tuple(scheduled),
+                                    "reason": f"{choice.reason}; {by_load(levels, scheduled)}"})
+
+
+def by_load(levels: Sequence[Level], scheduled: Sequence[Figure]) -> str:
+    """The lengths by load in words, and loads at which they are surely slower than plain decoding."""
+    words = ", ".join(f"{level.k} tokens at {level.at_once}" for level in levels)
+    slower = [str(figure.at_once) for figure in scheduled if figure.surely_slower]
+    return f"by load: {words}" + (f"; surely slower than plain decoding at {', '.join(slower)} at once" if slower else "")

@@ -1,0 +1,177 @@
+"""What collect, tune, gate and bench do with `--engine vllm`: each a few lines over `flows.steps.engine`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flows.cli.options import EngineName, check_output, pick_device, progress, say, wide_console, write_json
+from serving.errors import DraftwellError
+
+if TYPE_CHECKING:
+    from components.engines.vllm_methods import Method
+    from components.gate.verdict import GateVerdict
+    from components.prompts.overlap import TrainingPrompts
+    from components.prompts.prompt import Prompt
+    from flows.steps.engine import EngineSpace
+
+ALWAYS = ("pair", "dtype", "device", "threads", "engine")
+
+
+def named(context: typer.Context, option: str) -> bool:
+    """Whether an option was named on the command line."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_options(context: typer.Context, engine: EngineName, elsewhere: Sequence[str], *, only_elsewhere: Sequence[str] = ()) -> bool:
+    """Refuse, before any work, options that the engine does not know.
+
+    Args:
+        elsewhere: options that mean something on another engine, besides those that always do.
+        only_elsewhere: those that mean nothing on ours.
+    Returns:
+        whether another engine than ours is asked for.
+    Raises:
+        DraftwellError: an option does not go with the engine (`engine_option`).
+    """
+    other = engine is not EngineName.draftwell
+    known = {*ALWAYS, *elsewhere} if other else {str(one.name) for one in context.command.params} - set(only_elsewhere)
+    wrong = [one for one in context.command.params if one.name not in known and named(context, str(one.name))]
+    if wrong:
+        raise DraftwellError(f"{wrong[0].opts[0]} means nothing with --engine {engine.value}: leave it out", code="engine_option")
+    return other
+
+
+@contextmanager
+def open_engine(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None) -> Iterator[EngineSpace]:
+    """The pair on the engine, with a progress bar; a missing or wrong engine is refused before models are looked for."""
+    from flows.steps.engine import EngineSpace
+    from flows.workspace import Workspace
+    from serving.device import usable_cores
+
+    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device)), threads or usable_cores())
+    if space.workspace.device != "cpu":
+        say("vLLM on a GPU was never run by this project: what it says there is unconfirmed")
+    _ = space.version
+    with progress(title) as bar:
+        yield replace(space, bar=bar)
+
+
+def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *,
+                   rows: Callable[[TrainingPrompts], list[Prompt]], limit: int | None, methods: str | None, levels: str, fresh: bool,
+                   **settings: Any) -> None:
+    """`draftwell tune --engine vllm`.
+
+    Args:
+        rows: prompts of which `limit` remain without those that the draft and the head were made from.
+        settings: of `EngineTuneSettings`, by its names.
+    """
+    from components.bench.engines.table import figure_table
+    from components.tune.engines.settings import EngineTuneSettings
+    from flows.context import training_prompts
+    from flows.steps.engine import CHOICE, tune_on_engine
+
+    if methods is not None:
+        settings["methods"] = tuple(part.strip() for part in methods.split(",") if part.strip())
+    chosen = EngineTuneSettings(levels=numbers(levels), **settings)
+    with open_engine("tune", pair, dtype, device, threads) as space:
+        used = training_prompts(space.workspace, kinds=("eagle3_head",))
+        prompts, lines = used.untouched(rows(used), limit)
+        for line in lines:
+            say(line)
+        document = tune_on_engine(space, prompts, chosen, fresh=fresh)
+        choice = space.choice()
+    assert choice is not None
+    figures = [*choice.explored, *choice.confirmed, *choice.loads, *choice.scheduled]
+    wide_console().print(figure_table(figures, f"explored, then confirmed: beside plain decoding, {document['version']}"))
+    typer.echo(f"chosen: {choice.chosen.label}")
+    typer.echo(choice.reason)
+    for name, why in choice.left_out.items():
+        say(f"left out: {name}, {why}")
+    typer.echo(json.dumps(document["exports"]["vllm"]))
+    typer.echo(str(space.folder / CHOICE))
+
+
+def gate_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *, prompts: Path | None, limit: int | None,
+                   max_tokens: int, keep: bool) -> tuple[str, GateVerdict]:
+    """`draftwell gate --engine vllm`: a title and the verdict."""
+    from components.gate.verdict import Thresholds
+    from components.prompts.prompt import demo_prompts, read_prompts
+    from flows.steps.engine import gate_on_engine, tuned_choice, untouched
+    from registry.gates import load_gates
+
+    with open_engine("gate", pair, dtype, device, threads) as space:
+        label = tuned_choice(space).chosen.label
+        rows = untouched(space, read_prompts(prompts) if prompts else demo_prompts()[::-1], limit)
+        verdict, record = gate_on_engine(space, rows, Thresholds.of(load_gates().model_dump()), max_tokens, keep=keep)
+    return f"{record.engine} {record.version}, {label}", verdict
+
+
+def bench_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *, rows: tuple[list[Prompt], bool, int | None],
+                    methods: str | None, max_tokens: int, temperature: float, seed: int, at_once: int, out: Path | None) -> None:
+    """`draftwell bench --engine vllm`."""
+    from components.bench.engines.table import figure_table
+    from components.prompts.prompt import mixed
+    from flows.steps.engine import about, bench_on_engine
+
+    if out is not None:
+        check_output(out)
+    prompts, mix, limit = rows
+    chosen = (mixed(prompts) if mix else prompts)[:limit]
+    with open_engine("bench", pair, dtype, device, threads) as space:
+        sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        figures = bench_on_engine(space, chosen, methods_of(space, methods), sampling, at_once)
+        document = {**about(space), "prompts": [prompt.id for prompt in chosen], "max_tokens": max_tokens, "temperature": temperature,
+                    "figures": [figure.model_dump(mode="json") for figure in figures]}
+    if out is not None:
+        write_json(out, document)
+    wide_console().print(figure_table(figures, f"{space.workspace.spec.name}, {len(chosen)} prompts of up to {max_tokens} tokens, beside "
+                                               f"plain decoding of {document['engine']} {document['version']}"))
+
+
+def collect_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *, rows: Sequence[Prompt],
+                      method: str | None, out: Path | None, fresh: bool, logprobs: int, **sampling: Any) -> None:
+    """`draftwell collect --engine vllm`."""
+    from components.engines.vllm_methods import Method, parse_method
+    from flows.steps.engine import collect_on_engine
+
+    with open_engine("collect", pair, dtype, device, threads) as space:
+        choice = space.choice()
+        way = parse_method(method) if method is not None else choice.chosen if choice is not None else Method()
+        file = out or space.folder / "texts.jsonl"
+        made = collect_on_engine(space, rows, way, space.pair.sampling(logprobs=logprobs or None, **sampling), file, fresh=fresh)
+    acceptance = made["acceptance"]
+    drafts = "" if acceptance.rate is None else f", {acceptance.rate:.2f} of drafts accepted, {acceptance.length:.2f} tokens a round"
+    speed = "" if made["tokens_per_second"] is None else f", {made['tokens_per_second']:.0f} tokens/s"
+    typer.echo(f"{file}  {made['rows']} texts, {made['tokens']} tokens by {way.label}{speed}{drafts}")
+
+
+def methods_of(space: EngineSpace, text: str | None) -> list[Method]:
+    """Those that were named; otherwise what was tuned and every method of which the pair has what it needs."""
+    from components.engines.vllm_methods import METHODS, NEEDS, Method, parse_method, parse_methods
+
+    if text is not None:
+        return parse_methods(text)
+    choice = space.choice()
+    tuned = [] if choice is None else [choice.chosen]
+    possible = [parse_method(name) for name in METHODS if name != "suffix" and getattr(space.files, NEEDS.get(name, "target")) is not None]
+    return list(dict.fromkeys([Method(), *tuned, *possible]))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Numbers that are written with commas.
+
+    >>> numbers("1,4,16")
+    (1, 4, 16)
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise DraftwellError(f"--levels {text!r}: write numbers above 0 with commas, such as 1,4,16", code="bad_levels")
+    return tuple(map(int, parts))

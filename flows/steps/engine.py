@@ -1,0 +1,310 @@
+"""The pipeline steps on another engine: what it reads of a pair, and collect, tune, gate and bench over the engine port."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from components.engines.environments import peers_root
+from components.engines.vllm import NAME, VllmEngine, check_version, command, lacks
+from components.engines.vllm_methods import OFF, Method, VllmFiles
+from flows.context import Bar, now, training_prompts
+from flows.workspace import Workspace
+from serving.errors import DraftwellError
+from serving.files import json_digest, write_json
+from serving.number_format import dtype_of
+
+if TYPE_CHECKING:
+    from components.bench.engines.figures import Figure
+    from components.bench.engines.store import Measurements
+    from components.gate.engine_checks import EngineGateRecord
+    from components.gate.verdict import GateVerdict, Thresholds
+    from components.prompts.prompt import Prompt
+    from components.tune.engines.settings import EngineTuneSettings
+    from components.tune.engines.tune import EngineChoice
+    from serving.runtime.pair import LoadedPair
+    from serving.runtime.requests import Sampling
+
+ROOM = 64
+"""Positions beyond prompt and answer: drafts reach over the end."""
+CHOICE, RECORD = "tuned.json", "gate.json"
+
+
+@dataclass(frozen=True)
+class EngineSpace:
+    """A pair on an engine of its own environment.
+
+    Args:
+        threads: that the engine computes with.
+    """
+
+    workspace: Workspace
+    threads: int
+    bar: Bar | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where choices, records and measurements of this engine are kept."""
+        return self.workspace.device_root / NAME
+
+    @cached_property
+    def version(self) -> str:
+        """Of the installed engine.
+
+        Raises:
+            DraftwellError: it is not installed, or another version (`peer_not_installed`, `engine_version`).
+        """
+        command()
+        return check_version() or "unknown"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        from serving.artifacts.pair_files import fingerprint
+
+        return fingerprint(self.workspace.files(), self.workspace.dtype)
+
+    @cached_property
+    def pair(self) -> LoadedPair:
+        """The pair without its models: it encodes prompts and knows stop tokens."""
+        from transformers import GenerationConfig
+
+        from serving.runtime.model_files import load_tokenizer
+        from serving.runtime.pair import LoadedPair
+
+        space = self.workspace
+        target = space.files().target
+        config = GenerationConfig.from_pretrained(target) if (target / "generation_config.json").is_file() else GenerationConfig()
+        dtype: Any = space.dtype
+        modules: dict[Any, Any] = {"target": SimpleNamespace(generation_config=config)}
+        return LoadedPair(space.spec.name, dtype, "cpu", {}, modules, load_tokenizer(target), self.fingerprint, space.spec.chat)
+
+    @cached_property
+    def files(self) -> VllmFiles:
+        """Target, and draft and head with complete weights, written once where they borrow the target's."""
+        files = self.workspace.files()
+        return VllmFiles(files.target, draft=self._draft(files.draft), head=self._head())
+
+    def _draft(self, folder: Path | None) -> Path | None:
+        if folder is None or (folder / "config.json").is_file():
+            return folder
+        from components.export.checkpoint import save_draft
+
+        return self._written("draft", self.fingerprint, lambda out: save_draft(self.workspace.files().target, folder, out,
+                                                                               dtype_of(self.workspace.dtype)))
+
+    def _head(self) -> Path | None:
+        from components.export.checkpoint import save_head
+        from serving.artifacts.eagle3_head import Eagle3Head
+
+        own = self.workspace.folder("eagle3_head")
+        folder = own if (own / "artifact.json").is_file() else self.workspace.shipped_folder("eagle3_head")
+        if folder is None:
+            return None
+        head = Eagle3Head.load(folder, fingerprint=self.fingerprint)
+        return self._written("head", str(head.digest), lambda out: save_head(self.workspace.files().target, head, out))
+
+    def _written(self, role: str, digest: str, write: Callable[[Path], Any]) -> Path:
+        folder = peers_root() / "models" / f"{self.workspace.spec.name}-{role}-{digest[:12]}"
+        if not folder.is_dir():
+            self.workspace.say(f"writing the {role} for {NAME}")
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            write(folder)
+        return folder
+
+    def engine(self, label: str) -> VllmEngine:
+        """An engine, not yet started."""
+        return VllmEngine(f"{NAME}/{label}", self.files.target, dtype=dtype_of(self.workspace.dtype), threads=self.threads)
+
+    def encoded(self, prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[list[int]], int]:
+        """Token ids of the prompts, and positions that the longest needs.
+
+        Raises:
+            DraftwellError: one is too long for the target (`context_too_long`).
+        """
+        from components.prompts.prompt import ids_of
+
+        ids = [ids_of(self.pair, prompt) for prompt in prompts]
+        config = json.loads((self.files.target / "config.json").read_text())
+        limit = int(config.get("max_position_embeddings") or 1 << 20)
+        for prompt, one in zip(prompts, ids, strict=True):
+            if len(one) + max_tokens > limit:
+                raise DraftwellError(f"prompt {prompt.id} has {len(one)} tokens, which with {max_tokens} more exceed the target's {limit}: "
+                                     "leave it out, or ask for fewer tokens", code="context_too_long")
+        return ids, min(limit, max(map(len, ids)) + max_tokens + ROOM)
+
+    def subject(self, ids: Sequence[Sequence[int]], sampling: Sampling, **more: Any) -> dict[str, Any]:
+        """What a measurement depends on."""
+        from serving.device import device_class
+
+        return {"engine": NAME, "version": self.version, "device_class": device_class(self.workspace.device), "threads": self.threads,
+                "fingerprint": self.fingerprint, "dtype": self.workspace.dtype, "prompts": json_digest(list(ids)),
+                "head": str(self.files.head),
+                "sampling": [sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed], **more}
+
+    def tuned(self) -> dict[str, Any]:
+        """The document of the last tuning; empty where there is none."""
+        try:
+            found = json.loads((self.folder / CHOICE).read_text())
+            return found if isinstance(found, dict) else {}
+        except (OSError, ValueError):
+            return {}
+
+    def choice(self) -> EngineChoice | None:
+        """What was tuned last; None where nothing was, or what is there is not readable."""
+        from pydantic import ValidationError
+
+        from components.tune.engines.tune import EngineChoice
+
+        try:
+            return EngineChoice.model_validate_json(json.dumps(self.tuned()["choice"]))
+        except (KeyError, ValidationError):
+            return None
+
+
+def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool = False) -> dict[str, Any]:
+    """Choose how the engine speculates; the document is written into the workspace and returned."""
+    from components.prompts.overlap import hashes_of
+    from components.tune.engines.tune import tune_engine
+
+    lab, store = lab_of(space, prompts, settings, fresh=fresh)
+    if store.read:
+        space.workspace.say(f"{store.read} measurements of an earlier run are reused: --fresh measures again")
+    choice = tune_engine(lab, settings, lacks)
+    document = {**about(space), "prompt_hashes": hashes_of(prompts), "choice": choice.model_dump(mode="json"),
+                "exports": exports(choice, space.files)}
+    write_json(space.folder / CHOICE, document)
+    return document
+
+
+def lab_of(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSettings, *, fresh: bool) -> tuple[Any, Measurements]:
+    """What a tuning measures with, and its store."""
+    from components.bench.engines.store import Measurements
+    from components.tune.engines.lab import Lab
+
+    ids, context = space.encoded(prompts, settings.max_tokens)
+    sampling = space.pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
+    slots = max(settings.levels)
+    subject = space.subject(ids, sampling, slots=slots, context=context, explore=settings.explore, groups=settings.groups)
+    store = Measurements(space.folder / "measurements.json", subject, fresh=fresh)
+    return Lab(space.engine, space.files, ids, sampling, slots, context, settings.groups, store, space.bar), store
+
+
+def about(space: EngineSpace) -> dict[str, Any]:
+    """What a document is about."""
+    from serving.device import device_class
+
+    return {"engine": NAME, "version": space.version, "pair": space.workspace.spec.name, "fingerprint": space.fingerprint,
+            "dtype": space.workspace.dtype, "device_class": device_class(space.workspace.device), "threads": space.threads, "made": now()}
+
+
+def exports(choice: EngineChoice, files: VllmFiles) -> dict[str, Any]:
+    """The choice as settings of engines; a key is missing where the engine cannot express it."""
+    from components.export.schedules import sglang_adaptive, tensorrt_llm_schedule
+
+    found: dict[str, Any] = {"vllm": choice.chosen.speculative_config(files)}
+    if choice.levels and choice.method == "eagle3":
+        found["sglang_adaptive"] = sglang_adaptive([(level.at_once, level.open) for level in choice.levels])
+    if choice.levels and choice.method != OFF:
+        found["tensorrt_llm"] = tensorrt_llm_schedule([(level.at_once, level.k) for level in choice.levels])
+    return found
+
+
+def bench_on_engine(space: EngineSpace, prompts: Sequence[Prompt], methods: Sequence[Method], sampling: Sampling,
+                    at_once: int = 1) -> list[Figure]:
+    """Ways to speculate beside plain decoding; nothing is kept."""
+    from components.bench.engines.store import Measurements
+    from components.tune.engines.lab import Lab
+
+    ids, context = space.encoded(prompts, sampling.max_tokens)
+    groups = max(2, -(-len(ids) // at_once))
+    lab = Lab(space.engine, space.files, ids, sampling, at_once, context, groups, Measurements(None, {}), space.bar)
+    with lab.open():
+        return [lab.measure(method, "bench", (at_once,))[0] for method in methods if method.name != OFF]
+
+
+def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Thresholds, max_tokens: int, *,
+                   keep: bool = True) -> tuple[GateVerdict, EngineGateRecord]:
+    """Judge what was tuned for the engine, beside its plain decoding; the record is written unless `keep` is False.
+
+    Raises:
+        DraftwellError: nothing was tuned (`not_tuned`), or for other models (`other_models`).
+    """
+    from components.bench.engines.store import Measurements
+    from components.gate.engine_checks import EngineGateRecord, differences, judge_engine
+    from components.tune.engines.lab import Lab
+
+    choice, known = tuned_choice(space), about(space)
+    ids, context = space.encoded(prompts, max_tokens)
+    levels = tuple(level.at_once for level in choice.levels) if choice.schedule else (1,)
+    sampling = space.pair.sampling(max_tokens=max_tokens)
+    lab = Lab(space.engine, space.files, ids, sampling, max(levels), context, 8, Measurements(None, {}), space.bar)
+    with lab.open():
+        figures = lab.measure(choice.chosen, "gate", levels) if choice.method != OFF else []
+        unlike = differences(lab.found(choice.chosen, "gate"), ids, lab.plain(), space.workspace.dtype) if figures else None
+        verdict = judge_engine(figures, unlike, thresholds)
+    record = EngineGateRecord(**{key: known[key] for key in ("engine", "version", "device_class", "dtype", "fingerprint", "made")},
+                              settings=choice.chosen.speculative_config(space.files), passed=verdict.passed,
+                              checks=[vars(check) for check in verdict.checks])
+    if keep:
+        write_json(space.folder / RECORD, record.model_dump(mode="json"))
+    return verdict, record
+
+
+def tuned_choice(space: EngineSpace) -> EngineChoice:
+    """What was tuned for these models.
+
+    Raises:
+        DraftwellError: nothing was (`not_tuned`), or for other models (`other_models`).
+    """
+    choice = space.choice()
+    if choice is None:
+        raise DraftwellError(f"nothing is tuned for {NAME}: run `draftwell tune --engine {NAME} --pair {space.workspace.spec.name}` first",
+                             code="not_tuned")
+    if space.tuned().get("fingerprint") != space.fingerprint:
+        raise DraftwellError(f"the choice for {NAME} was made for other models: tune again", code="other_models")
+    return choice
+
+
+def untouched(space: EngineSpace, prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """At most `limit` prompts that neither the draft, the head nor the choice was made from; a person reads how many were left out.
+
+    Raises:
+        DraftwellError: none is left (`no_untouched_prompts`).
+    """
+    from components.prompts.overlap import TrainingPrompts
+
+    made = training_prompts(space.workspace, kinds=("eagle3_head",))
+    tuned = frozenset(space.tuned().get("prompt_hashes", ()))
+    left, lines = TrainingPrompts({**made.by_name, f"the choice for {NAME}": tuned}, made.unknown).untouched(prompts, limit)
+    for line in lines:
+        space.workspace.say(line)
+    return left
+
+
+def collect_on_engine(space: EngineSpace, prompts: Sequence[Prompt], method: Method, sampling: Sampling, file: Path, *,
+                      at_once: int = 8, fresh: bool = False) -> dict[str, Any]:
+    """Texts, top log-probabilities and acceptance, one JSON object a line; a run that was stopped resumes after the last whole group.
+
+    Args:
+        sampling: of the first prompt; each further prompt has the next seed. `logprobs` says how many tokens are named.
+        file: is written atomically after every group; one of other prompts or settings is refused unless `fresh`.
+    Returns:
+        `rows`, `tokens`, `tokens_per_second` (of those that were decoded now) and `acceptance` (of all).
+    """
+    from components.engines.port import EngineSettings
+    from components.engines.texts import EngineTexts
+
+    ids, context = space.encoded(prompts, sampling.max_tokens)
+    subject = space.subject(ids, sampling, method=method.label, logprobs=sampling.logprobs)
+    texts = EngineTexts(file, {**about(space), "subject": json_digest(subject), "method": method.label}, fresh=fresh)
+    with ExitStack() as stack:
+        engine = space.engine(method.label)
+        stack.callback(engine.stop)
+        settings = EngineSettings(speculation=method.speculative_config(space.files), slots=at_once, context=context)
+        return texts.write(engine, settings, prompts, ids, sampling, decode=space.pair.decode, progress=space.bar)

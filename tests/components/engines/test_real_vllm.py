@@ -1,0 +1,86 @@
+"""The real vLLM behind the port: `DRAFTWELL_TEST_PEERS` names the folder that `make peers` filled."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.engines.environments import INSTALLED
+from components.engines.port import Decoded, EngineSettings
+from components.engines.vllm import VllmEngine
+from components.engines.vllm_methods import Method, VllmFiles
+from components.tune.engines.schedule import Level, schedule_of
+from serving.runtime.requests import Sampling
+
+TOKENS = 24
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of environments; without it the test is skipped."""
+    folder = os.environ.get("DRAFTWELL_TEST_PEERS")
+    if not folder or not (Path(folder) / "vllm" / INSTALLED).is_file():
+        pytest.skip("vllm is not installed: `make peers PEERS=vllm PEERS_DIR=folder`, then DRAFTWELL_TEST_PEERS=folder")
+    monkeypatch.setenv("DRAFTWELL_PEERS", folder)
+    return Path(folder)
+
+
+def test_vllms_own_reader_takes_our_schedules(peers: Path) -> None:
+    """Only its plain functions are loaded, not vLLM."""
+    file = next((peers / "vllm").glob("lib/python*/site-packages/vllm/v1/spec_decode/dynamic/utils.py"))
+    spec = importlib.util.spec_from_file_location("vllm_schedules", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    levels = [Level(at_once=at_once, k=k, open=(k,)) for at_once, k in ((1, 5), (4, 3), (16, 0))]
+    read = module.build_dynamic_sd_schedule_lookup([list(part) for part in schedule_of(levels)], 32, 5)
+    assert read[1:] == [5] + [3] * 3 + [0] * 28
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [Method("ngram", 4, 3), Method("draft_model", 2),
+                                    Method("draft_model", 2, schedule=((1, 1, 2), (2, 4, 0)))],
+                         ids=lambda method: method.label)
+def test_it_decodes_counts_and_ends(peers: Path, method: Method) -> None:
+    from components.bench.peers.model_files import model_folder
+    from tests.support.models.default_pair import default_pair, generated
+
+    pair = default_pair()
+    files = VllmFiles(model_folder(pair, "target"), draft=model_folder(pair, "draft"))
+    prompts = [list(ids) for _, ids, _ in generated()[:2]]
+    plain, other = (VllmEngine(f"vllm/{label}", files.target, dtype="float32", threads=2) for label in ("off", method.label))
+    try:
+        plain.start(EngineSettings(slots=2, context=512))
+        about = other.start(EngineSettings(speculation=method.speculative_config(files), slots=2, context=512))
+        assert about.version.startswith("vllm 0.32")
+        sampling = Sampling(max_tokens=TOKENS, logprobs=3)
+        expected, one, both = plain.decode(prompts, sampling), other.decode(prompts[:1], sampling), other.decode(prompts, sampling)
+        check(expected, False)
+        check(one, True)
+        check(both, not method.schedule)
+        assert first_tokens(both) == first_tokens(expected)
+    finally:
+        plain.stop()
+        other.stop()
+
+
+def first_tokens(decoded: Decoded) -> list[list[int]]:
+    """Before near-ties can matter."""
+    return [answer.tokens[:4] for answer in decoded.answers]
+
+
+def check(decoded: Decoded, drafts: bool) -> None:
+    """Tokens, clocks, log-probabilities and acceptance are there."""
+    for answer in decoded.answers:
+        assert 1 <= len(answer.tokens) <= TOKENS
+        assert 0 < answer.first_token_seconds <= answer.seconds <= decoded.seconds + 1e-3
+        assert answer.top_logprobs is not None
+        assert [len(row) for row in answer.top_logprobs] == [3] * len(answer.tokens)
+        assert sum(answer.acceptance.accepted_at) == answer.acceptance.accepted <= answer.acceptance.drafted
+    if drafts:
+        assert sum(answer.acceptance.rounds for answer in decoded.answers) > 0

@@ -1,0 +1,134 @@
+"""The search on another engine: what it tries, what it chooses, lengths by load, and that it resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.bench.engines.store import Measurements
+from components.engines.vllm_methods import Method, VllmFiles
+from components.tune.engines.candidates import candidates
+from components.tune.engines.lab import Lab
+from components.tune.engines.ngram_replay import best_n, passes, propose
+from components.tune.engines.schedule import Level, schedule_of
+from components.tune.engines.settings import EngineTuneSettings
+from components.tune.engines.tune import EngineChoice, tune_engine
+from serving.runtime.requests import Sampling
+from tests.support.errors import raises_code
+from tests.support.peers.fake_engine import maker
+
+PROMPTS = [[5 + i, 6, 7 + i % 3] for i in range(10)]
+
+
+def lab(speeds: Mapping[str, float], *, log: list[str] | None = None, file: Path | None = None, slots: int = 1,
+        faults: Sequence[str] = (), prompts: Sequence[Sequence[int]] = PROMPTS, head: bool = False) -> Lab:
+    files = VllmFiles(Path("t"), draft=Path("d"), head=Path("h") if head else None)
+    return Lab(maker(speeds, [] if log is None else log, faults), files, prompts, Sampling(max_tokens=12), slots, 64, 8,
+               Measurements(file, {"of": 1}))
+
+
+def test_the_fastest_sure_way_is_chosen_and_engines_end() -> None:
+    log: list[str] = []
+    found = tune_engine(lab({"draft_model:3": 1.4, "draft_model": 1.2, "ngram": 1.1}, log=log), EngineTuneSettings())
+    assert found.chosen == Method("draft_model", 3)
+    assert "1.40" in found.reason
+    assert found.left_out == {"eagle3": "the pair has no head that the engine can read"}
+    assert {figure.label for figure in found.explored} == {
+        "ngram(k=3,n=2)", "ngram(k=5,n=2)", "ngram(k=8,n=2)", "suffix(k=8)", *(f"draft_model(k={k})" for k in (1, 2, 3, 5))}
+    assert len(found.confirmed) == 3
+    assert found.confirmed[0].groups == 10
+    assert sorted(line for line in log if line.startswith("start")) == sorted(
+        line.replace("stop", "start") for line in log if line.startswith("stop"))
+    assert EngineChoice.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize(("speeds", "prompts", "words"), [
+    ({}, PROMPTS, "nothing is surely faster"), ({"ngram": 2.0}, PROMPTS[:5], "too few")])
+def test_plain_decoding_stays_unless_another_is_surely_faster(speeds: dict[str, float], prompts: list[list[int]], words: str) -> None:
+    found = tune_engine(lab(speeds, prompts=prompts), EngineTuneSettings())
+    assert found.chosen == Method()
+    assert words in found.reason
+
+
+def test_what_the_environment_lacks_is_left_out_by_name() -> None:
+    found = tune_engine(lab({}), EngineTuneSettings(methods=("suffix",)), lambda package: package == "arctic-inference")
+    assert found.left_out == {"suffix": "the engine's environment has no arctic-inference"}
+    assert found.chosen == Method()
+    with raises_code("bad_method", "lookahead"):
+        tune_engine(lab({}), EngineTuneSettings(methods=("lookahead",)))
+
+
+def test_a_killed_run_resumes_with_what_is_missing(tmp_path: Path) -> None:
+    file, speeds, first, second = tmp_path / "m.json", {"draft_model:2": 1.5}, list[str](), list[str]()
+    with raises_code("engine_killed", "draft_model(k=3)"):
+        tune_engine(lab(speeds, log=first, file=file, faults=["draft_model(k=3)"]), EngineTuneSettings())
+    assert first[-2:] == ["stop draft_model(k=3)", "stop off"]
+    found = tune_engine(lab(speeds, log=second, file=file), EngineTuneSettings())
+    started = [line for line in second if line.startswith("start")]
+    assert started[:3] == ["start off", "start draft_model(k=3)", "start draft_model(k=5)"] or started[0] == "start draft_model(k=3)"
+    assert "start draft_model(k=1)" not in started[:2]
+    assert found == tune_engine(lab(speeds), EngineTuneSettings())
+    third: list[str] = []
+    assert tune_engine(lab(speeds, log=third, file=file), EngineTuneSettings()) == found
+    assert third == []
+
+
+def test_lengths_follow_the_load_and_are_confirmed() -> None:
+    speeds = {"draft_model:5": 1.5, "draft_model:5@4": 0.8, "draft_model:2@4": 1.2, "draft_model:1": 1.1, "draft_model@8": 0.7}
+    speeds |= {f"draft_model:{k}@8": 0.7 for k in (1, 2, 3, 5)}
+    found = tune_engine(lab(speeds, slots=8), EngineTuneSettings(methods=("draft_model",), levels=(1, 4, 8)))
+    assert [(level.at_once, level.k) for level in found.levels] == [(1, 5), (4, 2), (8, 0)]
+    assert found.schedule == ((1, 1, 5), (2, 4, 2), (5, 8, 0))
+    assert found.chosen.label == "draft_model(k=5@1-1,2@2-4,0@5-8)"
+    assert [round(figure.ratio, 2) for figure in found.scheduled] == [1.5, 1.2, 1.0]
+    assert found.levels[-1].open == (0,)
+
+
+def test_one_length_for_all_loads_needs_no_schedule() -> None:
+    found = tune_engine(lab({"draft_model:3": 1.5}, slots=4), EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
+    assert found.chosen == Method("draft_model", 3)
+    assert found.scheduled == ()
+
+
+@pytest.mark.parametrize("levels", [(2, 4), (1, 4, 4), (1, 8, 4)])
+def test_levels_ascend_from_one(levels: tuple[int, ...]) -> None:
+    with raises_code("bad_tune_setting", "1,4,16"):
+        tune_engine(lab({}), EngineTuneSettings(levels=levels))
+
+
+def test_a_schedule_has_no_gap_and_joins_equal_lengths() -> None:
+    levels = [Level(at_once=at_once, k=k, open=(k,)) for at_once, k in ((1, 3), (4, 3), (16, 1))]
+    assert schedule_of(levels) == ((1, 4, 3), (5, 16, 1))
+
+
+def test_the_n_of_ngrams_is_what_texts_decide() -> None:
+    text = ([1, 2, 9, 3, 2, 8], [1, 2, 9, 3, 2, 8, 1, 2, 9, 3, 2, 8])
+    counts = {n: passes(text, 5, n) for n in (1, 2, 3)}
+    assert best_n([text], 5, (1, 2, 3)) == min(counts, key=lambda n: (counts[n], n))
+    settings = EngineTuneSettings(ngram_n=(1, 2, 3), ngram_k=(5,))
+    assert candidates(["ngram"], settings, [text]) == [Method("ngram", 5, best_n([text], 5, (1, 2, 3)))]
+    assert candidates(["ngram"], settings, None) == [Method("ngram", 5, 2)]
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.lists(st.integers(0, 2), min_size=1, max_size=12), st.integers(1, 4))
+def test_a_replay_needs_at_most_a_pass_a_token(prompt: list[int], answer: list[int], k: int) -> None:
+    assert -(-len(answer) // (k + 1)) <= passes((prompt, answer), k, 3) <= len(answer)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=10), st.integers(1, 4), st.integers(1, 3))
+def test_a_draft_is_what_followed_the_longest_ngram_at_its_first_place(context: list[int], k: int, n: int) -> None:
+    """Against vLLM's algorithm in another form: the longest match of the reversed text, its rightmost place there."""
+    best, place = 0, 0
+    reverse = context[::-1]
+    for i in range(1, len(reverse)):
+        length = 0
+        while length < min(n, len(reverse) - i) and reverse[length] == reverse[i + length]:
+            length += 1
+        if length and length >= best:
+            best, place = length, i
+    start = len(context) - place
+    assert propose(context, k, n) == (context[start : start + k] if best else [])
