@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from serving.errors import DraftwellError
 
-TAIL = 200_000
+TAIL = 20_000
 """Bytes at the end of a log that are looked through."""
+OUT_OF_MEMORY = "engine_out_of_memory"
 
 
 class Known(NamedTuple):
@@ -26,7 +27,7 @@ KNOWN = (
           "install what is named into the engine's environment, or leave that method out"),
     Known(r"[Aa]ddress already in use", "engine_port_taken", "end what listens there, or run it again: another port is chosen"),
     Known(r"No available memory for the cache blocks|KV cache is needed, which is larger than .*|Cannot allocate memory"
-          r"|can't allocate memory|not enough memory|\bMemoryError\b|bad_alloc|OutOfMemoryError|CUDA out of memory", "engine_out_of_memory",
+          r"|can't allocate memory|not enough memory|\bMemoryError\b|bad_alloc|OutOfMemoryError|CUDA out of memory", OUT_OF_MEMORY,
           "lower the slots, the context or VLLM_CPU_KVCACHE_SPACE (GiB), or free memory"),
 )
 
@@ -40,14 +41,20 @@ def why_ended(label: str, log: Path, code: int | None) -> DraftwellError:
         code: its exit code, negative for a signal; None where it is not known.
     """
     how = f"was ended by signal {-code} ({signal_name(-code)})" if code is not None and code < 0 else f"ended with exit code {code}"
-    text = tail_of(log)
-    for known in KNOWN:
-        if found := re.search(known.pattern, text):
-            return DraftwellError(f"{label} {how} ({one_line(found[0])}): {known.advice}; see {log}", code=known.code)
-    if code == -signal.SIGKILL:
+    cause = cause_in(tail_of(log))
+    killed = code == -signal.SIGKILL
+    if cause is not None and (not killed or cause[0].code == OUT_OF_MEMORY):
+        return DraftwellError(f"{label} {how} ({one_line(cause[1])}): {cause[0].advice}; see {log}", code=cause[0].code)
+    if killed:
         return DraftwellError(f"{label} {how}, as the system does where memory runs out: lower the slots, the context or "
                               f"VLLM_CPU_KVCACHE_SPACE (GiB), or free memory, then run the same again; see {log}", code="engine_killed")
     return DraftwellError(f"{label} {how} ({last_line(log)}): see {log}, or leave it out", code="engine_failed")
+
+
+def cause_in(text: str) -> tuple[Known, str] | None:
+    """The known failure that a log names last, and how it is worded there; None where it names none."""
+    found = [(match.start(), known, match[0]) for known in KNOWN for match in re.finditer(known.pattern, text)]
+    return max(found, key=lambda one: one[0])[1:] if found else None
 
 
 def signal_name(number: int) -> str:

@@ -1,0 +1,27 @@
+"""What the end of a log and an exit code say together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.engines.failures import why_ended
+
+WARNING = "WARNING No module named 'vllm._moe_C'\n"
+
+
+@pytest.mark.parametrize(("text", "exit_code", "code"), [
+    (WARNING, -9, "engine_killed"),
+    (WARNING + "torch.OutOfMemoryError: too much\n", -9, "engine_out_of_memory"),
+    (WARNING + "RuntimeError: [Errno 12] Cannot allocate memory\n", 1, "engine_out_of_memory"),
+    ("MemoryError in a warning\n" + "ImportError: Arctic Inference is required for suffix decoding.\n", 1, "engine_plugin_missing"),
+    ("OSError: [Errno 98] Address already in use\n", 1, "engine_port_taken"),
+    ("ValueError: K must be\npositive\n", 1, "engine_failed"), ("", -11, "engine_failed"), ("", None, "engine_failed")])
+def test_the_last_cause_counts_and_a_kill_is_not_blamed_on_a_warning(text: str, exit_code: int | None, code: str, tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(text)
+    error = why_ended("vllm/off", log, exit_code)
+    assert error.code == code
+    assert str(log) in str(error)
+    assert "\n" not in str(error)
