@@ -101,7 +101,7 @@ class LoadedPair:
 
     def encode(self, prompt: str, *, special: bool = True) -> list[int]:
         """Ids of plain text; `special`: with the special tokens that the tokenizer puts around a text."""
-        return list(self.tokenizer(prompt, add_special_tokens=special)["input_ids"])
+        return list((self.tokenizer(prompt) if special else self.tokenizer(prompt, add_special_tokens=False))["input_ids"])
 
     def encode_chat(self, messages: Sequence[dict[str, str]], *, open_turn: bool = True, continue_last: bool = False,
                     values: Mapping[str, Any] | None = None) -> list[int]:
@@ -117,16 +117,18 @@ class LoadedPair:
         """
         from jinja2 import TemplateError
 
-        tokenizer, values = self.tokenizer, values or {}
-        reserved = sorted(values.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys())
+        tokenizer, values = self.tokenizer, dict(values or {})
+        reserved = values and sorted(values.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys())
         if reserved:
             raise DraftwellError(f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
                                  code="template_value_refused")
         if not tokenizer.chat_template:
             return self.encode("\n\n".join(m["content"] for m in messages))
+        if continue_last:
+            values["continue_final_message"] = True
         try:
             return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=open_turn and not continue_last,
-                                                      continue_final_message=continue_last, return_dict=False, **values))
+                                                      return_dict=False, **values))
         except (TemplateError, ValueError) as error:
             raise DraftwellError(f"the model's chat template refuses these messages: {error}",
                                  code="messages_refused") from error

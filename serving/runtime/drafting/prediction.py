@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from serving.runtime.requests import Text
 from serving.runtime.types import Draft, Verdict
 
-SHORTEST, LONGEST = 2, 32
-"""Tokens of a draft: as many as were kept last, twice over, within these bounds."""
-FIRST = 8
+SHORTEST, FIRST, LONGEST = 2, 8, 32
+"""Tokens of a draft: as many as were kept last, twice over, from `FIRST` (where two in a row have failed, `SHORTEST`) to `LONGEST`."""
 WINDOW = 16
 """How far after the place where the prediction failed a single equal token is taken for its continuation."""
 MATCH = 8
@@ -54,7 +53,7 @@ class Prediction:
         self._follow(text.output)
         if self.at is None:
             return Draft()
-        tokens = self.ids[self.at : self.at + min(limit, self._length)]
+        tokens = self.ids[self.at : self.at + min(limit, FIRST if self._guessed else LONGEST, self._length)]
         stops = text.sampling.stop_token_ids
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
         return Draft(tokens[:end])
@@ -62,7 +61,7 @@ class Prediction:
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Note what became of a draft, before the next one is asked for."""
         self._misses = 0 if verdict.accepted else self._misses + 1
-        self._length = min(LONGEST, max(SHORTEST, 2 * verdict.accepted))
+        self._length = min(LONGEST, max(FIRST if self._misses < 2 else SHORTEST, 2 * verdict.accepted))
 
     def _follow(self, output: Sequence[int]) -> None:
         """Find the place after the tokens that the output has gained."""
