@@ -13,7 +13,6 @@ from openai.types.responses import Response, ResponseCompletedEvent, ResponseInc
 from serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import served_pair, serving
 
-
 ENDLESS = {"ignore_eos": True}
 
 
@@ -34,7 +33,8 @@ def respond(client: openai.OpenAI, said: Any = "Say hi", **more: Any) -> Any:
 
 
 def chat(client: openai.OpenAI, messages: Any, **more: Any) -> Any:
-    return client.chat.completions.create(model="tiny", messages=messages, **{"temperature": 0, "max_tokens": 20, "extra_body": ENDLESS, **more})
+    settings = {"temperature": 0, "max_tokens": 20, "extra_body": ENDLESS, **more}
+    return client.chat.completions.create(model="tiny", messages=messages, **settings)
 
 
 def test_a_text_is_answered_as_a_chat_is(client: openai.OpenAI) -> None:
