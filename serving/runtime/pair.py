@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ from serving.runtime.output import Model
 from serving.runtime.requests import Sampling
 from serving.settings import Settings
 
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 MOST_ONNX_CORES = 8
 """A draft is small: more threads wait for each other longer than they compute (a guess, not measured)."""
 
@@ -91,23 +93,43 @@ class LoadedPair:
         """Sampling parameters with this pair's stop tokens."""
         return Sampling(**{"stop_token_ids": self.stop_tokens, **settings})
 
-    def encode(self, prompt: str) -> list[int]:
-        """Ids of plain text."""
-        return list(self.tokenizer(prompt)["input_ids"])
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """What the target's generation config sets of temperature, top_k, top_p, min_p and repetition_penalty."""
+        config = self.modules["target"].generation_config.to_diff_dict()
+        return {name: config[name] for name in SAMPLING_DEFAULTS if config.get(name) is not None}
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of a conversation under the chat template, ready for the assistant's turn; plain text without a template.
+    def encode(self, prompt: str, *, special: bool = True) -> list[int]:
+        """Ids of plain text; `special`: with the special tokens that the tokenizer puts around a text."""
+        return list((self.tokenizer(prompt) if special else self.tokenizer(prompt, add_special_tokens=False))["input_ids"])
 
+    def encode_chat(self, messages: Sequence[dict[str, str]], *, open_turn: bool = True, continue_last: bool = False,
+                    values: Mapping[str, Any] | None = None) -> list[int]:
+        """Ids of a conversation under the chat template; plain text without a template.
+
+        Args:
+            open_turn: end with the beginning of the assistant's turn.
+            continue_last: end within the last message instead, so that the answer continues it.
+            values: further ones for the template; a name that means something to transformers is refused.
         Raises:
-            DraftwellError: the template refuses the conversation (roles out of order, say).
+            DraftwellError: the template refuses the conversation (roles out of order, say), or it does not end with the message that is to
+                be continued (`messages_refused`); a value may not be set (`template_value_refused`).
         """
         from jinja2 import TemplateError
 
-        if not self.tokenizer.chat_template:
+        tokenizer, values = self.tokenizer, dict(values or {})
+        reserved = values and sorted(values.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys())
+        if reserved:
+            raise DraftwellError(f"the chat template takes no value {reserved[0]!r} from a request: leave it out",
+                                 code="template_value_refused")
+        if not tokenizer.chat_template:
             return self.encode("\n\n".join(m["content"] for m in messages))
+        if continue_last:
+            values["continue_final_message"] = True
         try:
-            return list(self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
-        except TemplateError as error:
+            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=open_turn and not continue_last,
+                                                      return_dict=False, **values))
+        except (TemplateError, ValueError) as error:
             raise DraftwellError(f"the model's chat template refuses these messages: {error}",
                                  code="messages_refused") from error
 

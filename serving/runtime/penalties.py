@@ -1,20 +1,30 @@
-"""Presence and frequency penalties of one request, with counts that are kept from forward pass to forward pass."""
+"""What the tokens before a position change in its logits: penalties, and stop tokens that may not come yet. Counts are kept from
+forward pass to forward pass."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from serving.runtime.requests import Sampling
 
 
 class Penalties:
-    """What the tokens that a request has written take off its logits: presence·[count(t) > 0] + frequency·count(t) (OpenAI's formula).
+    """What the tokens of a request change in its logits, of drafts and of the target alike, in this order (vLLM's):
 
-    A token is counted once, when it is first written, and uncounted if it was drafted and rejected; a forward pass then costs one
-    subtraction, however long the text is.
+    1. repetition penalty: z(t) of a token of prompt or output is divided by it if positive, else multiplied;
+    2. z(t) − presence·[count(t) > 0] − frequency·count(t), by counts of the output (OpenAI's formula);
+    3. stop tokens are at −∞ while the output has fewer than `min_tokens` tokens.
+
+    A token is counted once, when it is first written, and uncounted if it was drafted and rejected; a forward pass then costs a few
+    operations, however long the text is.
+
+    Args:
+        prompt: its tokens, for the repetition penalty.
 
     >>> import torch
     >>> penalties = Penalties(Sampling(frequency_penalty=1.0)).follow([2, 0, 2])
@@ -22,8 +32,11 @@ class Penalties:
     [[-1.0, 0.0, -1.0], [-1.0, 0.0, -2.0]]
     """
 
-    def __init__(self, sampling: Sampling):
+    def __init__(self, sampling: Sampling, prompt: Sequence[int] = ()):
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
+        self._repetition, self.prompt = sampling.repetition_penalty, prompt
+        self._prompt_tokens = frozenset(prompt) if self._repetition != 1.0 else frozenset()
+        self._min_tokens, self._stops = sampling.min_tokens, sorted(sampling.stop_token_ids)
         self.written: list[int] = []
         self._counts: Counter[int] = Counter()
         self._changed: set[int] = set()
@@ -42,16 +55,31 @@ class Penalties:
         return self
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Penalised logits `[rows, vocab]` of consecutive positions, the last of which predicts the token after all that is written.
+        """Logits `[rows, vocab]` of consecutive positions as a request changes them; the last position predicts the token after all
+        that is written.
 
         Row i of n counts all written tokens but the last n − 1 − i.
         """
         amounts = self._refreshed(logits)
+        places, tokens, fewer = self._earlier_rows(len(logits))
+        if self._repetition != 1.0:
+            logits = self._less_repetitive(logits, places, tokens, fewer)
         penalised = logits - amounts
-        rows, tokens, fewer = self._earlier_rows(len(logits))
-        if rows:
-            penalised[rows, tokens] = logits[rows, tokens] - logits.new_tensor(fewer)
+        if places:
+            amount = logits.new_tensor([self._amount(count) for count in fewer])
+            penalised[places, tokens] = logits[places, tokens] - amount
+        early = self._min_tokens - (len(self.written) - len(logits) + 1)  # so many of the first rows predict a token before `min_tokens`
+        if early > 0 and self._stops:
+            penalised[:early, self._stops] = -math.inf
         return penalised
+
+    def _less_repetitive(self, logits: Tensor, places: list[int], tokens: list[int], counts: list[int]) -> Tensor:
+        """Logits under the repetition penalty; the other arguments are what `_earlier_rows` gives."""
+        held = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+        held[:, [*self._prompt_tokens.union(token for token, count in self._counts.items() if count > 0)]] = True
+        for row, token, count in zip(places, tokens, counts, strict=True):
+            held[row, token] = count > 0 or token in self._prompt_tokens
+        return torch.where(held, torch.where(logits > 0, logits / self._repetition, logits * self._repetition), logits)
 
     def _refreshed(self, logits: Tensor) -> Tensor:
         """Amounts `[vocab]` for the last row."""
@@ -64,11 +92,11 @@ class Penalties:
             self._changed.clear()
         return self._amounts
 
-    def _earlier_rows(self, rows: int) -> tuple[list[int], list[int], list[float]]:
-        """Row, token and amount wherever a row counts fewer of a token than the last row does."""
+    def _earlier_rows(self, rows: int) -> tuple[list[int], list[int], list[int]]:
+        """Row, token and count wherever a row counts fewer of a token than the last row does."""
         places: list[int] = []
         tokens: list[int] = []
-        amounts: list[float] = []
+        counts: list[int] = []
         uncounted: Counter[int] = Counter()
         for back in range(1, rows):
             if back <= len(self.written):
@@ -76,8 +104,8 @@ class Penalties:
             for token, fewer in uncounted.items():
                 places.append(rows - 1 - back)
                 tokens.append(token)
-                amounts.append(self._amount(self._counts[token] - fewer))
-        return places, tokens, amounts
+                counts.append(self._counts[token] - fewer)
+        return places, tokens, counts
 
     def _amount(self, count: int) -> float:
         return self._presence + self._frequency * count if count > 0 else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from serving.errors import InvalidRequest
@@ -21,13 +21,19 @@ class Sampling:
         temperature: 0 means greedy.
         top_k: keep the k most likely tokens, 0 keeps all.
         top_p: keep the smallest set with at least this probability, in (0, 1].
+        min_p: keep the tokens with at least this share of the likeliest one's probability, in [0, 1]; 0 keeps all.
         seed: seed of all random streams of the request.
         stop_token_ids: tokens that end the text (EOS among them); the token itself is part of the output.
+        min_tokens: tokens that the output has before a stop token may come.
         banned_token_ids: tokens that neither draft nor target may produce.
         presence_penalty: subtracted once from the logit of every token that the output holds already (OpenAI's meaning).
         frequency_penalty: subtracted as often as the output holds the token. Prompt tokens never count for either.
+        repetition_penalty: what the logit of a token that prompt or output holds is divided by if it is positive, else multiplied by;
+            above 0, 1 changes nothing (Keskar 2019; as in transformers and vLLM).
         logit_bias: token → number added to its logit; kept as sorted pairs.
         repeatable: the client chose the seed to get the same answer again: a busy server leaves such a request's drafts alone.
+        prediction: tokens of the answer that the client expects, which are drafted where they fit (drafting/prediction.py); whatever they
+            are, the output follows the same distribution.
         logprobs: rate every token by the target and name so many of the likeliest alongside it; None: rate nothing, which costs nothing.
     """
 
@@ -35,14 +41,18 @@ class Sampling:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     banned_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     repeatable: bool = False
     logprobs: int | None = None
+    prediction: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
@@ -55,6 +65,12 @@ class Sampling:
             raise InvalidRequest(f"top_p must be in (0, 1], not {self.top_p}")
         if self.top_k < 0:
             raise InvalidRequest(f"top_k must be at least 0, not {self.top_k}")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidRequest(f"min_p must be in [0, 1], not {self.min_p}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise InvalidRequest(f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), not {self.min_tokens}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise InvalidRequest(f"repetition_penalty must be a finite number above 0, not {self.repetition_penalty}: 1 changes nothing")
         if self.logprobs is not None and self.logprobs < 0:
             raise InvalidRequest(f"logprobs must be at least 0, not {self.logprobs}: leave it out for none")
         for name in ("presence_penalty", "frequency_penalty"):
@@ -75,8 +91,9 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """Whether the logits of a position depend on the output before it."""
-        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        """Whether the logits of a position depend on the tokens before it: by a penalty, or because stop tokens may not come yet."""
+        counts = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+        return counts or bool(self.min_tokens and self.stop_token_ids)
 
 
 class Text:

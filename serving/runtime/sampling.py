@@ -30,7 +30,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     Args:
         logits: `[vocab]` or `[rows, vocab]` float32, bans already applied.
     Returns:
-        the same shape, float32 that sums to 1; one-hot at temperature 0. Order as in transformers: temperature, top-k, top-p.
+        the same shape, float32 that sums to 1; one-hot at temperature 0. Order as in transformers: temperature, top-k, top-p, min-p.
     """
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
@@ -40,6 +40,8 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         scaled = scaled.masked_fill(scaled < kth, -math.inf)
     if sampling.top_p < 1.0:
         scaled = nucleus(scaled, sampling.top_p)
+    if sampling.min_p > 0.0:  # the likeliest token is at 0
+        scaled = scaled.masked_fill(scaled < math.log(sampling.min_p), -math.inf)
     return scaled.softmax(-1)
 
 
@@ -79,7 +81,7 @@ def adjusted(logits: Tensor, sampling: Sampling, written: Sequence[int] | Penalt
         written: output and draft tokens before the token of the last row, or the request's `Penalties`, which follow them; row i of n
             counts all but the last n − 1 − i.
     Returns:
-        `[rows, vocab]`: z(t) + bias(t) − presence·[count(t) > 0] − frequency·count(t) (OpenAI's formula).
+        `[rows, vocab]`: z(t) + bias(t), with what `Penalties` make of it.
     """
     if sampling.biases:
         logits = logits.clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import version as installed_version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -14,9 +15,12 @@ from serving.server.deployment.deployments import Deployments, PinDeployment
 from serving.server.feedback.feedback import Feedback
 from serving.server.http.capabilities import offers_router
 from serving.server.http.errors import APIError, install_error_handlers
+from serving.server.http.guards import RequestLog
 from serving.server.http.page import page_router
+from serving.server.http.responses_api import ResponsesRequest
 from serving.server.http.schemas import ChatRequest, CompletionRequest
 from serving.server.http.security import Security, install_security, is_trusted
+from serving.server.http.tokens import tokens_router
 from serving.server.metrics.endpoint import CountAnswers, metrics_router
 from serving.server.metrics.metrics import Metrics
 from serving.server.model.served_model import ServedModel
@@ -61,7 +65,8 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECON
     app.add_middleware(PinDeployment, deployments=deployments)
     install_error_handlers(app)
     install_security(app, security or Security())
-    app.add_middleware(CountAnswers, metrics=metrics)  # the outermost: what the others refuse is counted too
+    app.add_middleware(CountAnswers, metrics=metrics)  # around the others: what they refuse is counted too
+    app.add_middleware(RequestLog)
     app.state.request_timeout = request_timeout
     app.state.allow_parameters = allow_parameters
     app.state.deployments = deployments
@@ -69,17 +74,18 @@ def create_app(served: ServedModel, *, drain_seconds: float | None = DRAIN_SECON
     app.include_router(page_router())
     app.include_router(offers_router(lambda: deployments.current.served, allow_parameters=allow_parameters))
     app.include_router(model_router(deployments))
+    app.include_router(tokens_router(lambda: deployments.current.service))
     app.include_router(probe_router(deployments))
     return app
 
 
 def model_router(deployments: Deployments) -> APIRouter:
-    """`/v1/models`, `/v1/chat/completions` and `/v1/completions`."""
+    """`/v1/models`, `/v1/chat/completions`, `/v1/responses` and `/v1/completions`."""
     router = APIRouter()
 
     def card() -> dict[str, Any]:
         now = deployments.current.served
-        return {"id": now.name, "object": "model", "created": now.created, "owned_by": "draftwell"}
+        return {"id": now.name, "object": "model", "created": now.created, "owned_by": "draftwell", "max_model_len": now.max_context}
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -98,6 +104,11 @@ def model_router(deployments: Deployments) -> APIRouter:
         """Answer a conversation."""
         return await deployments.current.service.chat(body, request)
 
+    @router.post("/v1/responses", response_model=None)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a text or a conversation; nothing is stored."""
+        return await deployments.current.service.respond(body, request)
+
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a prompt."""
@@ -107,8 +118,13 @@ def model_router(deployments: Deployments) -> APIRouter:
 
 
 def probe_router(deployments: Deployments) -> APIRouter:
-    """`/health` and `/ready`."""
+    """`/health`, `/ready` and `/version`."""
     router = APIRouter()
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """Version of the server."""
+        return {"version": installed_version("draftwell")}
 
     @router.get("/health")
     async def health(request: Request) -> JSONResponse:

@@ -22,7 +22,7 @@ from serving.server.deployment.bundle_watch import BundleWatch
 from serving.server.deployment.deployments import Deployments
 from serving.server.feedback.persistence import Persistence
 from serving.server.http.errors import hide_folders
-from serving.server.http.security import Security, origins, read_keys
+from serving.server.http.security import Security, hosts_of, origins, read_keys
 from serving.server.model.loading import from_bundle
 from serving.server.model.served_model import ServedModel
 from serving.server.process import DEVICE_FAILED, address_of, ended_by_interrupt
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 FLUSH_SECONDS = 5
 """For clients to read what is already written, after the drain."""
 BACKLOG = 1024
+MOST_CONNECTIONS = 4096
+"""Beyond these a request is answered 503 at once."""
 KEEP_ALIVE_SECONDS = 75
 """How long a connection may stay open between two requests. Longer than proxies keep theirs (usually 60 s), which otherwise send requests
 over a connection that is being closed. Uvicorn's default of 5 s is also too short for clients on a busy machine."""
@@ -87,7 +89,10 @@ def serve_bundles(settings: ServerSettings, listener: socket.socket, resume_garb
     _ = settings.offered  # a wrong name is reported before anything is loaded
     logging.basicConfig(format="%(levelname)s: %(message)s")
     logging.getLogger("serving").setLevel(logging.INFO)
-    security = Security(keys=read_keys(settings.api_key_file), cors_origins=origins(settings.cors_origin))
+    keys = read_keys(settings.api_key_file)
+    settings = settings.with_keys(keys)
+    security = Security(keys=keys, cors_origins=origins(settings.cors_origin),
+                        hosts=hosts_of(settings.host, settings.allowed_host, keys=bool(keys)))
     written = {"DRAFTWELL_HOME": draftwell_home(), "--state-dir": settings.state_dir, "--feedback-dir": settings.feedback_dir}
     refuse_inside(settings.bundle, {name: folder for name, folder in written.items() if folder})  # before any of them is created
     persistence = Persistence(settings.state_dir, settings.state_seconds, settings.feedback)
@@ -138,4 +143,4 @@ def announce(served: ServedModel, listener: socket.socket) -> None:
 def web_config(app: FastAPI) -> uvicorn.Config:
     """Uvicorn's settings for an application."""
     return uvicorn.Config(app, log_level="info", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=FLUSH_SECONDS,
-                          timeout_keep_alive=KEEP_ALIVE_SECONDS)
+                          timeout_keep_alive=KEEP_ALIVE_SECONDS, limit_concurrency=MOST_CONNECTIONS)

@@ -48,7 +48,8 @@ def serve(**options: Any) -> int:
     When the link `current` points to a new bundle, or on SIGHUP, the server switches to it without losing a request. SIGTERM lets running
     requests finish, then the server exits.
     """
-    return run(ServerSettings.from_options(**options | {"cors_origin": tuple(options["cors_origin"] or ())}))
+    lists = {name: tuple(options[name] or ()) for name in ("cors_origin", "allowed_host")}
+    return run(ServerSettings.from_options(**options | lists))
 
 
 def run(settings: ServerSettings) -> int:

@@ -77,6 +77,10 @@ class ServerSettings(BaseModel):
                           "requests need no key.")
     cors_origin: tuple[str, ...] = Field(
         (), description="Site whose pages may send requests from a browser, such as https://example.org; may be repeated.")
+    allowed_host: tuple[str, ...] = Field(
+        (), description="Name that the Host header of a request may hold besides localhost, such as the public name behind a proxy on this "
+                        "machine; may be repeated; * allows all. Default: all, but localhost alone for a server without keys that listens "
+                        "there.")
     request_timeout: float | None = Field(
         None, ge=0.001, description="Seconds after which a request is cancelled. Default: no limit.")
     drain_seconds: float = Field(
@@ -84,10 +88,10 @@ class ServerSettings(BaseModel):
     allow_parameters: bool = Field(False, description="Let requests, and the page at /, change the parameters of strategies.")
     strategies: str | None = Field(
         None, description="Strategies that requests may choose besides the tuned strategy and plain decoding, separated by commas. "
-                          "Default: all that the bundle's models and artifacts allow.")
-    state: StateSharing = Field(
-        "shared", description="Whose requests share what strategies learn: those of all clients (shared), of each API key (tenant), or "
-                              "none (off).")
+                          "Default: the lossless ones that the bundle's models and artifacts allow; all: lossy ones too.")
+    state: StateSharing | None = Field(
+        None, description="Whose requests share what strategies learn: those of all clients (shared), of each API key (tenant), or none "
+                          "(off). Default: tenant where requests need a key, else shared.")
     state_dir: Path | None = Field(
         None, description="Folder that keeps what strategies learn across restarts. Default: kept in memory only.")
     state_seconds: float = Field(STATE_SECONDS, ge=0.1, description="Seconds between two writes to --state-dir.")
@@ -132,15 +136,17 @@ class ServerSettings(BaseModel):
 
     @property
     def offered(self) -> tuple[str, ...] | None:
-        """The names in `strategies`; None: all.
+        """The names in `strategies`, by default those of all lossless strategies; None: all.
 
         Raises:
             DraftwellError: one of them is not a strategy, or there is none (`no_strategies`).
         """
-        if self.strategies is None:
+        if self.strategies == "all":
             return None
-        from serving.runtime.strategies import find_strategy  # imports torch
+        from serving.runtime.strategies import STRATEGIES, find_strategy  # imports torch
 
+        if self.strategies is None:
+            return tuple(name for name, strategy in STRATEGIES.items() if strategy.lossless)
         names = tuple(name for part in self.strategies.split(",") if (name := part.strip()))
         if not names:
             raise DraftwellError("--strategies is empty: name one, such as vanilla_sd, or leave the option out to offer all",
@@ -148,6 +154,10 @@ class ServerSettings(BaseModel):
         for name in names:
             find_strategy(name)
         return names
+
+    def with_keys(self, keys: tuple[str, ...]) -> ServerSettings:
+        """The same settings, with the sharing of state that fits the server's keys where none is set."""
+        return self.model_copy(update={"state": self.state or ("tenant" if keys else "shared")})
 
     def for_bundle(self, folder: Path) -> ServerSettings:
         """The same settings for another bundle."""

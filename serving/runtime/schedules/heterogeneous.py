@@ -25,6 +25,9 @@ def heterogeneous(session: Session, drafter: SequenceDrafter, rule: AcceptanceRu
     """
     leftover, gamma = Draft(), 1
     while not session.text.finished:
+        if not len(leftover) and (yield from session.follow_prediction()):
+            gamma = budget
+            continue
         if session.longest_draft == 0 and not len(leftover):
             yield from session.decode_plainly()
             continue

@@ -32,6 +32,8 @@ def intertwined(session: Session, drafter: Drafter, continuation: Drafter, rule:
     yield from session.prefill()
     text = session.text
     while not text.finished:
+        if (yield from session.follow_prediction()):
+            continue
         pending = yield from drafter.propose(session, session.draft_room(1))
         rejected = False
         while not rejected and not text.finished:

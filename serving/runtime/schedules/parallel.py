@@ -26,6 +26,8 @@ def parallel(session: Session, drafter: Drafter, rule: AcceptanceRule, gamma: in
     """
     pending = Draft()
     while not session.text.finished:
+        if not len(pending) and (yield from session.follow_prediction()):
+            continue
         if session.longest_draft == 0 and not len(pending):
             yield from session.decode_plainly()
             continue

@@ -27,6 +27,8 @@ def pyramid(session: Session, drafter: Drafter, qualifies: AcceptanceRule, accep
     yield from session.prefill()
     text = session.text
     while not text.finished:
+        if (yield from session.follow_prediction()):
+            continue
         ready = yield from qualify(session, drafter, qualifies, min(num_ready, session.draft_room(1)))
         session.stats.drafted += len(ready)
         rows = yield from session.verify(ready)

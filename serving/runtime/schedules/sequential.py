@@ -29,6 +29,8 @@ def sequential(session: Session, trusts: Callable[[Rows, Rows | None, int], bool
     text, draft = session.text, session.draft
     row: Rows | None = None  # the draft's row after the text, where a forward pass already gave it
     while not text.finished:
+        if (yield from session.follow_prediction()):
+            continue
         if session.longest_draft == 0:
             yield from session.decode_plainly()
             continue

@@ -18,6 +18,8 @@ def serial(session: Session, drafter: Drafter, rule: AcceptanceRule, learn: Call
     """
     yield from session.prefill()
     while not session.text.finished:
+        if (yield from session.follow_prediction()):
+            continue
         draft = yield from drafter.propose(session, session.draft_room(1))
         rows = yield from session.verify(draft)
         verdict = rule.judge(draft, rows, session.rng)

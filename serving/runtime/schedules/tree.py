@@ -23,6 +23,8 @@ def serial_trees(session: Session, drafter: TreeDrafter, rule: TreeRule,
     if follow:
         follow(DraftTree(), [], rows)
     while not session.text.finished:
+        if (yield from session.follow_prediction(follow)):
+            continue
         tree = yield from drafter.propose(session, session.draft_room(1))
         rows = yield from session.verify_tree(tree)
         verdict = rule.judge(tree, rows, session.rng)

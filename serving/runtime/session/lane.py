@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Lane:
     """A model as one request sees it: a slot that holds the first `length` tokens of text and draft."""
 
-    def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats, prompt_length: int = 0):
+    def __init__(self, role: Role, model: Model, slot: int, sampling: Sampling, stats: Stats, prompt_length: int = 0,
+                 prompt: Sequence[int] = ()):
         self.role, self.model, self.slot, self.sampling, self.stats = role, model, slot, sampling, stats
         self.prompt_length = prompt_length
         self.length = 0
@@ -31,7 +32,7 @@ class Lane:
         self._tree_read: tuple[list[int], DraftTree, Output] | None = None  # until `settle`
         self.branches: list[Lane] = []
         self.shared = 0  # of a branch: leading tokens that it has in common with the lane it leaves
-        self.penalties = Penalties(sampling)
+        self.penalties = Penalties(sampling, prompt)
         self.recorder: Recorder | None = None  # of the few requests whose distributions are kept (recording.py)
 
     @property
@@ -154,7 +155,8 @@ class Lane:
         """A lane next to this one that holds its first `length` tokens, for a further sequence; numbered from 0, opened when first
         asked for, closed with the session."""
         while len(self.branches) <= number:
-            self.branches.append(Lane(self.role, self.model, self.model.open_branch(), self.sampling, self.stats, self.prompt_length))
+            slot, prompt = self.model.open_branch(), self.penalties.prompt
+            self.branches.append(Lane(self.role, self.model, slot, self.sampling, self.stats, self.prompt_length, prompt))
             self.branches[-1].recorder = self.recorder
         branch = self.branches[number]
         self.model.fork(self.slot, branch.slot, length, min(branch.shared, length))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from serving.runtime.commands import Role, Step
@@ -19,6 +19,8 @@ from serving.runtime.trees import DraftTree, TreeVerdict
 from serving.runtime.types import Draft, Emitted, Origin, Rating, Rows, Verdict
 
 UNLIMITED = sys.maxsize
+Follow = Callable[[DraftTree, list[int], Rows], None]
+"""What drafters that read the target's rows are called with after a verification: the tree, the path kept, and the rows."""
 
 
 class Session:
@@ -47,6 +49,7 @@ class Session:
         self.rng = Streams(sampling.seed)
         self.stats = Stats()
         self.recorded = False
+        self.prediction: Callable[[Session, Follow | None], Step[bool]] | None = None
         self.origins: list[Origin] = []  # of the output's tokens
         self.ratings: list[Rating] = []  # theirs too, where asked for; after the output while a strategy trusts its draft
         self.prompt_ratings: list[Rating | None] = []  # None: the first token, which nothing predicts
@@ -54,7 +57,7 @@ class Session:
         try:
             for role, model in models.items():
                 unpaired = role == "head"  # its first pair has the prompt's second token
-                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt) - unpaired)
+                self.lanes[role] = Lane(role, model, model.open(), sampling, self.stats, len(prompt) - unpaired, prompt)
         except BaseException:
             self.close()
             raise
@@ -94,6 +97,20 @@ class Session:
         """How long a draft may be after `taken` unverified tokens: what the budget and the contexts leave, at most `draft_limit`."""
         room = self.draft_context - len(self.text.ids)
         return max(0, min(min(self.text.remaining, room) - taken, self.draft_limit))
+
+    def follow_prediction(self, follow: Follow | None = None) -> Step[bool]:
+        """One round whose draft is the client's prediction, where nothing is pending; False: there is none, or it says nothing here.
+
+        Args:
+            follow: as in `serial_trees`.
+        """
+        return False if self.prediction is None else (yield from self.prediction(self, follow))
+
+    @property
+    def predicted_room(self) -> int:
+        """How long a draft of the prediction may be: what the budget and the target's context leave, at most `draft_limit`."""
+        context = self.target.model.max_context - len(self.text.ids)
+        return max(0, min(self.text.remaining - 1, context - 1, self.draft_limit))
 
     def tree_room(self) -> int:
         """Tokens that a tree may have altogether: what `draft_limit` and the target's context leave, for each takes a position there."""

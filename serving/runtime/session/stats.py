@@ -23,6 +23,8 @@ class Stats:
 
     With a qualifier there are two stages: `drafted`, `judged`, `accepted` and all that follows from them speak of what the
     target was given; `inner_*` of what the qualifier was given by the draft (`inner_sampled`: its corrections and bonuses).
+    `predicted`, `predicted_judged` and `predicted_accepted` are the part of `drafted`, `judged` and `accepted` for which a client's
+    prediction was the draft.
     """
 
     emitted: int = 0
@@ -31,6 +33,9 @@ class Stats:
     accepted: int = 0
     rescued: int = 0
     sampled: int = 0
+    predicted: int = 0
+    predicted_judged: int = 0
+    predicted_accepted: int = 0
     rounds: int = 0
     target_calls: int = 0
     target_tokens: int = 0

@@ -16,8 +16,6 @@ from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import DeadlineExceeded, Delta, End, Event, Failure, Ticket
 from serving.temperature import SERVED_TEMPERATURE
 
-CHECKER = "draftwell"
-"""Client name of the check's request; observers skip it."""
 CHECK_SECONDS = 60.0
 """Long, because the check's request may have to wait for slots."""
 
@@ -92,8 +90,9 @@ class Deployment:
                 over.set()
 
         sampling = self.served.pair.sampling(max_tokens=8, temperature=temperature)
-        ticket = Ticket(self.served.encode("Hello"), sampling, TextStream(self.served.decode), deliver, client=CHECKER,
+        ticket = Ticket(self.served.encode("Hello"), sampling, TextStream(self.served.decode), deliver,
                         deadline=time.monotonic() + timeout, strategy=strategy)
+        ticket.own = True
         self.intake.submit(ticket, urgent=True)
         answered = over.wait(timeout + 5)
         if not answered or not isinstance(ends[-1], End):

@@ -83,7 +83,7 @@ class Deployments:
         """Plain JSON for people and probes; `status` is "ok", "draining", or "failed": no request will be answered."""
         now = self._newest
         load = now.scheduler.load
-        works = now.scheduler.alive and not self.device_lost
+        works = now.scheduler.alive and not self.device_lost and not now.scheduler.hung
         status = "draining" if self._draining else "ok" if works else "failed"
         return {"status": status, "model": now.served.name, "version": now.served.version, "strategy": now.served.strategy.name,
                 "tuned": now.served.tuned, "slots": now.served.slots, "running": now.scheduler.running, "waiting": now.scheduler.waiting,

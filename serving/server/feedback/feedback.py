@@ -29,7 +29,6 @@ from serving.recording.trace_schema import LOSSY
 from serving.runtime.engine.engine import Job
 from serving.runtime.output import Model
 from serving.runtime.pair import LoadedPair
-from serving.server.deployment.deployment import CHECKER
 from serving.server.feedback.record import Record, RecordOrigin
 from serving.server.feedback.spool import Spool
 from serving.server.scheduling.observer import Observer
@@ -106,7 +105,7 @@ class Feedback(Observer):
 
     def admitted(self, ticket: Ticket) -> None:
         """Select at random; a selected request that can be recorded gets a recorder."""
-        if self._random.random() >= self.settings.rate or ticket.client == CHECKER:
+        if self._random.random() >= self.settings.rate or ticket.own:
             return
         assert ticket.job is not None
         with self._lock:
@@ -180,9 +179,10 @@ def digest_of(prompt: Sequence[int]) -> bytes:
 
 
 def unlike_others(ticket: Ticket) -> bool:
-    """Whether a request changes the logits or only has its prompt rated: its distributions do not represent the traffic."""
+    """Whether a request changes the logits in a way that no trace records, or only has its prompt rated: its distributions do not represent
+    the traffic."""
     asked = ticket.sampling
-    return bool(asked.penalises or asked.biases or asked.banned_token_ids) or isinstance(ticket.strategy, RatedPrompt)
+    return bool(asked.penalises or asked.biases or asked.banned_token_ids or asked.min_p) or isinstance(ticket.strategy, RatedPrompt)
 
 
 def blind(position: Mapping[str, Any]) -> dict[str, Any]:

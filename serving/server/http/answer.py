@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
 
 from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.errors import APIError
@@ -17,6 +20,15 @@ from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.detokenize import TokenInfo
 from serving.server.scheduling.ticket import Delta, End
 
+Found = tuple[AnswerChoice, Delta | End]
+log = logging.getLogger(__name__)
+
+STALL_SECONDS = 120.0
+"""How long a client may read nothing of a stream that has something to send."""
+PING_SECONDS = 15.0
+"""How long a stream may be silent: proxies and clients close connections that are so for a minute or less."""
+PING = ": ping\n\n"
+"""A comment, which readers of server-sent events skip."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -30,40 +42,56 @@ class Answer:
         self._logprobs: dict[int, Logprobs] = {c.index: shape.logprobs(served.token_text) for c in conversation.choices}
         self._begun: set[int] = set()
 
-    async def whole(self) -> Response:
-        """All choices in one object."""
+    async def collect(self) -> tuple[list[str], list[list[TokenInfo]]]:
+        """Text and tokens of every choice, once all have ended."""
         choices = self.conversation.choices
         texts: list[list[str]] = [[] for _ in choices]
         tokens: list[list[TokenInfo]] = [[] for _ in choices]
         try:
             while not self.conversation.over:
-                choice, event = await self.conversation.next()
+                found = await self.conversation.next()
+                assert found is not None
+                choice, event = found
                 if isinstance(event, Delta) and choice.shows:
                     texts[choice.index].append(event.text)
                     tokens[choice.index] += event.tokens
         finally:
             self.conversation.close()
+        return ["".join(pieces) for pieces in texts], tokens
+
+    async def whole(self) -> Response:
+        """All choices in one object."""
+        texts, tokens = await self.collect()
+        if self.rated:  # tens of thousands of tokens may have to be spelt
+            return JSONResponse(await asyncio.to_thread(self._assembled, texts, tokens))
+        return JSONResponse(self._assembled(texts, tokens))
+
+    def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> dict[str, Any]:
+        choices = self.conversation.choices
         done = []
         for choice in choices:
             assert choice.end is not None
             rated = self._logprobs[choice.index].of(self._rated(choice, tokens[choice.index], first=True)) if self.rated else None
             reason = choice.end.finish_reason if choice.shows else "length"
-            done.append(self.shape.whole(choice.index, choice.before + "".join(texts[choice.index]), reason, rated))
+            done.append(self.shape.whole(choice.index, choice.before + texts[choice.index], reason, rated))
         trace = [entry for choice in choices for entry in trace_of(tokens[choice.index], choice.index)]
         fields = self._extension(self._stats() | ({"tokens": trace} if self.traced else {}))
-        return JSONResponse(self.shape.answer(done, usage=self._usage().model_dump(), **fields))
+        return self.shape.answer(done, usage=self._usage().model_dump(), **fields)
 
-    async def stream(self, first: tuple[AnswerChoice, Delta | End]) -> AsyncIterator[str]:
-        """Server-sent events, from the first event of the conversation on."""
+    async def stream(self, first: Found | None) -> AsyncIterator[str]:
+        """Server-sent events, from the first event of the conversation on; a comment wherever there is none for `PING_SECONDS`."""
         usage: dict[str, Any] = {"usage": None} if self.body.wants_usage else {}
-        choice, event = first
+        found = first
         try:
             while True:
-                for chunk in self._chunks(choice, event):
-                    yield sse(chunk | usage)
+                if found is None:
+                    yield PING
+                else:
+                    for chunk in await asyncio.to_thread(self._chunks, *found) if self.rated else self._chunks(*found):
+                        yield sse(chunk | usage)
                 if self.conversation.over:
                     break
-                choice, event = await self.conversation.next()
+                found = await self.conversation.next(PING_SECONDS)
         except APIError as error:
             yield sse(error.body)
             return
@@ -116,21 +144,30 @@ class Answer:
     def _usage(self) -> Usage:
         choices = self.conversation.choices
         prompts = sum(len(choice.prompt) for choice in choices) // (self.body.n or 1)
+        tokens = sum(choice.completion_tokens for choice in choices)
+        if self.body.prediction is not None:  # of the client's prediction alone
+            accepted = sum(min(choice.stats.predicted_accepted, choice.completion_tokens) for choice in choices)
+            return Usage.of(prompts, tokens, accepted, sum(choice.stats.predicted for choice in choices))
         accepted = sum(choice.text.accepted for choice in choices if choice.shows)
-        return Usage.of(prompts, sum(choice.completion_tokens for choice in choices), accepted,
-                        sum(choice.stats.drafted for choice in choices))
+        return Usage.of(prompts, tokens, accepted, sum(choice.stats.drafted for choice in choices))
 
 
 class EventStream(StreamingResponse):
     """Sends an answer in pieces. Its conversation is closed in any case, even if sending never began."""
 
-    def __init__(self, answer: Answer, first: tuple[AnswerChoice, Delta | End]):
+    def __init__(self, answer: Answer, first: Found | None):
         super().__init__(answer.stream(first), media_type="text/event-stream", headers=STREAM_HEADERS)
         self._conversation = answer.conversation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def bounded(message: Message) -> None:
+            async with asyncio.timeout(STALL_SECONDS):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, bounded)
+        except ClientDisconnect:  # a timeout is one to Starlette, too
+            log.info("a client stopped reading its stream: it is closed")
         finally:
             self._conversation.close()
 

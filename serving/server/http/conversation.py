@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +23,9 @@ from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import Cancelled, DeadlineExceeded, Delta, End, Event, Failure, SchedulerClosed, Ticket
 
 CLIENT_CLOSED_REQUEST = 499
+NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's clients otherwise send a request that failed twice more."""
+RESTART_SECONDS = 20
 
 
 @dataclass
@@ -93,13 +98,17 @@ class Conversation:
             raise self._error(Failure(error)) from error
         self._watcher = asyncio.create_task(self._cancel_when_gone())
 
-    async def next(self) -> tuple[AnswerChoice, Delta | End]:
-        """The next event of any choice.
+    async def next(self, seconds: float | None = None) -> tuple[AnswerChoice, Delta | End] | None:
+        """The next event of any choice; None if there is none for so many seconds.
 
         Raises:
             APIError: one of them failed; the others are cancelled.
         """
-        index, event = await self._events.get()
+        try:
+            async with asyncio.timeout(seconds):
+                index, event = await self._events.get()  # a timeout takes no event out of the queue
+        except TimeoutError:
+            return None
         if isinstance(event, Failure | Cancelled):
             self.close()
             raise self._error(event)
@@ -140,25 +149,37 @@ class Conversation:
         if isinstance(event, Cancelled):
             if self._scheduler.accepts:
                 return APIError(CLIENT_CLOSED_REQUEST, "the client closed the request")
-            return APIError(503, "the server is shutting down")
+            return shutting_down()
         error = event.error
         if isinstance(error, QueueFull):
-            seconds = str(error.retry_after_seconds)
-            return APIError(429, str(error), code="queue_full", headers={"Retry-After": seconds})
+            return APIError(429, str(error), code="queue_full", headers=retry_after(error.retry_after_seconds))
         if isinstance(error, SchedulerClosed):
-            return APIError(503, "the server is shutting down")
+            return shutting_down()
         if isinstance(error, DeadlineExceeded):
             if self._own_deadline:  # else OpenAI's client would retry, for three times its timeout
-                return APIError(408, str(error), param="timeout", code="deadline_exceeded", headers={"x-should-retry": "false"})
-            return APIError(504, str(error), code="deadline_exceeded")
+                return APIError(408, str(error), param="timeout", code="deadline_exceeded", headers=NO_RETRY)
+            return APIError(504, str(error), code="deadline_exceeded", headers=NO_RETRY)  # a retry would triple the overload
         if isinstance(error, ContextTooLong):
             return APIError(400, without_paths(error), code="context_length_exceeded")
         if isinstance(error, InvalidRequest):
             return APIError(400, without_paths(error))
         if isinstance(error, DeviceLost):
             internal_error(error)  # into the log
-            return APIError(503, "the server's device has failed: it stops, to be started again", code="device_lost")
+            return APIError(503, "the server's device has failed: it stops, to be started again", code="device_lost",
+                            headers=retry_after(RESTART_SECONDS))
         if isinstance(error, OutOfMemory):
             internal_error(error)  # into the log
-            return APIError(503, "the server is out of memory for this request: send a shorter one", code="out_of_memory")
+            return APIError(503, "the server is out of memory for this request: send a shorter one", code="out_of_memory",
+                            headers=NO_RETRY)
         return internal_error(error)
+
+
+def retry_after(seconds: int) -> dict[str, str]:
+    """The header that says when to try again: up to half as long again as `seconds`, so that those refused together do not come back
+    together, but at most a minute, beyond which OpenAI's client ignores it."""
+    return {"Retry-After": str(min(60, math.ceil(seconds * random.uniform(1.0, 1.5))))}
+
+
+def shutting_down() -> APIError:
+    """503: another server may answer."""
+    return APIError(503, "the server is shutting down", headers=retry_after(1))

@@ -21,7 +21,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class CompletionTokensDetails(BaseModel):
-    """Draft tokens of the request: accepted + rejected = drafted."""
+    """Draft tokens of the request, or those of its `prediction` alone if it has one: accepted + rejected = drafted."""
 
     accepted_prediction_tokens: int = Field(description="draft tokens that are part of the answer")
     rejected_prediction_tokens: int = Field(description="draft tokens that are not")

@@ -1,12 +1,13 @@
-"""Requests in OpenAI's shape, with one extension: `speculation`.
+"""Requests in OpenAI's shape, with vLLM's further sampling fields and one extension: `speculation`.
 
 Fields that cannot change the answer are ignored. Unsupported fields that would change it are refused unless they hold the value that
-means "off". Unknown fields are refused too, so that a mistyped `temperature` is noticed. Everything is bounded: the cost of a request is
-known before any work is done for it.
+means "off", which is vLLM's default too. Unknown fields are refused too, so that a mistyped `temperature` is noticed. Everything is
+bounded: the cost of a request is known before any work is done for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -16,15 +17,27 @@ from serving.temperature import SERVED_TEMPERATURE
 
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "prediction", "reasoning_effort",
+    "parallel_tool_calls", "reasoning_effort", "reasoning", "max_tool_calls", "request_id", "cache_salt", "priority", "include_reasoning",
 })
-"""Fields about billing, logging, caching and speed, and about tools and reasoning that this server lacks. They change no answer."""
+"""Fields about billing, logging, caching, order and speed, and about tools and reasoning that this server lacks. They change no answer."""
+
+VLLM_OFF: dict[str, tuple[Any, ...]] = {
+    "length_penalty": (1,), "use_beam_search": (False,), "best_of": (1,), "bad_words": ([],), "allowed_token_ids": ([],),
+    "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "detokenize": (True,),
+    "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "prompt_logprobs": (), "truncate_prompt_tokens": (),
+    "logits_processors": ([],), "vllm_xargs": ({},), "kv_transfer_params": ({},), "documents": ([],), "chat_template": (),
+    "mm_processor_kwargs": ({},), "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (),
+    "guided_grammar": (), "thinking_token_budget": (),
+}
+"""vLLM's fields that this server lacks, with the values that change nothing; null always is one."""
 
 SMALLEST_TOP_P = 1e-9
 """Stands for OpenAI's top_p = 0: only the most likely token."""
 MOST_PARAMETERS = 32
 MOST_CHOICES = 128
 """Choices of one request: prompts × `n`."""
+MOST_STOP_TOKENS = 128
+MOST_TEMPLATE_VALUES = 32
 LONGEST_TEXT = 500_000
 """Characters of one prompt or message; encoding more takes seconds, and no context holds it."""
 LONGEST_TOKENS = 131_072
@@ -40,8 +53,10 @@ def whole_characters(text: str) -> str:
 Name = Annotated[str, StringConstraints(max_length=256)]
 Text = Annotated[str, StringConstraints(max_length=LONGEST_TEXT), AfterValidator(whole_characters)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(whole_characters)]
-Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=LONGEST_TOKENS, fail_fast=True)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[TokenId], Field(max_length=LONGEST_TOKENS, fail_fast=True)]
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+TemplateValue = bool | int | float | Annotated[str, StringConstraints(max_length=4096), AfterValidator(whole_characters)] | None
 
 
 def contradiction(param: str, message: str) -> PydanticCustomError:
@@ -70,6 +85,29 @@ class SpeculationOptions(BaseModel):
         None, description="parameters of the strategy that replace the tuned ones, within their bounds; the server must allow it")
 
 
+class TextPart(BaseModel):
+    """A piece of a message's content."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["text"]
+    text: Text
+
+
+class PredictedContent(BaseModel):
+    """What the client expects much of the answer to be, such as the file that it asks to have edited (OpenAI's predicted outputs)."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["content"] = "content"
+    content: Text | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        """The parts, joined."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class OpenAIFields(BaseModel):
     """Base that handles OpenAI's other fields: `OFF` names those that are refused, with the values that mean "off"."""
 
@@ -96,27 +134,43 @@ class Generation(OpenAIFields):
     max_tokens: int | None = Field(None, ge=1, description="most tokens to generate")
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="answers to each prompt; default: 1, the first of several")
     temperature: float | None = Field(
-        None, ge=0, le=2, description=f"default: {SERVED_TEMPERATURE:g}; 0 takes the most likely token")
-    top_p: float | None = Field(None, ge=0, le=1, description="sample from the most likely tokens of this total probability; default: 1")
+        None, ge=0, le=2, description=f"default: the model's own, else {SERVED_TEMPERATURE:g}; 0 takes the most likely token")
+    top_p: float | None = Field(None, ge=0, le=1, description="sample from the most likely tokens of this total probability; default: the "
+                        "model's own, else 1")
     top_k: int | None = Field(
-        None, ge=-1, le=10**6, description="sample from this many of the most likely tokens; 0, -1 and default: all")
+        None, ge=-1, le=10**6, description="sample from this many of the most likely tokens; 0 and -1: all; default: the model's own, else "
+                                           "all")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="sample from the tokens with at least this share of the most likely one's probability; default: the "
+                                      "model's own, else 0")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=10, description="divides the positive logits of tokens that prompt or answer contain, and multiplies the negative "
+                                       "ones; default: the model's own, else 1")
     presence_penalty: float | None = Field(
         None, ge=-2, le=2, description="subtracted once from the logit of a token that the answer contains")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="subtracted as many times as the answer contains the token")
     logit_bias: Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=300)] | None = Field(
         None, description="token id → number added to its logit, for the whole answer")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="the same seed gives the same answer; default: random")
+    min_tokens: int | None = Field(
+        None, ge=0, description="tokens that the answer has before a stop token, the end of the text or a stop string may end it")
+    ignore_eos: bool | None = Field(None, description="true: the model's end-of-text tokens do not end the answer")
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS)] | None = Field(
+        None, description="tokens that end the answer and are not shown, besides the model's own")
     stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = Field(None, description="strings that end the answer")
     stream: bool | None = Field(None, description="send the answer as it comes, as server-sent events")
     stream_options: StreamOptions | None = None
+    prediction: PredictedContent | None = Field(
+        None, description="text that much of the answer is expected to equal; it is drafted wherever it fits, and changes no answer")
     timeout: float | None = Field(
         None, gt=0, le=86_400, description="seconds after which the request is cancelled; the server may have a shorter limit")
     speculation: SpeculationOptions | None = Field(None, description="Draftwell's extension: how to decode, and what to report about it")
 
-    OFF: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "min_p": (0,), "repetition_penalty": (1,), "length_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,),
-        "use_beam_search": (False,),
-    }
+    OFF: ClassVar[dict[str, tuple[Any, ...]]] = VLLM_OFF
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> Self:
+        """The same request, with the model's value wherever it names none."""
+        return self.model_copy(update={name: value for name, value in defaults.items() if getattr(self, name) is None})
 
     @property
     def token_limit(self) -> int | None:
@@ -151,6 +205,9 @@ class Generation(OpenAIFields):
             "temperature": self.used_temperature,
             "top_p": 1.0 if self.top_p is None else max(float(self.top_p), SMALLEST_TOP_P),
             "top_k": max(0, self.top_k or 0),
+            "min_p": float(self.min_p or 0.0),
+            "repetition_penalty": float(self.repetition_penalty or 1.0),
+            "min_tokens": self.min_tokens or 0,
             "presence_penalty": float(self.presence_penalty or 0.0),
             "frequency_penalty": float(self.frequency_penalty or 0.0),
             "logit_bias": {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()},
@@ -169,7 +226,8 @@ class CompletionRequest(Generation):
         None, ge=0, le=20, description="the log-prob of every token, and this many of the most likely tokens at its position")
     echo: bool | None = Field(None, description="begin the answer with the prompt, and its log-probs if requested")
 
-    OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {"best_of": (1,), "suffix": ("",)}
+    OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
+        "suffix": ("",), "response_format": ({"type": "text"},), "add_special_tokens": (True,)}
 
     @model_validator(mode="after")
     def check_budget(self) -> Self:
@@ -187,15 +245,6 @@ class CompletionRequest(Generation):
         if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
         return self.prompt
-
-
-class TextPart(BaseModel):
-    """A piece of a message's content."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    type: Literal["text"]
-    text: Text
 
 
 class Message(OpenAIFields):
@@ -225,10 +274,38 @@ class Message(OpenAIFields):
         return {"role": role, "content": self.content or ""}
 
 
-class ChatRequest(Generation):
-    """Body of `POST /v1/chat/completions`."""
+class Messages(OpenAIFields):
+    """Messages, and how they become a prompt."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048, fail_fast=True)]
+    add_generation_prompt: bool | None = Field(
+        None, description="end the prompt with the beginning of the assistant's turn; default: true, false with continue_final_message")
+    continue_final_message: bool | None = Field(None, description="true: the answer continues the last message, an assistant's")
+    chat_template_kwargs: Annotated[dict[Name, TemplateValue], Field(max_length=MOST_TEMPLATE_VALUES)] | None = Field(
+        None, description="further values for the model's chat template, such as enable_thinking")
+
+    @model_validator(mode="after")
+    def check_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise contradiction("add_generation_prompt", "must be false with continue_final_message: true")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise contradiction("continue_final_message", "needs an assistant message at the end")
+        return self
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Keyword arguments for `ServedModel.encode_chat`; none for a prompt that only awaits an answer."""
+        options: dict[str, Any] = {}
+        if self.continue_final_message:
+            options["continue_last"] = True
+        elif self.add_generation_prompt is False:
+            options["open_turn"] = False
+        return options | ({"values": self.chat_template_kwargs} if self.chat_template_kwargs else {})
+
+
+class ChatRequest(Generation, Messages):
+    """Body of `POST /v1/chat/completions`."""
+
     max_completion_tokens: int | None = Field(None, ge=1, description="as max_tokens, and overrides it")
     logprobs: bool | None = Field(None, description="report the log-prob of every token")
     top_logprobs: int | None = Field(
@@ -237,7 +314,7 @@ class ChatRequest(Generation):
     OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
         "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
         "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "verbosity": ("medium",),
-        "web_search_options": (),
+        "web_search_options": (), "echo": (False,), "add_special_tokens": (False,),
     }
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ A client is identified by its key, or by its address if the server needs no key;
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -23,11 +24,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import DraftwellError
 from serving.server.http.errors import APIError
+from serving.server.http.guards import LOOPBACK, REQUEST_ID, HostCheck
 
 KEY_VARIABLE = "DRAFTWELL_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 """Paths that need no key: probes of load balancers, and the page, which asks its user for a key."""
 MOST_BODY_BYTES = 8 * 2**20
+BODY_SECONDS = 60.0
+"""How long a body may take to arrive."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,13 @@ class Security:
         keys: every request must carry one, as `Authorization: Bearer KEY`; empty: no key is needed.
         cors_origins: sites whose pages may send requests from a browser; "*": all.
         body_bytes: largest body.
+        hosts: names under which it answers, as in `HostCheck`; empty: any.
     """
 
     keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     body_bytes: int = MOST_BODY_BYTES
+    hosts: tuple[str, ...] = ()
 
     def knows(self, key: bytes) -> bool:
         """Whether a key is one of the server's. All are compared, each in constant time."""
@@ -80,7 +86,9 @@ def install_security(app: FastAPI, security: Security) -> None:
     if security.cors_origins:  # outside of the key check: a browser's preflight carries no key
         app.add_middleware(CORSMiddleware, allow_origins=security.cors_origins, allow_methods=["GET", "POST"],
                            allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own; the origin is what decides
-                           allow_credentials=False, expose_headers=["Retry-After"])
+                           allow_credentials=False, expose_headers=["Retry-After", REQUEST_ID])
+    if security.hosts:
+        app.add_middleware(HostCheck, hosts=security.hosts)
 
 
 def is_open(path: str) -> bool:
@@ -163,9 +171,16 @@ class BodyLimit:
             return
         seen = 0
 
+        arriving, until = True, asyncio.get_running_loop().time() + BODY_SECONDS
+
         async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, arriving
+            try:
+                async with asyncio.timeout_at(until if arriving else None):  # afterwards only a disconnect is waited for
+                    message = await receive()
+            except TimeoutError as error:
+                raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s: send it faster") from error
+            arriving = arriving and message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > self.limit:
                 # FastAPI passes on only this type; the error handlers format it
@@ -176,6 +191,19 @@ class BodyLimit:
 
     def refusal(self) -> APIError:
         return APIError(413, f"the body is larger than {self.limit} bytes: send a smaller one", code="request_too_large")
+
+
+def hosts_of(host: str, allowed: Sequence[str], *, keys: bool) -> tuple[str, ...]:
+    """Names that a server bound to `host` answers under; empty: any.
+
+    A server without keys that listens on this machine alone is what another site's page could reach by a name of its own.
+
+    >>> hosts_of("127.0.0.1", [], keys=False), hosts_of("0.0.0.0", [], keys=False), hosts_of("::1", ["*"], keys=False)
+    (('localhost', '.localhost', '127.0.0.1', '[::1]'), (), ())
+    """
+    if "*" in allowed or (not allowed and (keys or host not in ("127.0.0.1", "localhost", "::1"))):
+        return ()
+    return (LOOPBACK[0], ".localhost", *LOOPBACK[1:], *allowed)
 
 
 def origins(values: Sequence[str]) -> tuple[str, ...]:

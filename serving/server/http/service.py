@@ -8,8 +8,8 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from fastapi import Request
@@ -19,11 +19,12 @@ from serving.errors import DraftwellError
 from serving.recording.prompt_ratings import RatedPrompt
 from serving.runtime.requests import Sampling
 from serving.runtime.strategies import Strategy
-from serving.server.http.answer import Answer, EventStream
+from serving.server.http.answer import PING_SECONDS, Answer, EventStream
 from serving.server.http.capabilities import with_parameters
 from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.errors import APIError, without_paths
 from serving.server.http.responses import ChatShape, CompletionShape, Shape
+from serving.server.http.responses_api import ResponseAnswer, ResponseShape, ResponsesRequest
 from serving.server.http.schemas import MOST_CHOICES, ChatRequest, CompletionRequest, Generation
 from serving.server.http.security import client_of, tenant_of
 from serving.server.model.served_model import ServedModel
@@ -34,6 +35,10 @@ from serving.temperature import SERVED_TEMPERATURE
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may fill the context."""
+
+
+MOST_LISTED = 400_000
+"""Tokens of one request, and alternatives to them, whose log-probs are listed."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +66,18 @@ class Service:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
-        self._check_model(body.model)
-        messages = [m.plain() for m in body.messages]
-        try:
-            ids = await asyncio.to_thread(self._encode_chat, messages)
-        except DraftwellError as error:
-            raise APIError(400, without_paths(error), param="messages") from error
-        choices = self._choices(body, request, [Prompt(ids, "messages", body={"messages": messages})], None)
+        self.check_model(body.model)
+        body = body.with_defaults(self.served.sampling_defaults)
+        prompt = await self.chat_prompt([m.plain() for m in body.messages], body.template_options)
+        choices = self._choices(body, request, [prompt], None, await self._prediction(body))
         return await self._respond(body, request, choices, ChatShape(self.served.name, self.fingerprint))
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Answer `/v1/completions`."""
-        self._check_model(body.model)
+        self.check_model(body.model)
+        body = body.with_defaults(self.served.sampling_defaults)
         prompts = [await self._prompt(prompt, bool(body.echo)) for prompt in body.prompts]
-        choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS)
+        choices = self._choices(body, request, prompts, DEFAULT_COMPLETION_TOKENS, await self._prediction(body))
         if body.echo and body.logprobs is not None:
             for choice in choices:
                 choice.strategy = RatedPrompt()
@@ -82,22 +85,50 @@ class Service:
             choice.shows = body.max_tokens != 0
         return await self._respond(body, request, choices, CompletionShape(self.served.name, self.fingerprint))
 
+    async def respond(self, body: ResponsesRequest, request: Request) -> Response:
+        """Answer `/v1/responses`."""
+        self.check_model(body.model)
+        body = body.with_defaults(self.served.sampling_defaults)
+        prompt = await self.chat_prompt(body.messages, field="input")
+        choices = self._choices(body, request, [prompt], None, await self._prediction(body))
+        return await self._respond(body, request, choices, ResponseShape(self.served.name, self.fingerprint), ResponseAnswer)
+
+    async def chat_prompt(self, messages: list[dict[str, str]], options: Mapping[str, Any] | None = None,
+                          field: str = "messages") -> Prompt:
+        """A conversation as the prompt that the model's chat template makes of it.
+
+        Args:
+            options: as in `LoadedPair.encode_chat`.
+            field: of the request, for errors.
+        """
+        try:
+            ids = await asyncio.to_thread(self._encode_chat, messages, options or {}, field)
+        except DraftwellError as error:
+            param = "chat_template_kwargs" if error.code == "template_value_refused" else field
+            raise APIError(400, without_paths(error), param=param) from error
+        return Prompt(ids, field, body=None if options else {"messages": messages})
+
     async def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
         if isinstance(prompt, str):
-            return Prompt(await asyncio.to_thread(self._encode, prompt), "prompt", prompt if echo else "", {"prompt": prompt})
+            return Prompt(await asyncio.to_thread(self.encode, prompt), "prompt", prompt if echo else "", {"prompt": prompt})
         if len(prompt) >= self.served.max_context:
             raise self._too_long(f"{len(prompt)} in the prompt", "prompt")
-        if any(not 0 <= token < self.served.vocab_size for token in prompt):
-            raise APIError(400, f"token ids must be from 0 to {self.served.vocab_size - 1}", param="prompt")
+        self.check_tokens(prompt, "prompt")
         return Prompt(prompt, "prompt", await asyncio.to_thread(self.served.decode, prompt) if echo else "")
 
-    def _encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str, **options: Any) -> list[int]:
+        """Ids of a text that can fit into the context; options as in `LoadedPair.encode`."""
         self._check_length(len(prompt), "prompt")
-        return self.served.encode(prompt)
+        return self.served.encode(prompt, **options)
 
-    def _encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        self._check_length(sum(len(message["content"]) for message in messages), "messages")
-        return self.served.encode_chat(messages)
+    def _encode_chat(self, messages: list[dict[str, str]], options: Mapping[str, Any], field: str) -> list[int]:
+        self._check_length(sum(len(message["content"]) for message in messages), field)
+        return self.served.encode_chat(messages, **options)
+
+    def check_tokens(self, tokens: Sequence[int], field: str) -> None:
+        """Refuse ids that are not in the vocabulary."""
+        if any(not 0 <= token < self.served.vocab_size for token in tokens):
+            raise APIError(400, f"token ids must be from 0 to {self.served.vocab_size - 1}", param=field)
 
     def _check_length(self, characters: int, field: str) -> None:
         """Refuse a text that cannot fit, before tokenizing it: long texts take seconds."""
@@ -113,12 +144,22 @@ class Service:
         return APIError(400, f"this model's maximum context length is {self.served.max_context} tokens, and you asked for more "
                              f"({wanted}): shorten the {field} or the completion", param=field, code="context_length_exceeded")
 
-    def _check_model(self, name: str) -> None:
+    def check_model(self, name: str) -> None:
+        """Refuse a request for another model."""
         if name != self.served.name:
             raise APIError(404, f"the model '{name}' does not exist: this server has '{self.served.name}'", param="model",
                            code="model_not_found")
 
-    def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None) -> list[AnswerChoice]:
+    async def _prediction(self, body: Generation) -> tuple[int, ...]:
+        """Tokens of the predicted answer, as far as they can be part of one."""
+        if body.prediction is None:
+            return ()
+        text = body.prediction.text[: self._most_characters]
+        ids = await asyncio.to_thread(self.served.encode, text, special=False)
+        return tuple(ids[: self.served.max_context])
+
+    def _choices(self, body: Generation, request: Request, prompts: Sequence[Prompt], default_tokens: int | None,
+                 prediction: tuple[int, ...] = ()) -> list[AnswerChoice]:
         """`n` choices for every prompt, in order. A prompt's answers do not depend on the other prompts."""
         count = body.n or 1
         if not 1 <= len(prompts) * count <= MOST_CHOICES:
@@ -126,13 +167,19 @@ class Service:
                            param="prompt" if len(prompts) != 1 else "n")
         strategy = self._strategy(body, request)
         seed = secrets.randbits(63) if body.seed is None else body.seed
+        hidden = frozenset(body.stop_token_ids or ())
+        decode = partial(self.served.decode, stops=hidden) if hidden else self.served.decode
         choices: list[AnswerChoice] = []
         for prompt in prompts:
             budget = self._budget(body, prompt, default_tokens)
             for number in range(count):
-                sampling = self._sampling(body, budget, derived_seed(seed, number))
-                text = TextStream(self.served.decode, body.stop_strings, prompt.ids)
+                sampling = replace(self._sampling(body, budget, derived_seed(seed, number)), prediction=prediction)
+                text = TextStream(decode, body.stop_strings, prompt.ids, sampling.min_tokens)
                 choices.append(AnswerChoice(len(choices), prompt.ids, sampling, text, strategy, prompt.echoed, body=prompt.body))
+        rated = sum(choice.sampling.max_tokens + (len(choice.prompt) if choice.before else 0) for choice in choices)
+        if body.alternatives is not None and rated * (1 + body.alternatives) > MOST_LISTED:
+            raise APIError(400, f"{len(choices)} answers with log-probs would list up to {rated * (1 + body.alternatives)} tokens: ask for "
+                                f"at most {MOST_LISTED} in all, by fewer answers, tokens or alternatives", param="logprobs")
         return choices
 
     def _strategy(self, body: Generation, request: Request) -> Strategy:
@@ -162,23 +209,27 @@ class Service:
 
     def _sampling(self, body: Generation, budget: int, seed: int) -> Sampling:
         settings = body.sampling_settings()
-        wrong = next((token for token in settings["logit_bias"] if token >= self.served.vocab_size), None)
-        if wrong is not None:
-            raise APIError(400, f"token {wrong} is not in the vocabulary: the largest id is {self.served.vocab_size - 1}",
-                           param="logit_bias")
-        return self.served.pair.sampling(max_tokens=budget, seed=seed, **settings)
+        for param, tokens in (("logit_bias", settings["logit_bias"]), ("stop_token_ids", body.stop_token_ids or ())):
+            wrong = next((token for token in tokens if token >= self.served.vocab_size), None)
+            if wrong is not None:
+                raise APIError(400, f"token {wrong} is not in the vocabulary: the largest id is {self.served.vocab_size - 1}", param=param)
+        if settings["min_tokens"] > budget:
+            raise APIError(400, f"min_tokens must be at most the tokens to generate, which are {budget} here", param="min_tokens")
+        stops = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else self.served.stop_tokens)
+        return self.served.pair.sampling(max_tokens=budget, seed=seed, stop_token_ids=stops, **settings)
 
-    async def _respond(self, body: Generation, request: Request, choices: list[AnswerChoice], shape: Shape) -> Response:
+    async def _respond(self, body: Generation, request: Request, choices: list[AnswerChoice], shape: Shape,
+                       kind: type[Answer] = Answer) -> Response:
         limits = [limit for limit in (body.timeout, getattr(request.app.state, "request_timeout", None)) if limit]
         deadline = time.monotonic() + min(limits) if limits else None
         own = bool(limits) and body.timeout == min(limits)
         conversation = Conversation(self.scheduler, request, choices, deadline=deadline, own_deadline=own, client=client_of(request))
         conversation.submit()
-        answer = Answer(self.served, conversation, body, shape)
+        answer = kind(self.served, conversation, body, shape)
         if not body.stream:
             return await answer.whole()
         try:
-            first = await conversation.next()  # an error before the first token gets its own HTTP status
+            first = await conversation.next(PING_SECONDS)  # an error until then gets its own HTTP status
         except BaseException:
             conversation.close()
             raise
@@ -199,5 +250,7 @@ def derived_seed(seed: int, number: int) -> int:
 def system_fingerprint(served: ServedModel) -> str:
     """Changes with the weights, the tuned strategies and their settings: with the same one, a seed gives the same answer."""
     strategies = [served.strategy, served.strategies.get(temperature=SERVED_TEMPERATURE)]
-    made_of = json.dumps([served.name, served.pair.fingerprint, *([one.name, one.config.model_dump(mode="json")] for one in strategies)])
+    defaults = [served.sampling_defaults] if served.sampling_defaults else []
+    made_of = json.dumps([served.name, served.pair.fingerprint, *defaults,
+                          *([one.name, one.config.model_dump(mode="json")] for one in strategies)])
     return f"fp_{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from serving.runtime.session.stats import Stats
-from serving.server.deployment.deployment import CHECKER
 from serving.server.deployment.deployments import Deployments
 from serving.server.metrics.serving_state import ServingState
 from serving.server.scheduling.admission import QueueFull
@@ -112,7 +111,7 @@ class Metrics(Observer):
 
     def admitted(self, ticket: Ticket) -> None:
         """A ticket got a slot."""
-        if ticket.client == CHECKER:  # the server's own request, before it switches to another bundle
+        if ticket.own:  # the server's own request, before it switches to another bundle
             return
         self.prompt_tokens.inc(len(ticket.prompt))
 
@@ -123,7 +122,7 @@ class Metrics(Observer):
 
     def progressed(self, ticket: Ticket, tokens: int) -> None:
         """A ticket got `tokens` more final tokens."""
-        if ticket.client == CHECKER:
+        if ticket.own:
             return
         now = time.monotonic()
         self.generation_tokens.inc(tokens)
@@ -136,7 +135,7 @@ class Metrics(Observer):
 
     def finished(self, ticket: Ticket, event: Event) -> None:
         """A ticket ended, for whatever reason."""
-        if ticket.client == CHECKER:
+        if ticket.own:
             return
         self._last_progress.pop(ticket, None)
         outcome = outcome_of(event)

@@ -82,7 +82,8 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     profile = artifacts.get(HardwareProfile.kind)
     known = profile_costs(profile, pair) if isinstance(profile, HardwareProfile) else None
     usable = {kind: artifact for kind, artifact in artifacts.items() if kind != HardwareProfile.kind or known is not None}
-    pool = StrategyPool(pair, usable, config, mode="off" if settings.deterministic else settings.state, offered=settings.offered)
+    mode = "off" if settings.deterministic else settings.state or "shared"
+    pool = StrategyPool(pair, usable, config, mode=mode, offered=settings.offered)
     served = ServedModel(manifest.pair, pair, pool.get(), slots, settings.threads, governor, version=str(manifest.release_version),
                          costs=costs_of(pair, slots, known, serving_now), strategies=pool, origin=SnapshotOrigin.of(manifest),
                          artifacts=artifacts)

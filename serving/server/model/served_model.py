@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from serving.artifacts.base import Artifact
 from serving.runtime.engine.thread_governor import ThreadGovernor
@@ -17,6 +17,11 @@ from serving.server.model.snapshot import SnapshotOrigin
 from serving.server.model.strategy_pool import PLAIN, UnknownStrategy
 from serving.server.scheduling.costs import BatchCosts
 from serving.temperature import SERVED_TEMPERATURE, TemperatureClass
+
+USABLE: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value <= 2, "top_p": lambda value: 0 < value <= 1, "top_k": lambda value: 0 <= value <= 10**6,
+    "min_p": lambda value: 0 <= value <= 1, "repetition_penalty": lambda value: 0 < value <= 10}
+"""Which values of a model's generation config are used as defaults."""
 
 
 class StrategySource(Protocol):
@@ -85,6 +90,7 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self.strategies = self.strategies or TunedOrPlain(self.strategy)
+        self._spelt: dict[int, str] = {}  # at most the vocabulary
         self._encoding = threading.Lock()  # a tokenizer's settings may change while it encodes
         tuned = [self.strategy, self.strategies.get(temperature=SERVED_TEMPERATURE)]
         self.tuned: dict[TemperatureClass, str] = {"greedy": tuned[0].name, "sampled": tuned[1].name}
@@ -93,6 +99,8 @@ class ServedModel:
         self.max_context = self.pair.models["target"].max_context
         self.vocab_size = self.pair.models["target"].vocab_size
         self.stop_tokens = self.pair.stop_tokens
+        self.sampling_defaults = {name: value for name, value in self.pair.sampling_defaults.items() if USABLE[name](value)}
+        """What requests get that name nothing else: of the model's generation config, as far as a request could ask for it."""
 
     def share_tokenizer(self, other: ServedModel) -> None:
         """Share the lock of another model that has the same tokenizer."""
@@ -103,26 +111,29 @@ class ServedModel:
         """Name and version, for logs."""
         return f"{self.name} {self.version}" if self.version else self.name
 
-    def encode(self, prompt: str) -> list[int]:
-        """Ids of plain text; any thread may call it."""
+    def encode(self, prompt: str, **options: Any) -> list[int]:
+        """Ids of plain text; any thread may call it. Options as in `LoadedPair.encode`."""
         with self._encoding:
-            return self.pair.encode(prompt)
+            return self.pair.encode(prompt, **options)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of a conversation, ready for the assistant's answer; any thread may call it.
-
-        Raises:
-            DraftwellError: the chat template refuses the conversation, such as one with roles out of order.
-        """
+    def encode_chat(self, messages: Sequence[dict[str, str]], **options: Any) -> list[int]:
+        """Ids of a conversation, ready for the assistant's answer; any thread may call it. Options and errors as in
+        `LoadedPair.encode_chat`."""
         with self._encoding:
-            return self.pair.encode_chat(messages)
+            return self.pair.encode_chat(messages, **options)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of generated ids, without special tokens and the stop token."""
-        return self.pair.decode([i for i in ids if i not in self.stop_tokens])
+    def decode(self, ids: Sequence[int], stops: frozenset[int] = frozenset()) -> str:
+        """Text of generated ids, without special tokens, the model's stop tokens and `stops`."""
+        return self.pair.decode([i for i in ids if i not in self.stop_tokens and i not in stops])
 
     def token_text(self, token: int) -> str:
-        """One token as it appears within a text, with its space; special tokens by name, "\ufffd" for a part of a character."""
+        """One token as it appears within a text, with its space; special tokens by name, "\ufffd" for a part of a character. Each is
+        spelt once."""
+        if token not in self._spelt:
+            self._spelt[token] = self._spell(token)
+        return self._spelt[token]
+
+    def _spell(self, token: int) -> str:
         alone = str(self.pair.tokenizer.decode([token]))
         lead, known = self._lead
         if lead is None or token in self._special:

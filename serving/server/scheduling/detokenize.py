@@ -135,12 +135,14 @@ class TextStream:
         decode: token ids → text, special tokens left out.
         stop: strings that end the answer and are not part of it.
         prompt: ids that the answer continues.
+        min_tokens: tokens in whose text no stop string is looked for.
 
     `tokens` counts those up to the one that completes a stop string, `accepted` those of them that came from the draft.
     """
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = (), prompt: Sequence[int] = ()):
+    def __init__(self, decode: Decode, stop: Sequence[str] = (), prompt: Sequence[int] = (), min_tokens: int = 0):
         self._detokenizer = Detokenizer(decode, prompt)
+        self._min_tokens = min_tokens
         self._stop = StopStrings(stop)
         self._held: list[tuple[str, Emitted]] = []  # tokens whose text is not shown yet, or not all of it
         self._credit = 0  # characters of theirs that are
@@ -163,7 +165,7 @@ class TextStream:
             self.accepted += token.origin in ("accepted", "rescued")
             text = self._detokenizer.push(token.id)
             self._held.append((text, token))
-            shown.append(self._show(self._stop.push(text)))
+            shown.append(self._show(text if self.tokens <= self._min_tokens else self._stop.push(text)))
         return "".join(shown)
 
     def flush(self) -> str:

@@ -126,7 +126,8 @@ class LoadControl:
     def _learn(self, running: Sequence[tuple[Session, Strategy]]) -> None:
         seen = {}
         for session, strategy in running:
-            judged, accepted = session.stats.judged, session.stats.accepted
+            stats = session.stats  # a prediction's acceptance says nothing of the strategy's
+            judged, accepted = stats.judged - stats.predicted_judged, stats.accepted - stats.predicted_accepted
             before, kept, _ = self._seen.get(session, (0, 0, False))
             if judged > before:
                 self.acceptance.setdefault(strategy.name, Acceptance()).learn(judged - before, accepted - kept)

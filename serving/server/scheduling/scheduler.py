@@ -27,6 +27,9 @@ from serving.server.settings import QUEUE
 
 log = logging.getLogger(__name__)
 
+HUNG_SECONDS = 300.0
+"""Longest step: reading a prompt's piece takes seconds, also on a machine that others keep busy."""
+
 
 class Scheduler:
     """Runs tickets over an engine.
@@ -52,6 +55,7 @@ class Scheduler:
         self._running: list[Ticket] = []
         self._closing = False
         self._aborting = False
+        self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="draftwell-scheduler", daemon=True)
 
     @property
@@ -73,6 +77,12 @@ class Scheduler:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    @property
+    def hung(self) -> bool:
+        """Whether a step has taken so long that it will hardly end: a device or a lock that does not answer."""
+        began = self._step_began
+        return began is not None and time.monotonic() - began > HUNG_SECONDS
 
     @property
     def accepts(self) -> bool:
@@ -160,7 +170,11 @@ class Scheduler:
         if self.load:
             self.load.apply(self.engine, [(ticket.job.session, ticket.strategy) for ticket in running if ticket.job and ticket.strategy])
         started = time.perf_counter()
-        self.engine.step()
+        self._step_began = time.monotonic()
+        try:
+            self.engine.step()
+        finally:
+            self._step_began = None
         self._observers.notify("stepped", len(running), self.waiting, time.perf_counter() - started)
         for ticket in running:
             self._publish(ticket)

@@ -85,6 +85,7 @@ class Ticket:
         strategy: what decodes it; None: the scheduler's, which is filled in at admission.
         body: `messages` or `prompt` as the client sent them, for observers; None if it was not kept.
 
+    `own` is true of the server's own check, which no observer counts or records.
     `arrived`, `admitted_at`, `first_token_at` and `ended_at` are `time.monotonic` seconds, None until then.
     """
 
@@ -93,6 +94,7 @@ class Ticket:
                  body: Mapping[str, Any] | None = None):
         self.prompt, self.sampling, self.text, self.deliver = prompt, sampling, text, deliver
         self.client, self.deadline, self.strategy, self.body = client, deadline, strategy, body
+        self.own = False
         self.cancelled = False
         self.together = TicketGroup()
         self.job: Job | None = None

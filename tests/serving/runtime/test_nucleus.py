@@ -57,6 +57,14 @@ def test_the_token_that_reaches_the_mass_is_kept_and_the_next_is_not():
         assert (nucleus(logits, 0.95, first) > -math.inf).tolist() == [True] * 4
 
 
+def test_min_p_keeps_what_is_near_the_likeliest_after_top_p():
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]).log()
+    probs = warp(logits, Sampling(temperature=1.0, top_p=0.95, min_p=0.45))
+    torch.testing.assert_close(probs, torch.tensor([[4 / 9, 3 / 9, 2 / 9, 0.0], [0.0, 2 / 9, 3 / 9, 4 / 9]]))
+    assert warp(logits[0], Sampling(temperature=1.0, min_p=1.0)).tolist() == [1.0, 0.0, 0.0, 0.0]
+    torch.testing.assert_close(warp(logits, Sampling(temperature=0.5, min_p=0.2)), warp(logits, Sampling(temperature=0.5, top_k=3)))
+
+
 def test_warping_still_renormalises_what_is_left():
     probs = warp(torch.tensor([0.4, 0.3, 0.2, 0.1]).log(), Sampling(temperature=1.0, top_p=0.65))
     torch.testing.assert_close(probs, torch.tensor([4 / 7, 3 / 7, 0.0, 0.0]))

@@ -17,25 +17,33 @@ from serving.runtime.strategies import build_strategy
 from tests.support.models.resources import table_pair
 
 VOCAB = 5
+PROMPT = [4, 1]
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=6)
 
 
 def plainly(logits: torch.Tensor, sampling: Sampling, written: list[int]) -> torch.Tensor:
-    """Each row by itself: z(t) − presence·[count(t) > 0] − frequency·count(t) over the tokens before the one that it predicts."""
+    """Each row by itself, by the tokens before the one that it predicts."""
     found = logits.clone()
     for row in range(len(logits)):
-        before = written[: max(0, len(written) - (len(logits) - 1 - row))]
+        length = len(written) - (len(logits) - 1 - row)
+        before = written[: max(0, length)]
+        for token in {*PROMPT, *before}:
+            found[row, token] *= sampling.repetition_penalty if found[row, token] < 0 else 1 / sampling.repetition_penalty
         for token, count in Counter(before).items():
             found[row, token] -= sampling.presence_penalty + sampling.frequency_penalty * count
+        if length < sampling.min_tokens:
+            found[row, [*sampling.stop_token_ids]] = -torch.inf
     return found
 
 
 @settings(max_examples=150)
-@given(st.lists(st.tuples(st.integers(0, 6), TOKENS, st.integers(1, 5)), min_size=1, max_size=8), st.floats(-2, 2), st.floats(-2, 2))
-def test_they_equal_a_count_of_the_whole_text_at_every_pass(steps, presence, frequency):
+@given(st.lists(st.tuples(st.integers(0, 6), TOKENS, st.integers(1, 5)), min_size=1, max_size=8), st.floats(-2, 2), st.floats(-2, 2),
+       st.sampled_from([1.0, 0.5, 1.3]), st.integers(0, 8))
+def test_they_equal_a_count_of_the_whole_text_at_every_pass(steps, presence, frequency, repetition, least):
     """A step takes tokens back (rejected), adds others, and asks for some rows: also for more than there are tokens."""
-    sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
-    kept, written = Penalties(sampling), []
+    sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition, min_tokens=least,
+                        stop_token_ids=frozenset({0, 3}))
+    kept, written = Penalties(sampling, PROMPT), []
     for number, (back, more, rows) in enumerate(steps):
         written = written[: max(0, len(written) - back)] + more
         logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(number))

@@ -17,8 +17,9 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "host": ("127.0.0.1", None), "port": (8000, (0, 65535)), "slots": (8, (1, 1024)), "queue": (256, (1, None)),
     "dtype": (None, None), "threads": (None, None), "max-context": (None, (2, None)),
     "prompt-tokens": (None, (8, None)), "deterministic": (False, None),
-    "api-key-file": (None, None), "cors-origin": (None, None), "request-timeout": (None, (0.001, None)), "drain-seconds": (20.0, (0, None)),
-    "allow-parameters": (False, None), "strategies": (None, None), "state": ("shared", None), "state-dir": (None, None),
+    "api-key-file": (None, None), "cors-origin": (None, None), "allowed-host": (None, None), "request-timeout": (None, (0.001, None)),
+    "drain-seconds": (20.0, (0, None)),
+    "allow-parameters": (False, None), "strategies": (None, None), "state": (None, None), "state-dir": (None, None),
     "state-seconds": (30.0, (0.1, None)), "feedback-dir": (None, None), "feedback-rate": (0.0, (0, 1)), "feedback-text": (False, None),
     "feedback-per-minute": (60, (1, None)), "feedback-megabytes": (256, (1, None)),
 }
@@ -37,7 +38,7 @@ def test_the_command_line_is_the_settings_and_keeps_its_flags_defaults_and_bound
         assert known.required == (flag == "--bundle")
     assert found == OPTIONS
     settings = ServerSettings(bundle=Path("b")).model_dump()
-    assert {name.replace("_", "-"): value or None if name == "cors_origin" else value for name, value in settings.items()} == {
+    assert {name.replace("_", "-"): None if value == () else value for name, value in settings.items()} == {
         **{flag: default for flag, (default, _) in OPTIONS.items()}, "bundle": Path("b")}
 
 

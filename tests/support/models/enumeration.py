@@ -20,6 +20,7 @@ from serving.runtime.requests import Sampling
 from serving.runtime.sampling import warp
 from serving.runtime.session.session import Session
 from serving.runtime.strategies.base import Strategy
+from serving.runtime.strategies.prediction import predict
 
 
 class Oracle:
@@ -67,6 +68,7 @@ def run_once(strategy: Strategy, models: dict[Role, Model], prompt: list[int], s
     """Run one request under an oracle, without the engine's batching."""
     session = Session(prompt, sampling, strategy.choose_models(models))
     session.rng = oracle
+    predict(session)
     job = Job(session, Task(strategy.run(session)))
     job.task.resume()
     while not job.task.done:
@@ -98,12 +100,17 @@ def next_probs(model, prompt: list[int], text: tuple[int, ...], sampling: Sampli
     logits = model.next_logits([*prompt, *text]).clone()
     for token, bias in sampling.biases:
         logits[token] += bias
+    for token in {*prompt, *text}:
+        logits[token] *= sampling.repetition_penalty if logits[token] < 0 else 1 / sampling.repetition_penalty
     for token in text:
         logits[token] -= sampling.frequency_penalty
     for token in set(text):
         logits[token] -= sampling.presence_penalty
     for token in sampling.banned_token_ids:
         logits[token] = -math.inf
+    if len(text) < sampling.min_tokens:
+        for token in sampling.stop_token_ids:
+            logits[token] = -math.inf
     return warp(logits, sampling)
 
 

@@ -58,7 +58,9 @@ def near(module: Any, noise: float, seed: int = 1) -> Any:
 
 def pair_of(target: Any, draft: Any | None, modules: dict[Any, Any] | None = None) -> LoadedPair:
     models: dict[Role, Model] = {"target": target} | ({"draft": draft} if draft is not None else {})
-    known = modules or {"target": SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=EOS))}
+    from transformers import GenerationConfig
+
+    known = modules or {"target": SimpleNamespace(generation_config=GenerationConfig(eos_token_id=EOS))}
     return LoadedPair("tiny", "float32", "cpu", models, known, Letters(), "f" * 64)
 
 

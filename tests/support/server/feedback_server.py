@@ -39,7 +39,7 @@ class FeedbackServer:
         self.scheduler = Scheduler(pair.engine(), build_strategy(strategy, {}, table_resources(8)), 4, threads=1, observers=[self.feedback],
                                    load=load)
 
-    def ask(self, prompts: Sequence[str], *, bodies: bool = True, cancel: bool = False, client: str = "", strategy: Any = None,
+    def ask(self, prompts: Sequence[str], *, bodies: bool = True, cancel: bool = False, own: bool = False, strategy: Any = None,
             **asked: Any) -> list[list[Event]]:
         """Serve some prompts to their end; returns the events of each."""
         everything, tickets = [], []
@@ -48,8 +48,8 @@ class FeedbackServer:
             ids = self.pair.encode_prompt(prompt)
             sampling = self.pair.sampling(**{"max_tokens": TOKENS, "stop_token_ids": frozenset(), **asked})
             body = {"messages": [{"role": "user", "content": prompt}], "user": "someone"} if bodies else None
-            ticket = Ticket(ids, sampling, TextStream(self.pair.decode), events.append, body=body, client=client,
-                            strategy=strategy)
+            ticket = Ticket(ids, sampling, TextStream(self.pair.decode), events.append, body=body, strategy=strategy)
+            ticket.own = own
             self.scheduler.submit(ticket)
             everything.append(events)
             tickets.append(ticket)

@@ -26,4 +26,6 @@ class Autoregressive(Strategy):
     def run(self, session: Session) -> Step[None]:
         yield from session.prefill()
         while not session.text.finished:
+            if (yield from session.follow_prediction()):
+                continue
             session.append_sampled((yield from session.target.read(session.text.ids)))

@@ -76,8 +76,11 @@ def test_trees_drawn_without_replacement_are_lossless(drafter, warpers):
     assert law_of(drafter, Sampling(max_tokens=tokens, stop_token_ids=STOP, **warpers)) < 1e-6
 
 
-def test_a_request_with_penalties_gets_a_chain_and_stays_exact():
-    assert law_of(Likeliest(2, 2), Sampling(max_tokens=3, temperature=1.0, frequency_penalty=0.9, presence_penalty=0.4)) < 1e-6
+@pytest.mark.parametrize("asked", [{"frequency_penalty": 0.9, "presence_penalty": 0.4}, {"repetition_penalty": 1.6}, {"min_tokens": 2}],
+                         ids=str)
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_request_whose_rows_depend_on_the_text_gets_a_chain_and_stays_exact(asked, drawn):
+    assert law_of(Likeliest(2, 2, drawn=drawn), Sampling(max_tokens=3, temperature=1.0, stop_token_ids=STOP, **asked)) < 1e-6
 
 
 class KeepsOldDistribution(ExactTree):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,21 @@ def test_tables(name, parameters, temperature):
 
     assert outputs(engine, build, wanted, together=True) == outputs(engine, build, wanted, together=False)
     assert {len(model.slots._free) for model in engine.models.values()} == {8}
+
+
+@pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
+def test_tables_with_requests_that_alter_their_logits_beside_others(name, parameters):
+    """Every second request has a repetition penalty, tokens before which it may not stop, and a least probability."""
+    engine = Engine(table_pair(vocab=8))
+    wanted = [(prompt, replace(sampling, repetition_penalty=1.5, min_tokens=5, min_p=0.05, stop_token_ids=frozenset({2})) if i % 2 else
+               sampling) for i, (prompt, sampling) in enumerate(requests(8, 1.0))]
+
+    def build() -> Any:
+        return build_strategy(name, parameters, table_resources(8))
+
+    alone = outputs(engine, build, wanted, together=False)
+    assert outputs(engine, build, wanted, together=True) == alone
+    assert any(2 in output and output.index(2) == len(output) - 1 >= 5 for output in alone[1::2]), "one has stopped, later than it might"
 
 
 @pytest.mark.parametrize("name", ["vanilla_sd", "svip", "sprinter", "csd"])

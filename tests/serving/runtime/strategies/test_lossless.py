@@ -18,13 +18,13 @@ from tests.support.models.resources import ORIGIN, table_pair, table_resources
 from tests.support.models.variants import VARIANTS
 
 WARPERS = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2},
-           {"temperature": 0.7, "top_p": 0.8}]
+           {"temperature": 0.7, "top_p": 0.8}, {"temperature": 0.9, "min_p": 0.3}]
 PENALTIES = [{"temperature": 0.0, "frequency_penalty": 1.5}, {"temperature": 1.0, "frequency_penalty": 0.9, "presence_penalty": 0.6},
              {"temperature": 0.7, "presence_penalty": -0.8, "logit_bias": {0: 0.7, 2: -1.1}, "top_k": 2},
-             {"temperature": 1.0, "frequency_penalty": 1.5, "banned_token_ids": frozenset({1})}]
-
-
-
+             {"temperature": 1.0, "frequency_penalty": 1.5, "banned_token_ids": frozenset({1})},
+             {"temperature": 0.0, "repetition_penalty": 1.7, "min_tokens": 2},
+             {"temperature": 1.0, "repetition_penalty": 0.6, "presence_penalty": 0.5},
+             {"temperature": 1.0, "min_tokens": 2}, {"temperature": 0.8, "min_tokens": 1, "repetition_penalty": 1.4, "min_p": 0.2}]
 
 @pytest.mark.parametrize("warpers", WARPERS + PENALTIES, ids=str)
 @pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)

@@ -19,7 +19,7 @@ from serving.errors import DraftwellError
 from serving.runtime.strategies import build_strategy
 from serving.server.app import create_app
 from serving.server.deployment.bundle_watch import BundleWatch, followed
-from serving.server.deployment.deployment import CHECKER, Deployment
+from serving.server.deployment.deployment import Deployment
 from serving.server.deployment.deployments import Deployments, PinDeployment
 from serving.server.http import errors
 from serving.server.http.errors import without_paths
@@ -226,18 +226,18 @@ def test_a_pinned_old_deployment_still_decodes_with_its_own_strategy(client: tup
 
 
 def test_the_check_teaches_the_strategy_nothing_and_names_itself() -> None:
-    seen: list[tuple[str, Any]] = []
+    seen: list[tuple[bool, Any]] = []
 
     class Ear(Observer):
         def finished(self, ticket: Ticket, event: Event) -> None:
-            seen.append((ticket.client, ticket.strategy))
+            seen.append((ticket.own, ticket.strategy))
 
     deployments = Deployments(served_pair("hf_dynamic", slots=1, heuristic=True), observers=[Ear()])
     deployments.start()
     try:
         old = deployments.current.served
         assert deployments.switch(lambda served: ServedModel("tiny", served.pair, build_strategy("hf_dynamic", {"heuristic": True}), 1))
-        assert [client for client, _ in seen] == [CHECKER]
+        assert [own for own, _ in seen] == [True]
         assert seen[0][1] not in (old.strategy, deployments.current.served.strategy)
         assert deployments.current.served.strategy.shared.value == old.strategy.shared.value  # type: ignore[attr-defined]
     finally:

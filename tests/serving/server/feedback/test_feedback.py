@@ -24,7 +24,6 @@ from serving.recording.recorder import PositionRecorder
 from serving.recording.shadow import MOST_UNREAD
 from serving.recording.trace import TraceSet
 from serving.recording.trace_schema import KINDS, LOSSY
-from serving.server.deployment.deployment import CHECKER
 from serving.server.feedback import feedback as module
 from serving.server.feedback.record import Record
 from serving.server.feedback.spool import Spool
@@ -218,7 +217,7 @@ def test_what_is_not_comparable_or_not_finished_is_left_out(tmp_path: Path, pair
     assert gone.counts == {"skipped_unfinished": 2}
     assert gone.feedback._open == {}
     checks = FeedbackServer(pair, tmp_path / "checks")
-    checks.ask(PROMPTS[:2], client=CHECKER)
+    checks.ask(PROMPTS[:2], own=True)
     assert checks.counts == {}, "the server's own checks are no traffic"
 
 

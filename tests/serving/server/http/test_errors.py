@@ -94,6 +94,9 @@ def plain(http: httpx.Client, **change: Any) -> httpx.Response:
     ({"speculation": {"strategy": "spide"}}, "speculation.strategy"),
     ({"speculation": {"stat": True}}, "speculation.stat"),
     ({"temprature": 0.5}, "temprature"),
+    ({"prediction": {"type": "content"}}, "prediction.content"),
+    ({"prediction": {"type": "text", "content": "x"}}, "prediction.type"),
+    ({"prediction": "x"}, "prediction"),
     ({"\ud800": 1}, None),
 ])
 def test_a_wrong_chat_field_is_named(http: httpx.Client, change: dict[str, Any], param: str | None) -> None:
@@ -127,7 +130,8 @@ def test_a_wrong_completion_field_is_named(http: httpx.Client, change: dict[str,
 
 @pytest.mark.parametrize("change", [
     {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True, "tool_choice": "none"},
-    {"prediction": {"type": "content", "content": "x"}, "reasoning_effort": "low", "stream_options": {"include_obfuscation": False}},
+    {"prediction": {"type": "content", "content": "x"}, "reasoning_effort": "low", "cache_salt": "x",
+     "stream_options": {"include_obfuscation": False}},
     {"n": 1, "logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "tools": [], "seed": None},
     {"temperature": None, "top_p": None, "stop": None, "stream": None, "stream_options": None, "response_format": {"type": "text"}},
 ])

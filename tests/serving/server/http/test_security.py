@@ -184,7 +184,8 @@ def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(scheduler, "submit", full)
         for stream in (False, True):
             response = http.post("/v1/completions", json=BODY | {"stream": stream})
-            assert (response.status_code, response.headers["retry-after"]) == (429, "7")
+            assert response.status_code == 429
+            assert 7 <= int(response.headers["retry-after"]) <= 11, "not all come back together"
             assert response.json()["error"]["type"] == "rate_limit_error"
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=httpx.Client()) as client, \
                 pytest.raises(openai.RateLimitError):

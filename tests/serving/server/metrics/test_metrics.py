@@ -21,7 +21,6 @@ from serving.runtime.requests import Sampling
 from serving.runtime.session.stats import Stats
 from serving.runtime.strategies import build_strategy
 from serving.server.app import create_app
-from serving.server.deployment.deployment import CHECKER
 from serving.server.feedback.feedback import Feedback
 from serving.server.metrics import metrics as metrics_module
 from serving.server.metrics.dashboards import GRAFANA
@@ -224,7 +223,7 @@ def test_every_outcome_of_feedback_has_a_series() -> None:
 
 def test_the_servers_own_request_is_nobodys(metrics: Metrics) -> None:
     own = ticket(drafted(), tokens=6)
-    own.client = CHECKER
+    own.own = True
     metrics.admitted(own)
     metrics.progressed(own, 3)
     metrics.finished(own, Cancelled())

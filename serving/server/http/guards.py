@@ -1,0 +1,83 @@
+"""Plain ASGI middleware around all routes: which hosts a request may name, and its id with one line in the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.server.http.errors import APIError
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+OWN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""A client's id that is taken over: it goes into the log and into a header."""
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+QUIET = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that are asked every few seconds; only what fails of them is logged."""
+
+
+class HostCheck:
+    """Answers 421 to a request whose Host is none of the server's names.
+
+    A page of another site can make its own name point to this machine; its requests then count as the same site's and need no CORS, but
+    they still name that site.
+
+    Args:
+        hosts: names without port; one that begins with "." stands for all names that end so.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]):
+        self.app, self.hosts = app, {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self.knows(Headers(scope=scope).get("host", "")):
+            error = APIError(421, "this server does not answer under the name in the Host header: name it with --allowed-host",
+                             code="wrong_host")
+            await error.response(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header, with or without port, names this server; HTTP/1.0 needs none."""
+        name = re.sub(r":\d+$", "", host).lower().rstrip(".")
+        return not name or name in self.hosts or any(own.startswith(".") and name.endswith(own) for own in self.hosts)
+
+
+class RequestLog:
+    """Gives every request an id, the client's own if it sent a usable one, returns it in `x-request-id`, and logs one line when the answer
+    is over."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        asked = Headers(scope=scope).get(REQUEST_ID, "")
+        name = asked if OWN_ID.fullmatch(asked) else uuid.uuid4().hex
+        started, status, ended = time.monotonic(), 0, False
+
+        async def marked(message: Message) -> None:
+            nonlocal status, ended
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = name
+            await send(message)
+            ended = ended or (message["type"] == "http.response.body" and not message.get("more_body", False))
+
+        try:
+            await self.app(scope, receive, marked)
+        finally:
+            if scope["path"] not in QUIET or status >= 400:
+                state = scope.get("state", {})
+                path = getattr(scope.get("route"), "path", "unknown path")  # the client's own could hold anything
+                log.info("%s %s %d%s in %.3f s, client %s, request %s", scope["method"], path, status, "" if ended else " unfinished",
+                         time.monotonic() - started, state.get("client") or "unknown", name)

@@ -1,0 +1,198 @@
+"""OpenAI's Responses API without stored state: the request, the response object, and the events of its stream."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from serving.server.http.answer import PING, PING_SECONDS, Answer, Found
+from serving.server.http.errors import APIError
+from serving.server.http.responses import ChatShape
+from serving.server.http.schemas import Generation, Text
+from serving.server.scheduling.detokenize import TokenInfo
+from serving.server.scheduling.ticket import Delta
+
+LOGPROBS = "message.output_text.logprobs"
+Short = Annotated[str, StringConstraints(max_length=512)]
+
+
+class InputPart(BaseModel):
+    """A piece of a message's content; pieces of an earlier response are accepted as they came."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+class InputMessage(BaseModel):
+    """One turn of a conversation; an item of an earlier response's output is one too."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[InputPart], Field(max_length=1024, fail_fast=True)]
+
+    def plain(self) -> dict[str, str]:
+        """Role and text, as chat templates take them."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ResponsesRequest(Generation):
+    """Body of `POST /v1/responses`."""
+
+    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=2048, fail_fast=True)] = Field(
+        description="text of a user, or messages")
+    instructions: Text | None = Field(None, description="system message before the input")
+    max_output_tokens: int | None = Field(None, ge=1, description="most tokens to generate; default: what the context leaves")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="report this many of the most likely tokens at each position")
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16)] | None = Field(
+        None, description="report the log-prob of every token")
+    metadata: Annotated[dict[Short, Short], Field(max_length=16)] | None = Field(None, description="returned as it is")
+    previous_response_id: str | None = None
+    conversation: Any = None
+
+    OFF: ClassVar[dict[str, tuple[Any, ...]]] = Generation.OFF | {
+        "tools": ([],), "tool_choice": ("none", "auto"), "truncation": ("disabled",), "background": (False,), "prompt": (),
+        "text": ({}, {"format": {"type": "text"}}, {"verbosity": "medium"}, {"format": {"type": "text"}, "verbosity": "medium"}),
+    }
+
+    @model_validator(mode="after")
+    def refuse_state(self) -> Self:
+        for name in ("previous_response_id", "conversation"):
+            if getattr(self, name) is not None:
+                raise PydanticCustomError("unsupported_field", "this server keeps no responses, so it cannot continue one by {param}: send "
+                                          "the earlier messages as input", {"param": name})
+        if (self.n or 1) > 1 or self.max_tokens is not None:
+            name = "max_tokens" if self.max_tokens is not None else "n"
+            raise PydanticCustomError("unsupported_field", "a response does not take {param}: it is one answer of max_output_tokens",
+                                      {"param": name})
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs or 0 if self.top_logprobs or self.include else None
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as chat templates take it; instructions and a system message that begins the input are one."""
+        turns = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [m.plain() for m in self.input]
+        if not self.instructions:
+            return turns
+        if turns[0]["role"] == "system":
+            return [{"role": "system", "content": f"{self.instructions}\n\n{turns[0]['content']}"}, *turns[1:]]
+        return [{"role": "system", "content": self.instructions}, *turns]
+
+
+class ResponseShape(ChatShape):
+    """Id and date of a response."""
+
+    prefix = "resp"
+
+
+class ResponseAnswer(Answer):
+    """The events of a conversation as a response, whole or streamed."""
+
+    body: ResponsesRequest
+
+    async def whole(self) -> Response:
+        """The complete response."""
+        texts, tokens = await self.collect()
+        return JSONResponse(self._ended(texts[0], self._listed(tokens[0])))
+
+    async def stream(self, first: Found | None) -> AsyncIterator[str]:
+        """Server-sent events as OpenAI's clients read them, each with its number; a comment wherever there is none for `PING_SECONDS`."""
+        number = 0
+
+        def event(kind: str, **fields: Any) -> str:
+            nonlocal number
+            data = {"type": kind, "sequence_number": number} | fields
+            number += 1
+            return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+        begun = self._response("in_progress", [])
+        item = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        yield event("response.created", response=begun)
+        yield event("response.in_progress", response=begun)
+        yield event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
+        yield event("response.content_part.added", **item, part=part_of("", []))
+        text, listed = "", list[dict[str, Any]]()
+        found = first
+        try:
+            while True:
+                if found is None:
+                    yield PING
+                elif isinstance(found[1], Delta):
+                    delta, more = found[1].text, self._listed(found[1].tokens)
+                    text, listed = text + delta, listed + more
+                    if delta or more:
+                        yield event("response.output_text.delta", **item, delta=delta, logprobs=more)
+                if self.conversation.over:
+                    break
+                found = await self.conversation.next(PING_SECONDS)
+        except APIError as error:
+            said = error.body["error"]
+            failed = {"code": "server_error", "message": said["message"]}
+            yield event("response.failed", response=self._response("failed", []) | {"error": failed})
+            return
+        ended = self._ended(text, listed)
+        yield event("response.output_text.done", **item, text=text, logprobs=listed)
+        yield event("response.content_part.done", **item, part=part_of(text, listed))
+        yield event("response.output_item.done", output_index=0, item=ended["output"][0])
+        yield event(f"response.{ended['status']}", response=ended)
+
+    @property
+    def _item_id(self) -> str:
+        return f"msg_{uuid.uuid5(uuid.NAMESPACE_OID, self.shape.id).hex}"
+
+    def _listed(self, tokens: Sequence[TokenInfo]) -> list[dict[str, Any]]:
+        """Log-probs of tokens, if they were asked for; unlike in a chat, bytes are always a list."""
+        if not self.rated:
+            return []
+        entries = self._logprobs[0].of([(token.id, token.rating) for token in tokens])["content"]
+        for entry in entries:
+            for one in (entry, *entry["top_logprobs"]):
+                one["bytes"] = one["bytes"] or []
+        return list(entries)
+
+    def _ended(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        """The complete response."""
+        end = self.conversation.choices[0].end
+        assert end is not None
+        status = "incomplete" if end.finish_reason == "length" else "completed"
+        usage = self._usage()
+        counts = {"input_tokens": usage.prompt_tokens, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                  "output_tokens": usage.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
+                  "total_tokens": usage.total_tokens}
+        why = {"incomplete_details": {"reason": "max_output_tokens"}} if status == "incomplete" else {}
+        output = [self._item(status, [part_of(text, logprobs)])]
+        return self._response(status, output) | why | {"usage": counts} | self._extension(self._stats())
+
+    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        body = self.body
+        return {"id": self.shape.id, "object": "response", "created_at": self.shape.created, "status": status, "error": None,
+                "incomplete_details": None, "instructions": body.instructions, "metadata": body.metadata or {}, "model": self.shape.model,
+                "output": output, "parallel_tool_calls": False, "temperature": body.used_temperature,
+                "top_p": 1.0 if body.top_p is None else body.top_p, "tool_choice": "none", "tools": [],
+                "max_output_tokens": body.max_output_tokens, "previous_response_id": None, "store": False, "background": False,
+                "text": {"format": {"type": "text"}}, "truncation": "disabled", "top_logprobs": body.top_logprobs or 0, "usage": None}
+
+
+def part_of(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """A message's content."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -1,0 +1,98 @@
+"""`/tokenize` and `/detokenize`, in vLLM's shape: what a text or a conversation is in tokens, and the other way round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from serving.server.http.schemas import Messages, Name, OpenAIFields, Text, Tokens
+from serving.server.http.service import Service
+
+
+class TokenizeText(OpenAIFields):
+    """Body of `POST /tokenize` for a text."""
+
+    model: Name | None = None
+    prompt: Text
+    add_special_tokens: bool = Field(True, description="with the special tokens that the tokenizer puts around a text")
+    return_token_strs: bool | None = Field(None, description="also return each token's name in the vocabulary")
+
+
+class TokenizeMessages(Messages):
+    """Body of `POST /tokenize` for a conversation."""
+
+    model: Name | None = None
+    return_token_strs: bool | None = Field(None, description="also return each token's name in the vocabulary")
+
+    OFF = {"add_special_tokens": (False,), "tools": ([],), "chat_template": ()}  # noqa: RUF012  # declared by the base class
+
+
+class DetokenizeRequest(OpenAIFields):
+    """Body of `POST /detokenize`."""
+
+    model: Name | None = None
+    tokens: Tokens
+
+
+class TokenizeAnswer(BaseModel):
+    """Tokens of a text or a conversation."""
+
+    count: int
+    max_model_len: int = Field(description="most tokens of prompt and answer together")
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(BaseModel):
+    """Text of tokens, special ones included."""
+
+    prompt: str
+
+
+def kind_of(body: Any) -> str:
+    """Which body it is; a tag has a bracket, so that `field_path` leaves it out."""
+    return "[messages]" if isinstance(body, dict) and "messages" in body else "[text]"
+
+
+TokenizeRequest = Annotated[Annotated[TokenizeText, Tag("[text]")] | Annotated[TokenizeMessages, Tag("[messages]")], Discriminator(kind_of)]
+
+
+def tokens_router(current: Callable[[], Service]) -> APIRouter:
+    """`POST /tokenize` and `POST /detokenize`.
+
+    Args:
+        current: gives the service that answers now.
+    """
+    router = APIRouter()
+
+    @router.post("/tokenize", response_model_exclude_none=True)
+    async def tokenize(body: TokenizeRequest) -> TokenizeAnswer:
+        """Tokens of a text, or of the prompt that the chat template makes of a conversation."""
+        service = current()
+        check_model(service, body.model)
+        if isinstance(body, TokenizeMessages):
+            ids = (await service.chat_prompt([m.plain() for m in body.messages], body.template_options)).ids
+        else:
+            ids = await asyncio.to_thread(service.encode, body.prompt, special=body.add_special_tokens)
+        names = service.served.pair.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+        return TokenizeAnswer(count=len(ids), max_model_len=service.served.max_context, tokens=ids, token_strs=names)
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> DetokenizeAnswer:
+        """Text of tokens."""
+        service = current()
+        check_model(service, body.model)
+        service.check_tokens(body.tokens, "tokens")
+        return DetokenizeAnswer(prompt=await asyncio.to_thread(service.served.pair.tokenizer.decode, body.tokens))
+
+    return router
+
+
+def check_model(service: Service, name: str | None) -> None:
+    """Refuse a request for another model; none need be named."""
+    if name is not None:
+        service.check_model(name)

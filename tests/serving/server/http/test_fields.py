@@ -1,0 +1,242 @@
+"""vLLM's further request fields, the model's own sampling defaults, pings, and tokens of texts and conversations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.server.http import answer as answer_module
+from serving.server.http import service as service_module
+from serving.server.http.answer import PING
+from serving.server.http.conversation import Conversation
+from serving.server.http.schemas import VLLM_OFF, ChatRequest, CompletionRequest
+from serving.server.model.served_model import ServedModel
+from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
+
+USER = {"role": "user", "content": "hi"}
+CHAT = {"model": "tiny", "messages": [USER], "max_tokens": 4, "temperature": 0}
+PLAIN = {"model": "tiny", "prompt": "hello there", "max_tokens": 24, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def served() -> ServedModel:
+    return served_pair("vanilla_sd", slots=2, num_speculative_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def http(served: ServedModel) -> Iterator[httpx.Client]:
+    with serving(served) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def text_of(http: httpx.Client, **change: Any) -> str:
+    response = http.post("/v1/completions", json=PLAIN | change)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+def refused(http: httpx.Client, path: str, body: dict[str, Any]) -> tuple[str, str]:
+    response = http.post(path, json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert "\n" not in error["message"]
+    return error["param"], error["message"]
+
+
+def tokens(served: ServedModel, **sampling: Any) -> list[int]:
+    """The engine's plain output under a request's settings."""
+    other = served_pair("autoregressive", slots=1)
+    asked = other.pair.sampling(max_tokens=24, **sampling)
+    return other.pair.engine().generate(served.encode(PLAIN["prompt"]), asked, other.strategy).output
+
+
+def expected(served: ServedModel, **sampling: Any) -> str:
+    """Its text."""
+    return served.decode(tokens(served, **sampling)).rstrip("\ufffd")
+
+
+@pytest.mark.parametrize("asked", [{"repetition_penalty": 1.5}, {"repetition_penalty": 0.7, "presence_penalty": 0.5}, {"min_tokens": 20}],
+                         ids=str)
+def test_what_alters_logits_gives_the_text_of_plain_decoding(http: httpx.Client, served: ServedModel, asked: dict[str, Any]) -> None:
+    assert text_of(http, **asked) == expected(served, **asked)
+
+
+def test_a_seeded_min_p_of_one_is_greedy(http: httpx.Client) -> None:
+    assert text_of(http, temperature=1, seed=3, min_p=1) == text_of(http)
+
+
+def test_stop_token_ids_end_the_answer_and_are_not_shown(http: httpx.Client, served: ServedModel) -> None:
+    whole = tokens(served)
+    place = next(i for i in range(3, len(whole)) if whole[i] not in whole[:i])
+    stop = whole[place]
+    response = http.post("/v1/completions", json=PLAIN | {"stop_token_ids": [stop]}).json()
+    assert response["choices"][0]["text"] == served.decode(whole[:place]).rstrip("\ufffd")
+    assert response["choices"][0]["finish_reason"] == "stop"
+    assert response["usage"]["completion_tokens"] == place + 1
+    later = http.post("/v1/completions", json=PLAIN | {"stop_token_ids": [stop], "min_tokens": place + 3}).json()
+    assert later["usage"]["completion_tokens"] >= place + 3
+
+
+def test_ignored_ends_of_text_do_not_end_an_answer(http: httpx.Client, served: ServedModel) -> None:
+    end = str(next(iter(served.stop_tokens)))
+    ended = http.post("/v1/completions", json=PLAIN | {"logit_bias": {end: 100}}).json()
+    assert (ended["usage"]["completion_tokens"], ended["choices"][0]["finish_reason"]) == (1, "stop")
+    longer = http.post("/v1/completions", json=PLAIN | {"logit_bias": {end: 100}, "ignore_eos": True}).json()
+    assert (longer["usage"]["completion_tokens"], longer["choices"][0]["finish_reason"]) == (24, "length")
+    least = http.post("/v1/completions", json=PLAIN | {"logit_bias": {end: 100}, "min_tokens": 7}).json()
+    assert (least["usage"]["completion_tokens"], least["choices"][0]["finish_reason"]) == (8, "stop")
+
+
+def test_a_stop_string_is_looked_for_after_min_tokens_only(http: httpx.Client) -> None:
+    whole = text_of(http)
+    assert text_of(http, stop=whole[2]).startswith(whole[:2])
+    assert len(text_of(http, stop=whole[2])) <= 2
+    assert text_of(http, stop=whole[2], min_tokens=12)[:4] == whole[:4]
+
+
+@pytest.mark.parametrize(("change", "param"), [
+    ({"min_p": 1.5}, "min_p"), ({"repetition_penalty": 0}, "repetition_penalty"), ({"min_tokens": 25}, "min_tokens"),
+    ({"min_tokens": -1}, "min_tokens"), ({"stop_token_ids": [10**6]}, "stop_token_ids"), ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+    ({"ignore_eos": 1}, "ignore_eos"), ({"bad_words": ["x"]}, "bad_words"), ({"guided_regex": "a+"}, "guided_regex"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"), ({"skip_special_tokens": False}, "skip_special_tokens"), ({"min_pp": 1}, "min_pp"),
+])
+def test_a_wrong_value_is_named(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+    assert refused(http, "/v1/completions", PLAIN | change)[0] == param
+
+
+def test_vllms_harmless_defaults_are_taken(http: httpx.Client, served: ServedModel) -> None:
+    harmless = {name: values[0] if values else None for name, values in VLLM_OFF.items()}
+    more = {"min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False, "top_k": -1, "stop_token_ids": [],
+            "add_special_tokens": True, "cache_salt": "s", "request_id": "r", "priority": 0}
+    assert text_of(http, **harmless, **more) == text_of(http)
+    chat = CHAT | harmless | more | {"add_special_tokens": False, "echo": False, "add_generation_prompt": True,
+                                     "continue_final_message": False, "chat_template_kwargs": {}}
+    assert http.post("/v1/chat/completions", json=chat).status_code == 200
+
+
+def test_the_models_own_sampling_defaults_fill_what_a_request_leaves_open() -> None:
+    served = served_pair("autoregressive", slots=1)
+    config = served.pair.modules["target"].generation_config
+    config.temperature, config.top_k, config.top_p, config.repetition_penalty = 0.6, 20, 7.0, 1.2
+    fresh = ServedModel("tiny", served.pair, served.strategy, 1)
+    assert fresh.sampling_defaults == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.2}, "a top_p of 7 is none"
+    body = CompletionRequest(model="tiny", prompt="x", top_k=-1).with_defaults(fresh.sampling_defaults)
+    settings = body.sampling_settings()
+    assert (settings["temperature"], settings["top_k"], settings["repetition_penalty"]) == (0.6, 0, 1.2)
+    assert CompletionRequest(model="tiny", prompt="x").used_temperature == 1.0
+    assert served.sampling_defaults == {}
+
+
+def test_a_chat_can_continue_its_last_message(http: httpx.Client, served: ServedModel) -> None:
+    messages = [USER, {"role": "assistant", "content": "Once upon"}]
+    body = CHAT | {"messages": messages, "continue_final_message": True}
+    response = http.post("/v1/chat/completions", json=body).json()
+    assert response["usage"]["prompt_tokens"] == len(served.encode("<|start|>user\nhi<|end|><|start|>assistant\nOnce upon"))
+    closed = http.post("/v1/chat/completions", json=CHAT | {"messages": messages, "add_generation_prompt": False}).json()
+    assert closed["usage"]["prompt_tokens"] == response["usage"]["prompt_tokens"] + 1 + served_tail(served)
+    assert refused(http, "/v1/chat/completions", body | {"add_generation_prompt": True})[0] == "add_generation_prompt"
+    assert refused(http, "/v1/chat/completions", CHAT | {"continue_final_message": True})[0] == "continue_final_message"
+
+
+def served_tail(served: ServedModel) -> int:
+    """Tokens that the tests' template writes after every conversation: it always opens the assistant's turn."""
+    return len(served.encode("<|start|>assistant"))
+
+
+def test_template_values_reach_the_template_and_nothing_else(served: ServedModel) -> None:
+    tokenizer = served.pair.tokenizer
+    before = tokenizer.chat_template
+    try:
+        tokenizer.chat_template = "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}"
+        assert served.encode_chat([USER], values={"mood": "ok"}) == served.encode("okhi")
+    finally:
+        tokenizer.chat_template = before
+    body = ChatRequest(**CHAT, chat_template_kwargs={"mood": True})
+    assert body.template_options == {"values": {"mood": True}}
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict", "conversation", "add_generation_prompt"])
+def test_a_template_value_that_means_something_else_is_refused(http: httpx.Client, name: str) -> None:
+    param, message = refused(http, "/v1/chat/completions", CHAT | {"chat_template_kwargs": {name: "{{ 1 }}"}})
+    assert (param, name in message) == ("chat_template_kwargs", True)
+
+
+def test_tokens_of_a_text_and_back(http: httpx.Client, served: ServedModel) -> None:
+    found = http.post("/tokenize", json={"prompt": "hello the", "return_token_strs": True}).json()
+    ids = served.encode("hello the")
+    assert (found["tokens"], found["count"], found["max_model_len"]) == (ids, len(ids), MAX_CONTEXT)
+    assert "".join(found["token_strs"]) == "helloĠthe"
+    assert http.post("/detokenize", json={"tokens": ids, "model": "tiny"}).json() == {"prompt": "hello the"}
+
+
+def test_tokens_of_a_conversation(http: httpx.Client, served: ServedModel) -> None:
+    found = http.post("/tokenize", json={"model": "tiny", "messages": [USER]}).json()
+    assert found == {"tokens": served.encode_chat([USER]), "count": found["count"], "max_model_len": MAX_CONTEXT}
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    ("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": 5}, "prompt"), ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0]"),
+    ("/tokenize", {"prompt": "a", "promt": "a"}, "promt"), ("/detokenize", {"tokens": [10**6]}, "tokens"),
+    ("/detokenize", {"tokens": "a"}, "tokens"), ("/tokenize", {"prompt": "x" * 100_000}, "prompt")])
+def test_a_wrong_body_is_named_there_too(http: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
+    assert refused(http, path, body)[0] == param
+
+
+def test_the_model_card_has_the_context_and_the_server_a_version(http: httpx.Client) -> None:
+    assert http.get("/v1/models/tiny").json()["max_model_len"] == MAX_CONTEXT
+    assert http.get("/version").json() == {"version": version("draftwell")}
+
+
+def test_a_silent_stream_is_pinged_and_says_the_same(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first event comes late, and so does every other one."""
+    right = Conversation.next
+    waited: list[float | None] = []
+
+    async def late(self: Conversation, seconds: float | None = None) -> Any:
+        waited.append(seconds)
+        if len(waited) % 2:
+            await asyncio.sleep(0)
+            return None if seconds is not None else await right(self, seconds)
+        return await right(self, None)
+
+    whole = text_of(http)
+    monkeypatch.setattr(service_module, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(answer_module, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(Conversation, "next", late)
+    with http.stream("POST", "/v1/completions", json=PLAIN | {"stream": True}) as response:
+        said = "".join(response.iter_text())
+    assert said.startswith(PING)
+    assert said.count(PING) >= 2
+    from json import loads
+
+    events = [loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events) == whole
+
+
+def test_no_event_is_lost_to_a_timeout() -> None:
+    """A timeout that falls together with an event leaves it in the queue."""
+    async def run() -> list[int]:
+        queue: asyncio.Queue[int] = asyncio.Queue()
+        found: list[int] = []
+
+        async def fill() -> None:
+            for i in range(300):
+                await asyncio.sleep(0.0005 if i % 7 else 0)
+                queue.put_nowait(i)
+
+        filler = asyncio.create_task(fill())
+        while len(found) < 300:
+            try:
+                async with asyncio.timeout(0.0005):
+                    found.append(await queue.get())
+            except TimeoutError:
+                continue
+        await filler
+        return found
+
+    assert asyncio.run(run()) == list(range(300))

@@ -1,0 +1,196 @@
+"""Hosts, request ids with one log line each, bounds on products, headers against retry storms, slow bodies, and a hung step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.errors import DeviceLost, OutOfMemory
+from serving.server.http import security as security_module
+from serving.server.http import service as service_module
+from serving.server.http.conversation import Conversation, retry_after, shutting_down
+from serving.server.http.guards import HostCheck
+from serving.server.http.security import Security, hosts_of
+from serving.server.model.served_model import ServedModel
+from serving.server.scheduling import scheduler as scheduler_module
+from serving.server.scheduling.admission import QueueFull
+from serving.server.scheduling.ticket import DeadlineExceeded, Failure
+from serving.server.settings import ServerSettings
+from tests.support.server.served_pair import served_pair, serving
+
+PLAIN = {"model": "tiny", "prompt": "hi", "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def served() -> ServedModel:
+    return served_pair("autoregressive", slots=2)
+
+
+@pytest.fixture(scope="module")
+def server(served: ServedModel) -> Iterator[tuple[httpx.Client, Any]]:
+    security = Security(hosts=hosts_of("127.0.0.1", ["api.example.org"], keys=False))
+    with serving(served, security=security) as (url, scheduler), httpx.Client(base_url=url, timeout=100) as client:
+        yield client, scheduler
+
+
+@pytest.mark.parametrize(("host", "known"), [
+    ("localhost:8000", True), ("127.0.0.1", True), ("[::1]:80", True), ("draftwell.localhost", True), ("API.example.org.", True),
+    ("", True),
+    ("evil.example", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("example.org", False)])
+def test_a_host_is_one_of_the_servers_names(host: str, known: bool) -> None:
+    assert HostCheck(None, hosts_of("127.0.0.1", ["api.example.org"], keys=False)).knows(host) is known  # type: ignore[arg-type]
+
+
+def test_a_server_with_keys_or_on_all_addresses_checks_only_what_it_is_told() -> None:
+    assert hosts_of("127.0.0.1", [], keys=True) == hosts_of("0.0.0.0", [], keys=False) == hosts_of("127.0.0.1", ["*"], keys=False) == ()
+    assert "x.org" in hosts_of("0.0.0.0", ["x.org"], keys=True)
+
+
+def test_another_name_is_refused_before_anything_else(server: tuple[httpx.Client, Any]) -> None:
+    http, _ = server
+    assert http.get("/health").status_code == 200
+    response = http.get("/health", headers={"Host": "evil.example"})
+    assert (response.status_code, response.json()["error"]["code"]) == (421, "wrong_host")
+
+
+def test_every_answer_has_an_id_and_one_line(server: tuple[httpx.Client, Any], caplog: pytest.LogCaptureFixture) -> None:
+    http, _ = server
+    with caplog.at_level(logging.INFO, "serving.server.http.guards"):
+        own = http.post("/v1/completions", json=PLAIN, headers={"x-request-id": "mine-1"})
+        odd = http.post("/v1/completions", json=PLAIN | {"temperature": 9}, headers={"x-request-id": "a b\tc"})
+        http.get("/health")
+        deadline = time.monotonic() + 30
+        while len(caplog.messages) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert own.headers["x-request-id"] == "mine-1"
+    assert len(odd.headers["x-request-id"]) == 32
+    assert len(caplog.messages) == 2, "probes are not logged"
+    assert caplog.messages[0].startswith("POST /v1/completions 200 in ")
+    assert caplog.messages[0].endswith("request mine-1")
+    assert "POST /v1/completions 400 in" in caplog.messages[1]
+
+
+def test_what_a_request_lists_is_bounded_as_a_whole(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    http, _ = server
+    monkeypatch.setattr(service_module, "MOST_LISTED", 100)
+    listed = PLAIN | {"n": 2, "max_tokens": 10, "logprobs": 4}
+    assert http.post("/v1/completions", json=listed).status_code == 200
+    refused = http.post("/v1/completions", json=listed | {"logprobs": 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+    assert http.post("/v1/completions", json=listed | {"echo": True}).status_code == 400, "an echoed prompt is listed too"
+    assert http.post("/v1/completions", json=PLAIN | {"n": 20, "max_tokens": 10}).status_code == 200, "nothing is listed"
+
+
+def test_each_token_is_spelt_once(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    spelt: list[int] = []
+    spell = served._spell
+    monkeypatch.setattr(served, "_spelt", {})
+    monkeypatch.setattr(served, "_spell", lambda token: spelt.append(token) or spell(token))
+    assert [served.token_text(5), served.token_text(6), served.token_text(5)] == [spell(5), spell(6), spell(5)]
+    assert spelt == [5, 6]
+
+
+def test_those_refused_together_do_not_come_back_together() -> None:
+    waits = {retry_after(20)["Retry-After"] for _ in range(200)}
+    assert len(waits) > 3
+    assert all(20 <= int(wait) <= 30 for wait in waits)
+    assert retry_after(60)["Retry-After"] == "60"
+    assert int(shutting_down().headers["Retry-After"]) <= 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("error", "own", "status", "header"), [
+    (DeadlineExceeded("late"), True, 408, "x-should-retry"), (DeadlineExceeded("late"), False, 504, "x-should-retry"),
+    (OutOfMemory("full"), False, 503, "x-should-retry"), (DeviceLost("gone"), False, 503, "Retry-After"),
+    (QueueFull(7), False, 429, "Retry-After")], ids=str)
+def test_errors_say_whether_to_try_again(error: Exception, own: bool, status: int, header: str) -> None:
+    conversation = object.__new__(Conversation)
+    conversation._own_deadline = own
+    found = conversation._error(Failure(error))
+    assert found.status == status
+    assert header in (found.headers or {})
+
+
+def test_a_body_that_does_not_arrive_is_a_408(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security_module, "BODY_SECONDS", 0.3)
+    with serving(served) as (url, _):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_a_hung_step_fails_the_health_check(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    http, scheduler = server
+    monkeypatch.setattr(scheduler_module, "HUNG_SECONDS", 0.05)
+    step = scheduler.engine.step
+    seen: list[int] = []
+
+    def slow() -> None:
+        time.sleep(0.3)
+        seen.append(scheduler.hung)
+        step()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler.engine, "step", slow)
+        assert http.post("/v1/completions", json=PLAIN | {"max_tokens": 1}).status_code == 200
+    assert seen
+    assert all(seen)
+    deadline = time.monotonic() + 30
+    while scheduler.running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not scheduler.hung
+    assert http.get("/health").json()["status"] == "ok"
+
+
+def test_lossy_strategies_are_offered_on_demand_only() -> None:
+    default = ServerSettings(bundle=Path("x")).offered
+    assert default is not None
+    assert "vanilla_sd" in default
+    assert "csd" not in default
+    every = ServerSettings(bundle=Path("x"), strategies="all").offered
+    assert every is None
+
+
+def test_state_is_kept_apart_where_there_are_keys() -> None:
+    plain = ServerSettings(bundle=Path("x"))
+    assert (plain.with_keys(()).state, plain.with_keys(("k",)).state) == ("shared", "tenant")
+    assert ServerSettings(bundle=Path("x"), state="shared").with_keys(("k",)).state == "shared"
+
+
+def test_a_stalled_reader_is_let_go(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream ends when the client has read nothing for long, and its conversation is closed."""
+    from serving.server.http import answer as answer_module
+
+    monkeypatch.setattr(answer_module, "STALL_SECONDS", 0.05)
+    closed: list[bool] = []
+
+    class Fake:
+        conversation = type("C", (), {"close": lambda self: closed.append(True)})()
+
+        async def stream(self, first: Any) -> Any:
+            for _ in range(3):
+                yield "data: {}\n\n"
+
+    async def run() -> None:
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.sleep(30)
+
+        async def receive() -> Any:
+            await asyncio.sleep(30)
+
+        stream = answer_module.EventStream(Fake(), None)  # type: ignore[arg-type]
+        await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+
+    began = time.monotonic()
+    asyncio.run(run())
+    assert closed == [True]
+    assert time.monotonic() - began < 25
