@@ -72,6 +72,9 @@ class TraceRows:
     def raw_logprobs(self, row: int) -> Tensor:
         raise self._missing("log-probabilities")
 
+    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        raise self._missing("probabilities")
+
     def raw_logit(self, row: int, token: int) -> float:
         raise self._missing("logits")
 

@@ -33,7 +33,7 @@ class PredictedRounds:
         stats.predicted_accepted += verdict.accepted
         self.prediction.learn(draft, verdict)
         if follow:
-            follow(DraftTree.chain(draft), list(range(verdict.accepted)), rows)
+            follow(DraftTree(draft.tokens, list(range(-1, len(draft) - 1))), list(range(verdict.accepted)), rows)
         return True
 
 
