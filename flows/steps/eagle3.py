@@ -51,14 +51,15 @@ class HeadRequest:
 
 def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
                      log: Log = lambda name, value, step: None) -> tuple[Eagle3Head, dict[str, Any]]:
-    """Train a head, put it into the workspace, and return it with the report of `components.distil.eagle3`.
+    """Train a head, put it into the workspace, and return it with the report of `components.distil.eagle3` and the `curves` of training.
 
-    A run that was stopped resumes: shards and checkpoint are in the work folder.
+    A run that was stopped resumes: shards, checkpoint and curves are in the work folder.
 
     Raises:
         DraftwellError: the target is not shaped as Llama is, or is too shallow; or as in `train_on`.
     """
     from components.collect.plan import exclusive_folder
+    from components.distil.curves import Curves
     from components.distil.eagle3.distil import distil_head
     from components.distil.eagle3.network import default_features
     from components.distil.eagle3.plots import training_plot
@@ -71,7 +72,14 @@ def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
         pair = load_target(space, wanted, say)
         layers = default_features(pair.modules["target"].config.num_hidden_layers)
         recipe = HeadRecipe(layers, head_tokens=wanted.head_tokens, steps=wanted.unrolled, minutes=wanted.minutes, tokens=wanted.tokens)
-        made, report = distil_head(source_of(space, pair, wanted, layers, work, say), recipe, work, log=log, say=say)
+        curves = Curves(work / "head")
+
+        def tell(name: str, value: float, step: int) -> None:
+            curves.add(name, value, step)
+            log(name, value, step)
+
+        made, report = distil_head(source_of(space, pair, wanted, layers, work, say), recipe, work, log=tell, say=say)
+        report["curves"] = curves.read()
         head = made.bound_to(space.spec.name, fingerprint(space.files(), space.dtype))
         folder = space.save(head)
     write_json(space.reports / "eagle3_head.json", report)

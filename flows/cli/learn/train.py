@@ -131,7 +131,7 @@ def train_eagle3(pair: str, dtype: str | None, threads: int | None, publish: boo
     if publish:
         from registry.store import Store
 
-        made = Store().publish(space.folder(head.kind), pair=space.spec.name, plots=pictures_of(space, head.kind))
+        made = Store().publish(space.folder(head.kind), pair=space.spec.name, metrics=report["curves"], plots=pictures_of(space, head.kind))
         say(f"registered {made.name} version {made.version}")
     shares = ", ".join(f"{share:.3f}" for share in report["acceptance"])
     typer.echo(f"acceptance on held-out texts, by depth: {shares}; {report['accepted_length']:.2f} tokens of a draft are kept\n"

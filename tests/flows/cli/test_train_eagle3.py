@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from components.distil.eagle3.recipe import HeadRecipe
 from registry.store import Store
 from serving.artifacts.eagle3_head import Eagle3Head
 
@@ -32,6 +34,7 @@ def deep_pair(pair_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Path, deep_pair: Path, prompts_file: Path,
                                                        empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
+    monkeypatch.setattr("components.distil.eagle3.recipe.HeadRecipe", partial(HeadRecipe, measure_steps=1))
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run("train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, "--tokens", 3000)
@@ -43,7 +46,13 @@ def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Pat
     assert head.provenance.training_prompts
     report = json.loads((home / "reports" / "eagle3_head.json").read_text())
     assert report["tokens"] >= 3000
-    assert Store().resolve("eagle3_head", "tiny", 1).digest == head.digest
+    version = Store().resolve("eagle3_head", "tiny", 1)
+    assert version.digest == head.digest
+    curve = [(point.step, point.value) for point in Store().client.get_metric_history(version.run_id, "acceptance_depth_1")]
+    assert len(curve) >= 2, "it is drawn over the steps of training"
+    assert min(step for step, _ in curve) > 0
+    assert max(curve) == (report["steps"], pytest.approx(report["acceptance"][0]))
+    assert len(Store().client.get_metric_history(version.run_id, "loss")) == len(curve) - 1
 
     outputs = {}
     for strategy in ("autoregressive", "eagle3", "hybrid"):
