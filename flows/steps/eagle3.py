@@ -37,6 +37,7 @@ class HeadRequest:
         minutes: training time; ignored where `tokens` is given.
         max_tokens: tokens that the target writes after a prompt at most.
         work: folder of unfinished work; None takes `eagle3` in the workspace.
+        seed: of the start and of the order of batches.
     """
 
     prompts: Sequence[Prompt] | None = None
@@ -47,6 +48,7 @@ class HeadRequest:
     tokens: int | None = None
     max_tokens: int = 128
     work: Path | None = None
+    seed: int = 0
 
 
 def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
@@ -71,7 +73,8 @@ def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
     with exclusive_folder(work, "training of a head", "choose another --work"):
         pair = load_target(space, wanted, say)
         layers = default_features(pair.modules["target"].config.num_hidden_layers)
-        recipe = HeadRecipe(layers, head_tokens=wanted.head_tokens, steps=wanted.unrolled, minutes=wanted.minutes, tokens=wanted.tokens)
+        recipe = HeadRecipe(layers, head_tokens=wanted.head_tokens, steps=wanted.unrolled, minutes=wanted.minutes, tokens=wanted.tokens,
+                            seed=wanted.seed)
         curves = Curves(work / "head")
 
         def tell(name: str, value: float, step: int) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from components.distil.eagle3.recipe import HeadRecipe
 from registry.store import Store
 from serving.artifacts.eagle3_head import Eagle3Head
+from serving.errors import DraftwellError
 
 QUICK = ("--tokens", 3000, "--no-publish")
 
@@ -81,14 +83,39 @@ def config_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    (("--kind", "verifier", "--minutes", 1), "apply to the head of eagle3 only"),
-    (("--kind", "eagle3_head"), "has only 2"),
+    (("--kind", "verifier", "--minutes", 1), "--minutes: only for the head of eagle3"),
+    (("--kind", "eagle3_head", "--prompts", "x.jsonl"), "has only 2"),
+    *((("--kind", "eagle3_head", option, value), f"{option}: not for the head of eagle3") for option, value in (
+        ("--traces", "traces"), ("--test", "traces"), ("--label", "ratio"), ("--ratio", 1), ("--eta-fp", 0.1), ("--features", "before"),
+        ("--device", "cuda"))),
+    (("--kind", "eagle3_head", "--traces", "a", "--label", "soft"), "--traces, --label: not for"),
+    (("--kind", "medusa_heads", "--ratio", 1), "--ratio: only for the verifier"),
+    (("--kind", "datastore", "--seed", 1), "--seed: only for what is trained"),
+    (("--kind", "datastore", "--test", "traces"), "--test: only for what is trained"),
 ])
 def test_what_is_refused(run: Any, own_stores: Path, pair_file: Path, prompts_file: Path, options: tuple[Any, ...], words: str,
                          monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
     monkeypatch.chdir(own_stores)
-    extra = ("--prompts", prompts_file, "--no-publish") if "eagle3_head" in options else ("--no-publish",)
-    refused = run("train", "--pair", pair_file, *options, *extra)
+    shutil.copyfile(prompts_file, own_stores / "x.jsonl")
+    refused = run("train", "--pair", pair_file, *options, "--no-publish")
     assert refused.exit_code == 2
     assert words in refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_the_recipe_is_given_the_seed(run: Any, own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("flows.steps.eagle3.load_target", lambda *_: SimpleNamespace(modules={
+        "target": SimpleNamespace(config=SimpleNamespace(num_hidden_layers=12))}))
+    monkeypatch.setattr("flows.steps.eagle3.source_of", lambda *_: None)
+
+    def distil_head(source: Any, recipe: HeadRecipe, *_: Any, **__: Any) -> Any:
+        asked.append(recipe.seed)
+        raise DraftwellError("enough", code="enough")
+
+    monkeypatch.setattr("components.distil.eagle3.distil.distil_head", distil_head)
+    monkeypatch.chdir(own_stores)
+    for seed in ((), ("--seed", 7)):
+        run("train", "--kind", "eagle3_head", "--pair", pair_file, "--device", "cpu", *seed)
+    assert asked == [0, 7]
