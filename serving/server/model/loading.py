@@ -11,6 +11,7 @@ import torch
 from serving.artifacts.base import Artifact
 from serving.artifacts.compiled_libraries import COMPILED, wanted_mode
 from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.kinds import other_temperature
 from serving.artifacts.pair_files import PairFiles, draftwell_home, models_root, settings_digest
@@ -58,7 +59,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     set_threads(settings.threads)
     governor = governor_of(settings, manifest.device, serving_now)
     choices = tuned_choices(config)
-    if serving_now is not None and can_share(serving_now.pair, manifest, files, choices):
+    if serving_now is not None and can_share(serving_now.pair, manifest, files, choices, artifacts.get(Eagle3Head.kind)):
         pair = serving_now.pair
     else:
         pair = load_pair(files, LoadSettings.model_validate({
@@ -119,12 +120,15 @@ def log_temperatures(config: DecodingConfig, artifacts: Mapping[str, Artifact], 
             log.warning("%s was not made for the requests it serves: %s", choice, why)
 
 
-def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, choices: Sequence[StrategyChoice]) -> bool:
+def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, choices: Sequence[StrategyChoice],
+              head: Artifact | None = None) -> bool:
     """Whether a loaded pair is the one that a bundle was made for, chat template and stop tokens included, with every model that the
-    bundle's strategies use."""
+    bundle's strategies use, and with a target that keeps hidden states of no other layers than the bundle's head reads."""
     lacks_onnx = any(find_strategy(choice.name).prefers_onnx for choice in choices) and "draft_onnx" not in pair.models
     same = (pair.fingerprint, pair.device) == (manifest.fingerprint, manifest.device) and pair.settings == settings_digest(files)
-    return same and not lacks_onnx
+    kept = getattr(pair.models["target"], "features", ())
+    other_layers = isinstance(head, Eagle3Head) and kept not in ((), head.layers)
+    return same and not lacks_onnx and not other_layers
 
 
 def warm_up(pair: LoadedPair, strategy: Strategy) -> None:
