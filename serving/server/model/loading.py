@@ -10,6 +10,7 @@ import torch
 
 from serving.artifacts.base import Artifact
 from serving.artifacts.compiled_libraries import COMPILED, wanted_mode
+from serving.artifacts.datastore import Datastore
 from serving.artifacts.decoding_config import DecodingConfig
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile
@@ -56,6 +57,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     files = bundle.files(models_root())  # foreign weights are refused before anything loads
     artifacts = bundle.artifacts()
     config = tuned_config(bundle, artifacts)
+    artifacts = own_artifacts(settings, artifacts, config)
     set_threads(settings.threads)
     governor = governor_of(settings, manifest.device, serving_now)
     choices = tuned_choices(config)
@@ -101,6 +103,23 @@ def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingC
     check_device_class(config, artifacts, bundle.manifest.device)
     log_temperatures(config, artifacts, bundle.manifest.device)
     return config
+
+
+def own_artifacts(settings: ServerSettings, artifacts: Mapping[str, Artifact], config: DecodingConfig) -> dict[str, Artifact]:
+    """The artifacts that requests may draft from: in mode `tenant` no datastore, whose texts may be other clients', unless asked for.
+
+    Raises:
+        DraftwellError: a tuned strategy needs it (`datastore_of_all_tenants`).
+    """
+    if Datastore.kind not in artifacts or settings.state != "tenant" or settings.deterministic or settings.shared_datastore:
+        return dict(artifacts)
+    for choice in tuned_choices(config):
+        if Datastore.kind in find_strategy(choice.name).artifacts or choice.parameters.get("use_datastore"):
+            raise DraftwellError(f"the bundle's strategy {choice.name} drafts from a datastore, which with --state tenant no request does, "
+                                 "as it may hold other clients' texts: add --shared-datastore, or tune another strategy and deploy again",
+                                 code="datastore_of_all_tenants")
+    log.info("the bundle's datastore is not used, as it may hold other clients' texts (--shared-datastore uses it)")
+    return {kind: artifact for kind, artifact in artifacts.items() if kind != Datastore.kind}
 
 
 def tuned_choices(config: DecodingConfig) -> list[StrategyChoice]:

@@ -22,6 +22,7 @@ from transformers import LlamaForCausalLM
 
 from serving.artifacts.acceptance_table import AcceptanceTable
 from serving.artifacts.base import Artifact, Provenance
+from serving.artifacts.datastore import Datastore
 from serving.artifacts.eagle3_head import Eagle3Head
 from serving.device import device_class
 from serving.errors import DraftwellError
@@ -259,6 +260,25 @@ def test_a_head_of_other_layers_gets_models_of_its_own(tmp_path: Path, tiny_mode
         assert done.session.stats.drafted
     plain = make_bundle(tmp_path / "plain", tiny_models, "autoregressive")
     assert load_bundle(plain, slots=2, max_context=64, serving_now=other).pair is other.pair, "without a head any target will do"
+
+
+def test_texts_of_all_clients_are_proposed_to_one_tenant_only_where_that_was_asked_for(tmp_path: Path,
+                                                                                      tiny_models: dict[Role, Path]) -> None:
+    def store(provenance: Provenance) -> list[Artifact]:
+        return [Datastore.from_texts([[1, 2, 3, 4, 5]], provenance)]
+
+    bundle = make_bundle(tmp_path / "suffix", tiny_models, "suffix", more=store)
+    for options, used in (({}, True), ({"state": "tenant"}, False), ({"state": "tenant", "shared_datastore": True}, True),
+                          ({"state": "tenant", "deterministic": True}, True)):
+        served = load_bundle(bundle, slots=1, max_context=64, **options)
+        for tenant in (None, "a"):
+            strategy = served.strategies.get("suffix", tenant)
+            assert (strategy.optional_artifact(Datastore) is not None) is used, options
+        assert ("rest" in served.strategies.names()) is used, "what needs a datastore is not offered without one"
+    needs = make_bundle(tmp_path / "rest", tiny_models, "rest", more=store)
+    with raises_code("datastore_of_all_tenants", "--shared-datastore"):
+        load_bundle(needs, state="tenant")
+    assert load_bundle(needs, slots=1, max_context=64, state="tenant", shared_datastore=True).strategy.name == "rest"
 
 
 def test_a_server_keeps_its_device_when_the_link_points_to_a_bundle_for_another(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
