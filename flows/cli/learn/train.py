@@ -145,8 +145,9 @@ def train_eagle3(pair: str, dtype: str | None, threads: int | None, publish: boo
         made = Store().publish(space.folder(head.kind), pair=space.spec.name, metrics=report["curves"], plots=pictures_of(space, head.kind))
         say(f"registered {made.name} version {made.version}")
     shares = ", ".join(f"{share:.3f}" for share in report["acceptance"])
+    then = "; then draftwell tune" if space.spec.draft else ""  # tuning reads traces, which a draft is collected with
     typer.echo(f"acceptance on held-out texts, by depth: {shares}; {report['accepted_length']:.2f} tokens of a draft are kept\n"
-               f"next: draftwell calibrate --pair {pair}, which measures the head's step; then draftwell tune")
+               f"next: draftwell calibrate --pair {pair}, which measures the head's step{then}")
 
 
 def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path) -> None:
@@ -191,7 +192,7 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
     """Make the acceptance table, the correction memory and the hardware profile of a pair.
 
     Prompts that the traces were collected on are left out. The memory is counted while the prompts are decoded: CSD's paper takes 2,000 or
-    more. A run that was stopped resumes where it was.
+    more. A run that was stopped resumes where it was. Of a pair without a draft model the hardware profile alone is made, for hybrid.
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
     """
@@ -199,6 +200,16 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
     from flows.steps import train as train_step
     from flows.workspace import Workspace
 
+    if Workspace(pair, dtype).spec.draft is None:
+        refuse({"--traces": traces, "--prompts": prompts, "--temperature": temperature or None},
+               "only for pairs with a draft model: without one the hardware profile alone is made, remove this", "calibrate_without_draft")
+        with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
+            found = train_step.run_profile(opened)
+        if publish:
+            publish_kinds(opened, "hardware_profile")
+        head = f"head step {found['t_head_ms']:.1f} ms  " if "t_head_ms" in found else ""
+        typer.echo(f"no draft model: the hardware profile alone  {head}target forward pass {found['t_verify_ms']['1']:.1f} ms")
+        return
     if temperature > 0:
         calibrate_sampled(pair, traces, temperature, publish, dtype, device, threads)
         return

@@ -73,7 +73,7 @@ class Hybrid(Strategy):
     def run(self, session: Session) -> Step[None]:
         profile, longest, seen = self.artifact(HardwareProfile), self.config.max_draft, self._shared(session.sampling.temperature)
         plain = RoundCosts.of(profile, 0.0, longest)
-        steps: dict[Role, float] = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft}
+        steps: dict[Role, float] = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft or 0.0}
         makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
         models = [Candidate(partial(makers[role], with_confidence=True), RoundCosts.of(profile, step, longest, role), seen.models[role],
                             longest, role) for role, step in steps.items() if role in session.lanes]
