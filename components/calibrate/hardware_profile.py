@@ -247,7 +247,7 @@ def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
         sampling = pair.sampling(max_tokens=budget, stop_token_ids=frozenset())
         return pair.engine().generate(filler(pair, 8), sampling, build_strategy(name, plans[name], resources)).session.stats
 
-    able = plans if "draft" in pair.models else ("autoregressive",)
+    able = list(plans) if "draft" in pair.models else ["autoregressive"]
     run("spide" if "spide" in able else "autoregressive", 4)  # one-time work (caches, imports) is not counted
     return {name: run(name, tokens) for name in able}
 

@@ -268,8 +268,10 @@ def test_texts_of_all_clients_are_proposed_to_one_tenant_only_where_that_was_ask
         return [Datastore.from_texts([[1, 2, 3, 4, 5]], provenance)]
 
     bundle = make_bundle(tmp_path / "suffix", tiny_models, "suffix", more=store)
-    for options, used in (({}, True), ({"state": "tenant"}, False), ({"state": "tenant", "shared_datastore": True}, True),
-                          ({"state": "tenant", "deterministic": True}, True)):
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({}, True), ({"state": "tenant"}, False), ({"state": "tenant", "shared_datastore": True}, True),
+        ({"state": "tenant", "deterministic": True}, True)]
+    for options, used in cases:
         served = load_bundle(bundle, slots=1, max_context=64, **options)
         for tenant in (None, "a"):
             strategy = served.strategies.get("suffix", tenant)
