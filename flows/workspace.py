@@ -232,12 +232,11 @@ class Workspace:
         # Forwards of these take another time than those that any profile on disk was measured on.
         special = {"padded_to": pair.padded_to, "draft_device": draft_device_of(pair)}
         unlike = {name: value for name, value in special.items() if value is not None}
-        complete = found is not None and (found.t_draft_onnx is not None or "draft_onnx" not in pair.models) and (
-            found.t_head is not None or head is None)
+        complete = found is not None and all((
+            found.t_draft is not None or "draft" not in pair.models, found.t_draft_onnx is not None or "draft_onnx" not in pair.models,
+            found.t_head is not None or head is None))
         if not unlike and complete and found.provenance.device_class == here:
             return found
-        if "draft" not in pair.models:
-            return None
         from components.calibrate.hardware_profile import measure_profile
         from components.report.provenance import provenance
 

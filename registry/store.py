@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 __all__ = ["Published", "Store"]
+Curve = Sequence[tuple[int, float]]
+"""Pairs of step and value, ascending; the last value is the metric's."""
+MOST_AT_ONCE = 1000
+"""Metrics that MLflow takes in one call."""
 
 
 class Store:
@@ -44,7 +48,7 @@ class Store:
         self.uri = tracking_uri or default_uri()
         self.client = connect(self.uri)
 
-    def publish(self, folder: Path, *, pair: str, metrics: Mapping[str, float] | None = None,
+    def publish(self, folder: Path, *, pair: str, metrics: Mapping[str, float | Curve] | None = None,
                 parameters: Mapping[str, Any] | None = None, plots: Iterable[Path] = (), description: str = "",
                 parents: Mapping[str, str] | None = None) -> Published:
         """Register an artifact folder as the next version of `<kind>.<pair>`.
@@ -53,7 +57,7 @@ class Store:
         are those of the last time it was made (`renewal.renew`).
 
         Args:
-            metrics: numbers that MLflow compares; those of the artifact itself are added.
+            metrics: numbers that MLflow compares, or curves of which it draws the steps; the numbers of the artifact itself are added.
             parameters: settings that MLflow compares; those of the artifact itself are added.
             plots: pictures and reports, kept with the run.
             description: Markdown for a person; made from the figures where it is empty.
@@ -69,13 +73,15 @@ class Store:
                 "device_class": made["device_class"] or "", "parents": json.dumps({**made["parents"], **(parents or {})}, sort_keys=True)}
         with registry_errors(self.uri):
             figures, settings = figures_of(folder, manifest)
-            figures, settings = {**figures, **(metrics or {})}, {**settings, **(parameters or {})}
+            curves = {key: value for key, value in (metrics or {}).items() if not isinstance(value, int | float)}
+            numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, int | float)}
+            figures, settings = {**figures, **numbers}, {**settings, **(parameters or {})}
             words = fitting(description or describe(manifest, figures, settings))
             if "strategy" in settings:
                 tags["strategy"] = str(settings["strategy"])
             if existing := self._find(name, digest, made["fingerprint"]):
                 return renew(self.client, existing, tags, words, figures)
-            run_id, model_id, source = self._log(folder, manifest, base_pair(kind, pair), figures, settings, plots, words)
+            run_id, model_id, source = self._log(folder, manifest, base_pair(kind, pair), {**figures, **curves}, settings, plots, words)
             published = self._register(name, source, run_id, model_id, tags, words)
             if kind == "decoding_config" and published.run_id == run_id:  # killed in between, the version lacks nothing but this view
                 config = json.loads((folder / "config.json").read_text())
@@ -87,7 +93,7 @@ class Store:
         found = self.client.search_model_versions(query, order_by=["version_number ASC"], max_results=1)
         return published_of(found[0]) if found else None
 
-    def _log(self, folder: Path, manifest: dict[str, Any], pair: str, metrics: Mapping[str, float],
+    def _log(self, folder: Path, manifest: dict[str, Any], pair: str, metrics: Mapping[str, float | Curve],
              parameters: Mapping[str, Any], plots: Iterable[Path], words: str) -> tuple[str, str, str]:
         """One run with a logged model: (run id, model id, address of the files)."""
         from mlflow.entities import LoggedModelOutput, Metric, Param
@@ -108,8 +114,11 @@ class Store:
                 log_traces(client, run_id, traces)
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
             now = int(time.time() * 1000)
-            client.log_batch(run_id, [Metric(k, float(v), now, 0, model_id=model.model_id, run_id=run_id)
-                                      for k, v in metrics.items()], [Param(k, v) for k, v in settings.items()])
+            client.log_batch(run_id, params=[Param(k, v) for k, v in settings.items()])
+            points = [Metric(k, float(value), now, step, model_id=model.model_id, run_id=run_id)
+                      for k, v in metrics.items() for step, value in ([(0, v)] if isinstance(v, int | float) else v)]
+            for start in range(0, len(points), MOST_AT_ONCE):
+                client.log_batch(run_id, points[start : start + MOST_AT_ONCE])
             for plot in plots:
                 client.log_artifact(run_id, str(plot), "plots")
             client.finalize_logged_model(model.model_id, "READY")

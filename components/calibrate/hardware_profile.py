@@ -51,12 +51,10 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
         head: an EAGLE-3 head, where the pair has one: its step is measured too.
         log: called with (name, milliseconds, tokens).
     Raises:
-        DraftwellError: the pair has no draft (`no_draft`), or no room for the context (`context_too_long`).
+        DraftwellError: no room for the context (`context_too_long`).
     """
-    if "draft" not in pair.models:
-        raise DraftwellError(f"pair {pair.name} has no draft model, which a hardware profile needs: choose a pair with one",
-                             code="no_draft")
-    room = min(pair.models[role].max_context for role in ("target", "draft")) - context
+    roles = roles_of(pair)
+    room = min(pair.models[role].max_context for role in roles) - context
     sizes = sorted({1, *(k for k in sizes if k <= room)})
     if room < 1:
         raise DraftwellError(f"a context of {context} tokens does not fit pair {pair.name}: profile with a shorter one",
@@ -65,21 +63,28 @@ def measure_profile(pair: LoadedPair, provenance: Provenance, *, sizes: Sequence
     seconds = time_forwards(pair, sizes, repeats, context, [k for k in DRAFT_SIZES if k <= room])
     t_draft = {k: median(times) for (role, k), times in seconds.items() if role == "draft"}
     t_verify = {k: median(seconds["target", k]) for k in sizes}
-    split = time_overlapped(pair, sizes, few, context)
+    both = "draft" in roles
+    split = time_overlapped(pair, sizes, few, context) if both else None
     onnx = time_overlapped(pair, [1], few, context, "draft_onnx")[0] if "draft_onnx" in pair.models else None
     runs = short_runs(pair)
     details = RequestTimes(t_draft=t_draft, prefill=time_prompts(pair, [k for k in PROMPT_SIZES if k <= room + context], few),
                       per_context_token=slopes(pair, few, context, min(DEEP_CONTEXT, room + context - 1)), context=context,
-                      split_alone=time_overlapped(pair, sizes, few, context, busy=False), rest=overheads_from(runs),
-                      chains=bool(getattr(pair.models["draft"], "chains", False)))
-    t_rest = runs["vanilla_sd"].overhead_seconds / max(1, runs["vanilla_sd"].rounds)
+                      split_alone=time_overlapped(pair, sizes, few, context, busy=False) if both else None, rest=overheads_from(runs),
+                      chains=bool(getattr(pair.models.get("draft"), "chains", False)))
+    drafting = runs.get("vanilla_sd")
+    t_rest = details.rest.round if drafting is None else drafting.overhead_seconds / max(1, drafting.rounds)
     t_head = None if head is None else time_head(pair, head, repeats, context)
-    made = HardwareProfile(t_draft[1], t_verify, t_rest, provenance, split, onnx, details, t_head=t_head)
+    made = HardwareProfile(t_draft.get(1), t_verify, t_rest, provenance, split, onnx, details, t_head=t_head)
     if provenance.device_class is None:
         made.provenance = provenance.model_copy(update={"device_class": machine_class(pair)})
     if log:
         log_profile(made, log)
     return made
+
+
+def roles_of(pair: LoadedPair) -> list[Role]:
+    """The roles whose passes are timed: target, and draft where there is one."""
+    return [role for role in ROLES if role in pair.models]
 
 
 def log_profile(profile: HardwareProfile, log: Log) -> None:
@@ -88,7 +93,8 @@ def log_profile(profile: HardwareProfile, log: Log) -> None:
         for tokens, value in seconds.items():
             log(name, value * 1e3, tokens)
 
-    times("t_draft_ms", {1: profile.t_draft})
+    if profile.t_draft is not None:
+        times("t_draft_ms", {1: profile.t_draft})
     times("t_verify_ms", profile.t_verify)
     if profile.split:
         times("t_draft_split_ms", {1: profile.split[0]})
@@ -106,11 +112,13 @@ def log_profile(profile: HardwareProfile, log: Log) -> None:
 def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
                   draft_sizes: Sequence[int] = (1,)) -> dict[tuple[Role, int], list[float]]:
     """(role, tokens) → seconds of each of `repeats` forward passes; the first, cold round is dropped."""
-    plan: list[tuple[Role, int]] = [*(("draft", k) for k in draft_sizes), *(("target", k) for k in sizes)]
+    roles = roles_of(pair)
+    wanted: list[tuple[Role, int]] = [*(("draft", k) for k in draft_sizes), *(("target", k) for k in sizes)]
+    plan = [(role, k) for role, k in wanted if role in roles]
     seconds: dict[tuple[Role, int], list[float]] = {key: [] for key in plan}
-    slots = {role: pair.models[role].open() for role in ROLES}
+    slots = {role: pair.models[role].open() for role in roles}
     try:
-        for role in ROLES:
+        for role in roles:
             pair.models[role].forward([Forward(role, slots[role], filler(pair, context), prefill=True)])
         for attempt in range(repeats + 1):
             for role, k in plan:
@@ -125,8 +133,9 @@ def time_forwards(pair: LoadedPair, sizes: Sequence[int], repeats: int, context:
 
 def time_prompts(pair: LoadedPair, sizes: Sequence[int], repeats: int) -> dict[str, dict[int, float]]:
     """role → tokens → median seconds of a prompt's forward pass, which keeps one row; the first, cold round is dropped."""
-    seconds: dict[tuple[Role, int], list[float]] = {(role, k): [] for role in ROLES for k in sizes}
-    slots = {role: pair.models[role].open() for role in ROLES}
+    roles = roles_of(pair)
+    seconds: dict[tuple[Role, int], list[float]] = {(role, k): [] for role in roles for k in sizes}
+    slots = {role: pair.models[role].open() for role in roles}
     try:
         for attempt in range(repeats + 1):
             for (role, k), taken in seconds.items():
@@ -136,7 +145,7 @@ def time_prompts(pair: LoadedPair, sizes: Sequence[int], repeats: int) -> dict[s
     finally:
         for role, slot in slots.items():
             pair.models[role].close(slot)
-    return {role: {k: median(seconds[role, k]) for k in sizes} for role in ROLES}
+    return {role: {k: median(seconds[role, k]) for k in sizes} for role in roles}
 
 
 def time_head(pair: LoadedPair, head: Eagle3Head, repeats: int, context: int) -> float:
@@ -161,9 +170,9 @@ def time_head(pair: LoadedPair, head: Eagle3Head, repeats: int, context: int) ->
 def slopes(pair: LoadedPair, repeats: int, context: int, deep: int) -> dict[str, float]:
     """role → additional seconds of a one-token forward pass for every further token in its slot, at least 0."""
     if deep <= context:
-        return dict.fromkeys(ROLES, 0.0)
+        return dict.fromkeys(roles_of(pair), 0.0)
     near, far = (time_forwards(pair, [1], repeats, length) for length in (context, deep))
-    return {role: max(0.0, median(far[role, 1]) - median(near[role, 1])) / (deep - context) for role in ROLES}
+    return {role: max(0.0, median(far[role, 1]) - median(near[role, 1])) / (deep - context) for role in roles_of(pair)}
 
 
 def time_overlapped(pair: LoadedPair, sizes: Sequence[int], repeats: int, context: int,
@@ -226,7 +235,8 @@ def filler(pair: LoadedPair, count: int) -> tuple[int, ...]:
 
 
 def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
-    """Strategy → counters of a short generation. The four differ in the proportions of target calls, drafted tokens and rows read."""
+    """Strategy → counters of a short generation. The four differ in the proportions of target calls, drafted tokens and rows read; without
+    a draft model there is plain decoding alone."""
     origin = Provenance(pair=pair.name, fingerprint=pair.fingerprint)
     resources = StrategyResources(
         {"acceptance_table": AcceptanceTable.empty(origin), "hardware_profile": HardwareProfile(1.0, {1: 1.0}, 0.0, origin)}
@@ -237,18 +247,21 @@ def short_runs(pair: LoadedPair, tokens: int = 24) -> dict[str, Stats]:
         sampling = pair.sampling(max_tokens=budget, stop_token_ids=frozenset())
         return pair.engine().generate(filler(pair, 8), sampling, build_strategy(name, plans[name], resources)).session.stats
 
-    run("spide", 4)  # one-time work (caches, imports) is not counted
-    return {name: run(name, tokens) for name in plans}
+    able = list(plans) if "draft" in pair.models else ["autoregressive"]
+    run("spide" if "spide" in able else "autoregressive", 4)  # one-time work (caches, imports) is not counted
+    return {name: run(name, tokens) for name in able}
 
 
 def overheads_from(runs: Mapping[str, Stats]) -> RoundOverheads:
     """Seconds outside forward passes of a target call, of a drafted token and of a row whose confidence is read, from `short_runs`.
 
     Each is determined by one more run: plain decoding only calls the target, a draft of fixed length reads no confidence. Never
-    below 0.
+    below 0; what was not run counts as 0.
     """
-    plain, fixed = runs["autoregressive"], runs["vanilla_sd"]
+    plain, fixed = runs["autoregressive"], runs.get("vanilla_sd")
     round_ = plain.overhead_seconds / max(1, plain.target_calls)
+    if fixed is None:
+        return RoundOverheads(round=round_, token=0.0, figure=0.0)
     token = max(0.0, fixed.overhead_seconds - round_ * fixed.target_calls) / max(1, fixed.draft_calls)
     others = [stats for name, stats in runs.items() if name not in ("autoregressive", "vanilla_sd")]
     drafted = sum(stats.draft_calls for stats in others)

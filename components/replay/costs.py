@@ -83,7 +83,7 @@ def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overl
         return ReplayCosts(rates, rates, profile.t_rest, 0.0, 0.0, overlap)
     rest = details.rest
     if not overlapping or profile.split is None:
-        rates = detailed_rates(profile, details, (profile.t_draft, profile.t_verify), count)
+        rates = detailed_rates(profile, details, (profile.draft_seconds, profile.t_verify), count)
         return ReplayCosts(rates, rates, rest.round, rest.token, rest.figure, overlap)
     busy = detailed_rates(profile, details, profile.split, count)
     alone = detailed_rates(profile, details, details.split_alone, count) if details.split_alone else busy
@@ -93,7 +93,7 @@ def costs_of(profile: HardwareProfile, overlapping: bool, longest: int, *, overl
 def plain_rates(profile: HardwareProfile, count: int) -> Rates:
     """Rates of a profile without details: the draft's times grow with the number of tokens as the target's do."""
     target = seconds_table(profile.t_verify, count)
-    draft = [profile.t_draft * seconds / target[1] for seconds in target]
+    draft = [profile.draft_seconds * seconds / target[1] for seconds in target]
     tables = {"target": target, "draft": draft}
     return Rates(tables, tables, {"target": 0.0, "draft": 0.0}, 0)
 
@@ -102,7 +102,7 @@ def detailed_rates(profile: HardwareProfile, details: RequestTimes, times: tuple
     """Rates under the given (t_draft, t_verify); times that were measured with all cores only are scaled accordingly."""
     t_draft, t_verify = times
     largest = max(t_verify)
-    stretch = {"target": t_verify[largest] / profile.verify_seconds(largest), "draft": t_draft / profile.t_draft}
+    stretch = {"target": t_verify[largest] / profile.verify_seconds(largest), "draft": t_draft / profile.draft_seconds}
     sizes = {"target": t_verify, "draft": {k: seconds * stretch["draft"] for k, seconds in details.t_draft.items()}}
     forward = {role: seconds_table(known, count) for role, known in sizes.items()}
     prefill = {}

@@ -37,6 +37,7 @@ class HeadRequest:
         minutes: training time; ignored where `tokens` is given.
         max_tokens: tokens that the target writes after a prompt at most.
         work: folder of unfinished work; None takes `eagle3` in the workspace.
+        seed: of the start and of the order of batches.
     """
 
     prompts: Sequence[Prompt] | None = None
@@ -47,18 +48,20 @@ class HeadRequest:
     tokens: int | None = None
     max_tokens: int = 128
     work: Path | None = None
+    seed: int = 0
 
 
 def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
                      log: Log = lambda name, value, step: None) -> tuple[Eagle3Head, dict[str, Any]]:
-    """Train a head, put it into the workspace, and return it with the report of `components.distil.eagle3`.
+    """Train a head, put it into the workspace, and return it with the report of `components.distil.eagle3` and the `curves` of training.
 
-    A run that was stopped resumes: shards and checkpoint are in the work folder.
+    A run that was stopped resumes: shards, checkpoint and curves are in the work folder.
 
     Raises:
         DraftwellError: the target is not shaped as Llama is, or is too shallow; or as in `train_on`.
     """
     from components.collect.plan import exclusive_folder
+    from components.distil.curves import Curves
     from components.distil.eagle3.distil import distil_head
     from components.distil.eagle3.network import default_features
     from components.distil.eagle3.plots import training_plot
@@ -70,8 +73,16 @@ def run_train_eagle3(space: Workspace, wanted: HeadRequest, *, say: Say = print,
     with exclusive_folder(work, "training of a head", "choose another --work"):
         pair = load_target(space, wanted, say)
         layers = default_features(pair.modules["target"].config.num_hidden_layers)
-        recipe = HeadRecipe(layers, head_tokens=wanted.head_tokens, steps=wanted.unrolled, minutes=wanted.minutes, tokens=wanted.tokens)
-        made, report = distil_head(source_of(space, pair, wanted, layers, work, say), recipe, work, log=log, say=say)
+        recipe = HeadRecipe(layers, head_tokens=wanted.head_tokens, steps=wanted.unrolled, minutes=wanted.minutes, tokens=wanted.tokens,
+                            seed=wanted.seed)
+        curves = Curves(work / "head")
+
+        def tell(name: str, value: float, step: int) -> None:
+            curves.add(name, value, step)
+            log(name, value, step)
+
+        made, report = distil_head(source_of(space, pair, wanted, layers, work, say), recipe, work, log=tell, say=say)
+        report["curves"] = curves.read()
         head = made.bound_to(space.spec.name, fingerprint(space.files(), space.dtype))
         folder = space.save(head)
     write_json(space.reports / "eagle3_head.json", report)

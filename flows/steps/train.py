@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flows.settings import PipelineSettings
     from serving.artifacts.acceptance_table import AcceptanceTable
     from serving.artifacts.base import Artifact, Provenance
+    from serving.artifacts.hardware_profile import HardwareProfile
     from serving.recording.trace import TraceSet
     from serving.runtime.types import Rows
 
@@ -149,9 +150,28 @@ def run_calibrate(step: StepContext, traces: TraceSet, prompts: Sequence[Prompt]
         step.stamp(drawn.kind)
     report = {"judged": sum(table.total), "accepted": sum(table.accepted), "prior_weight": table.prior_weight,
               "memory_pairs": len(memory.counts),
-              "t_draft_ms": times.t_draft * 1e3, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
+              **milliseconds(times)}
     step.report("calibration", report)
     return report
+
+
+def run_profile(step: StepContext) -> dict[str, Any]:
+    """Make the hardware profile alone, which is all that can be calibrated without a draft model, and return a summary."""
+    from components.calibrate.hardware_profile import measure_profile
+    from components.report.provenance import provenance
+
+    head: Any = step.workspace.found(step.pair, "eagle3_head")
+    times = measure_profile(step.pair, provenance(step.pair), head=head)
+    step.workspace.save(times)
+    report = milliseconds(times)
+    step.report("calibration", report)
+    return report
+
+
+def milliseconds(times: HardwareProfile) -> dict[str, Any]:
+    """The passes that a summary names, as far as they were measured."""
+    single = {name: seconds * 1e3 for name, seconds in (("t_draft_ms", times.t_draft), ("t_head_ms", times.t_head)) if seconds is not None}
+    return {**single, "t_verify_ms": {str(k): v * 1e3 for k, v in times.t_verify.items()}}
 
 
 def run_calibrate_sampled(step: StepContext, traces: TraceSet, temperature: float) -> dict[str, Any]:

@@ -93,8 +93,9 @@ def figures_of(folder: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, flo
             metrics |= {f"sampled_{key}": value for key, value in _confirmed(sampled).items()}
     if kind == "hardware_profile":
         times = json.loads((folder / "profile.json").read_text())
-        draft, target = times["t_draft"], times["t_verify"]["1"]
-        metrics |= {"t_draft_ms": draft * 1e3, "t_verify_ms": target * 1e3, "speed_ratio": target / draft}
+        draft, target = times.get("t_draft"), times["t_verify"]["1"]
+        metrics |= {"t_verify_ms": target * 1e3}
+        metrics |= {} if draft is None else {"t_draft_ms": draft * 1e3, "speed_ratio": target / draft}
     return metrics, settings
 
 

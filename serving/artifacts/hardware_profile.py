@@ -31,7 +31,7 @@ class RequestTimes(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    t_draft: dict[int, float] = Field(description="tokens → median draft forward pass after `context` tokens")
+    t_draft: dict[int, float] = Field(description="tokens → median draft forward pass after `context` tokens; empty without a draft model")
     prefill: dict[str, dict[int, float]] = Field(description="role → tokens → median forward pass into an empty slot, one row kept")
     per_context_token: dict[str, float] = Field(description="role → additional seconds for every further token in the slot")
     context: int = Field(ge=0, description="tokens in the slot before every forward pass that is not a prefill")
@@ -45,7 +45,7 @@ class HardwareProfile(Artifact):
     """Times of single forward passes, in seconds.
 
     Args:
-        t_draft: median seconds of a draft forward pass over one token.
+        t_draft: median seconds of a draft forward pass over one token; None where the pair has no draft model.
         t_verify: k → median seconds of a target forward pass over k tokens, k ascending and starting at 1.
         t_rest: median seconds that a round spends outside forward passes (sampling, judging).
         split: (t_draft, t_verify) with each model on its own cores and the other one busy; None where not measured.
@@ -58,10 +58,10 @@ class HardwareProfile(Artifact):
 
     kind = "hardware_profile"
 
-    def __init__(self, t_draft: float, t_verify: dict[int, float], t_rest: float, provenance: Provenance,
+    def __init__(self, t_draft: float | None, t_verify: dict[int, float], t_rest: float, provenance: Provenance,
                  split: tuple[float, dict[int, float]] | None = None, t_draft_onnx: float | None = None,
                  details: RequestTimes | None = None, *, t_head: float | None = None):
-        if t_draft <= 0 or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
+        if (t_draft is not None and t_draft <= 0) or not t_verify or 1 not in t_verify or min(t_verify.values()) <= 0:
             raise ArtifactError("a hardware profile needs positive times and a target forward pass of one token: measure it again with "
                                 "`draftwell calibrate`")
         self.t_draft, self.t_verify, self.t_rest = t_draft, dict(sorted(t_verify.items())), t_rest
@@ -86,10 +86,23 @@ class HardwareProfile(Artifact):
     @property
     def speed_ratio(self) -> float:
         """t_verify / t_draft of one token each: how many draft passes fit into one target pass."""
-        return self.t_verify[1] / self.t_draft
+        return self.t_verify[1] / self.draft_seconds
+
+    @property
+    def draft_seconds(self) -> float:
+        """`t_draft`, of a pair that has a draft model.
+
+        Raises:
+            ArtifactError: it has none, or had none when this was measured (`profile_without_draft`).
+        """
+        if self.t_draft is None:
+            raise ArtifactError("this hardware profile was measured without a draft model: measure it again with `draftwell calibrate`",
+                                code="profile_without_draft")
+        return self.t_draft
 
     def write_files(self, folder: Path) -> None:
-        times: dict[str, Any] = {"t_draft": self.t_draft, "t_verify": self.t_verify, "t_rest": self.t_rest}
+        times: dict[str, Any] = {} if self.t_draft is None else {"t_draft": self.t_draft}
+        times |= {"t_verify": self.t_verify, "t_rest": self.t_rest}
         if self.split is not None:
             times["split"] = {"t_draft": self.split[0], "t_verify": self.split[1]}
         if self.t_draft_onnx is not None:
@@ -104,7 +117,7 @@ class HardwareProfile(Artifact):
     def read_files(cls, folder: Path, provenance: Provenance) -> Self:
         times = json.loads((folder / "profile.json").read_text())
         split, details = times.get("split"), times.get("details")
-        return cls(times["t_draft"], sizes(times["t_verify"]), times["t_rest"], provenance,
+        return cls(times.get("t_draft"), sizes(times["t_verify"]), times["t_rest"], provenance,
                    (split["t_draft"], sizes(split["t_verify"])) if split else None, times.get("t_draft_onnx"),
                    RequestTimes.model_validate(details) if details else None, t_head=times.get("t_head"))
 

@@ -92,6 +92,9 @@ class ServerSettings(BaseModel):
     state: StateSharing | None = Field(
         None, description="Whose requests share what strategies learn: those of all clients (shared), of each API key (tenant), or none "
                           "(off). Default: tenant where requests need a key, else shared.")
+    shared_datastore: bool = Field(
+        False, description="With --state tenant: let requests of all clients draft from the bundle's datastore, which holds texts that "
+                           "were served to any of them. Without it no datastore is used then.")
     state_dir: Path | None = Field(
         None, description="Folder that keeps what strategies learn across restarts. Default: kept in memory only.")
     state_seconds: float = Field(STATE_SECONDS, ge=0.1, description="Seconds between two writes to --state-dir.")

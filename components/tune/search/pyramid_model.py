@@ -142,7 +142,7 @@ def estimate(choice: StrategyChoice, agreement: ModelAgreement, profile: Hardwar
     ready, drafted = int(parameters["num_speculative_tokens"]), int(parameters["num_draft_tokens"])
     inner = agreement.share(agreement.qualifier, parameters["tau_qualifier"]) if "tau_qualifier" in parameters else agreement.matches
     outer = agreement.share(agreement.target, parameters["tau_target"])
-    speed = pyramid_throughput(beta_of(inner, drafted), beta_of(outer, ready), drafted, ready, 1 / profile.t_draft,
+    speed = pyramid_throughput(beta_of(inner, drafted), beta_of(outer, ready), drafted, ready, 1 / profile.draft_seconds,
                                1 / seconds_at(qualifier, drafted + 1), 1 / profile.verify_seconds(ready + 1))
     return Trial.of(choice, predicted_seconds_per_token=1 / speed, exact=False, source="estimated")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from components.calibrate.settings import MemorySettings
 from components.train.settings import LabelKind, VerifierSettings
 from flows.cli.learn.shared import SOURCES, Column, Publish, Source, Split, Traces, load, load_more, open_with_progress, publish_kinds
-from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Seed, Threads, say, set_threads
+from flows.cli.options import DeviceOption, DtypeOption, Limit, Pair, Threads, say, set_threads
 from serving.artifacts.kinds import made_by
 from serving.errors import DraftwellError
 
@@ -66,18 +67,28 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
                                                                                "--minutes.")] = None,
           work: Annotated[Path | None, typer.Option("--work", help="Head of eagle3: folder of unfinished work, which a second run resumes "
                                                                      "(default: in the pair's workspace).")] = None,
-          seed: Seed = 0, dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
+          seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of all random streams (default: 0).")] = None,
+          dtype: DtypeOption = None, device: DeviceOption = None, threads: Threads = None) -> None:
     """Train a SPRINTER verifier, a SpecDec++ acceptance head or Medusa's heads on collected traces, or keep the target's texts in a
     datastore; or train an EAGLE-3 head on what the target writes, which takes an hour or more and resumes where it was stopped.
 
     Example: draftwell train --pair default
     """
+    verifier_only = {"--label": label, "--ratio": ratio, "--eta-fp": eta_fp, "--features": features}
     if kind is Trained.EAGLE3_HEAD:
-        train_eagle3(pair, dtype, threads, publish, prompts=prompts, limit=limit, minutes=minutes, tokens=tokens, work=work)
+        elsewhere = None if device == "cpu" else device
+        refuse({"--traces": traces, "--test": test, **verifier_only, "--device": elsewhere},
+               "not for the head of eagle3, which is trained on the CPU, on what the target writes: remove this, or choose another --kind",
+               "eagle3_options")
+        train_eagle3(pair, dtype, threads, publish, prompts=prompts, limit=limit, minutes=minutes, tokens=tokens, work=work, seed=seed)
         return
-    if any(value is not None for value in (prompts, limit, minutes, tokens, work)):
-        raise DraftwellError("--prompts, --limit, --minutes, --tokens and --work apply to the head of eagle3 only: remove them, or add "
-                             "--kind eagle3_head", code="eagle3_options")
+    refuse({"--prompts": prompts, "--limit": limit, "--minutes": minutes, "--tokens": tokens, "--work": work},
+           "only for the head of eagle3: remove this, or add --kind eagle3_head", "eagle3_options")
+    if kind is not Trained.VERIFIER:
+        refuse(verifier_only, f"only for the verifier: remove this for {kind.value}", "verifier_options")
+    if kind is Trained.DATASTORE:
+        refuse({"--test": test, "--seed": seed}, "only for what is trained: a datastore holds out a fifth of its own prompts, and draws "
+               "nothing: remove this", "datastore_options")
     from components.train.datastore import DatastoreReport
     from flows import context
     from flows.steps import train as train_step
@@ -85,12 +96,6 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
     options = {"label": label, "ratio": ratio, "eta_fp": eta_fp,
                "features": features and tuple(name.strip() for name in features.split(","))}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if given and kind is not Trained.VERIFIER:
-        raise DraftwellError(f"--label, --ratio, --eta-fp and --features apply to the verifier only: remove them for {kind.value}",
-                             code="verifier_options")
-    if test and kind is Trained.DATASTORE:
-        raise DraftwellError("--test applies to what is trained: a datastore holds out a fifth of its own prompts, remove it",
-                             code="test_of_datastore")
     with open_with_progress("train", pair, dtype, device, threads) as opened:
         found = context.open_trace(opened, traces)
         untouched = context.open_trace(opened, test) if test else None
@@ -98,11 +103,11 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
         if kind is Trained.DATASTORE:
             report = train_step.run_train_datastore(opened, found)
         elif kind is Trained.VERIFIER:
-            report = train_step.run_train(opened, found, VerifierSettings(seed=seed, **given), test=untouched)
+            report = train_step.run_train(opened, found, VerifierSettings(seed=seed or 0, **given), test=untouched)
         elif kind is Trained.ACCEPTANCE_HEAD:
-            report = train_step.run_train_head(opened, found, test=untouched, seed=seed)
+            report = train_step.run_train_head(opened, found, test=untouched, seed=seed or 0)
         else:
-            report = train_step.run_train_medusa(opened, found, test=untouched, seed=seed)
+            report = train_step.run_train_medusa(opened, found, test=untouched, seed=seed or 0)
     if report.left_out and not isinstance(report, DatastoreReport):
         say(f"{len(report.left_out)} prompts of {test} are in the training trace too and were not tested on")
     if publish:
@@ -113,8 +118,14 @@ def train(pair: Pair = "default", traces: Traces = None, publish: Publish = True
         show_report(report, opened.workspace.reports)
 
 
+def refuse(options: Mapping[str, object], why: str, code: str) -> None:
+    """Refuse options that were given, name → value, in one line."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise DraftwellError(f"{', '.join(given)}: {why}", code=code)
+
+
 def train_eagle3(pair: str, dtype: str | None, threads: int | None, publish: bool, *, prompts: str | None, limit: int | None,
-                 minutes: float | None, tokens: int | None, work: Path | None) -> None:
+                 minutes: float | None, tokens: int | None, work: Path | None, seed: int | None) -> None:
     """`train --kind eagle3_head`."""
     from flows.context import pictures_of
     from flows.steps.eagle3 import HeadRequest, run_train_eagle3
@@ -123,7 +134,7 @@ def train_eagle3(pair: str, dtype: str | None, threads: int | None, publish: boo
     rows = load(prompts, limit) if prompts else None
     set_threads(threads)
     space = Workspace(pair, dtype, say)
-    options = {"minutes": minutes, "tokens": tokens, "work": work}
+    options = {"minutes": minutes, "tokens": tokens, "work": work, "seed": seed}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if rows is None and limit is not None:
         given["invented"] = limit
@@ -131,11 +142,12 @@ def train_eagle3(pair: str, dtype: str | None, threads: int | None, publish: boo
     if publish:
         from registry.store import Store
 
-        made = Store().publish(space.folder(head.kind), pair=space.spec.name, plots=pictures_of(space, head.kind))
+        made = Store().publish(space.folder(head.kind), pair=space.spec.name, metrics=report["curves"], plots=pictures_of(space, head.kind))
         say(f"registered {made.name} version {made.version}")
     shares = ", ".join(f"{share:.3f}" for share in report["acceptance"])
+    then = "; then draftwell tune" if space.spec.draft else ""  # tuning reads traces, which a draft is collected with
     typer.echo(f"acceptance on held-out texts, by depth: {shares}; {report['accepted_length']:.2f} tokens of a draft are kept\n"
-               f"next: draftwell calibrate --pair {pair}, which measures the head's step; then draftwell tune")
+               f"next: draftwell calibrate --pair {pair}, which measures the head's step{then}")
 
 
 def show_report(report: VerifierReport | HeadReport | MedusaReport, folder: Path) -> None:
@@ -180,7 +192,7 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
     """Make the acceptance table, the correction memory and the hardware profile of a pair.
 
     Prompts that the traces were collected on are left out. The memory is counted while the prompts are decoded: CSD's paper takes 2,000 or
-    more. A run that was stopped resumes where it was.
+    more. A run that was stopped resumes where it was. Of a pair without a draft model the hardware profile alone is made, for hybrid.
 
     Example: draftwell calibrate --pair default --prompts traffic.jsonl --limit 2000 --batch 32
     """
@@ -188,6 +200,16 @@ def calibrate(pair: Pair = "default", traces: Traces = None, prompts: Source = N
     from flows.steps import train as train_step
     from flows.workspace import Workspace
 
+    if Workspace(pair, dtype).spec.draft is None:
+        refuse({"--traces": traces, "--prompts": prompts, "--temperature": temperature or None},
+               "only for pairs with a draft model: without one the hardware profile alone is made, remove this", "calibrate_without_draft")
+        with open_with_progress("calibrate", pair, dtype, device, threads, any_strategy=True) as opened:
+            found = train_step.run_profile(opened)
+        if publish:
+            publish_kinds(opened, "hardware_profile")
+        head = f"head step {found['t_head_ms']:.1f} ms  " if "t_head_ms" in found else ""
+        typer.echo(f"no draft model: the hardware profile alone  {head}target forward pass {found['t_verify_ms']['1']:.1f} ms")
+        return
     if temperature > 0:
         calibrate_sampled(pair, traces, temperature, publish, dtype, device, threads)
         return

@@ -18,6 +18,7 @@ from serving.artifacts.eagle3_head import Eagle3Head
 from serving.errors import DraftwellError
 from serving.runtime.commands import Forward
 from serving.runtime.models.architecture import Architecture
+from serving.runtime.models.beside import kept_beside
 from serving.runtime.models.lean_layer import Rope, norm
 from serving.runtime.models.linear import Int8Linear, MakeLinear, linear
 from serving.runtime.models.module_model import ModuleModel, positions_of
@@ -38,7 +39,6 @@ class Eagle3Model:
     trees = True
 
     def __init__(self, head: Eagle3Head, target: ModuleModel):
-        self.head = head
         self.vocab_size, self.max_context, self.device, self.dtype = target.vocab_size, target.max_context, target.device, target.dtype
         config = head.config
         self.shape = architecture_of_head(config)
@@ -154,19 +154,18 @@ def rope_table(theta: float, head_dim: int, positions: int, device: torch.device
 
 
 def head_of(target: Any, head: Eagle3Head) -> Eagle3Model:
-    """The model of a head beside its target; made once, when a strategy first needs it, and shared by all that use it.
+    """The model of a head beside its target; made once, and shared by all that use it or read the same artifact again.
 
-    From then on the target keeps the hidden states of what it reads.
+    From then on the target keeps the hidden states of what it reads. The model is dropped with the last artifact of the head.
 
     Raises:
         DraftwellError: the target keeps no hidden states (`no_hidden_states`), or those that it keeps are of other layers.
     """
-    known: dict[str, Eagle3Model] = target.__dict__.setdefault("eagle3_heads", {})
-    digest = head.digest or f"in memory, {id(head)}"
-    if digest not in known:
+    def make() -> Eagle3Model:
         if not getattr(target, "keeps_states", False):
             raise DraftwellError("this kind of target keeps no hidden states for a head: use a strategy with a draft model, or none",
                                  code="no_hidden_states")
         target.keep_hidden_states(head.layers)
-        known[digest] = Eagle3Model(head, target)
-    return known[digest]
+        return Eagle3Model(head, target)
+
+    return kept_beside(target, head, make)

@@ -121,11 +121,12 @@ class TransformersModel(ModuleModel):
             self.features = layers
 
     def _states(self, ids: Tensor, positions: Tensor, placed: list[Placed], trees: Trees) -> Tensor:
+        features = self.features  # a head that is loaded meanwhile changes them
         found = self._body(input_ids=ids[None], position_ids=positions[None], use_cache=False, draftwell_rows=placed, draftwell_trees=trees,
-                           draftwell_slots=self.slots, output_hidden_states=bool(self.features))
-        if self.features:
-            entered = Entered(self.features, placed)
-            for layer in sorted(set(self.features)):
+                           draftwell_slots=self.slots, output_hidden_states=bool(features))
+        if features:
+            entered = Entered(features, placed)
+            for layer in sorted(set(features)):
                 entered.enter(layer, found.hidden_states[layer][0])
             entered.store(self.slots)
         states: Tensor = found.last_hidden_state[0]

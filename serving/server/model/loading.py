@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from serving.artifacts.base import Artifact
 from serving.artifacts.compiled_libraries import COMPILED, wanted_mode
+from serving.artifacts.datastore import Datastore
 from serving.artifacts.decoding_config import DecodingConfig
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.kinds import other_temperature
 from serving.artifacts.pair_files import PairFiles, draftwell_home, models_root, settings_digest
@@ -61,10 +63,11 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     files = bundle.files(models_root())  # foreign weights are refused before anything loads
     artifacts = bundle.artifacts()
     config = tuned_config(bundle, artifacts)
+    artifacts = own_artifacts(settings, artifacts, config)
     set_threads(settings.threads)
     governor = governor_of(settings, manifest.device, serving_now)
     choices = tuned_choices(config)
-    if serving_now is not None and can_share(serving_now.pair, manifest, files, choices):
+    if serving_now is not None and can_share(serving_now.pair, manifest, files, choices, artifacts.get(Eagle3Head.kind)):
         pair = serving_now.pair
     else:
         pair = load_pair(files, LoadSettings.model_validate({
@@ -110,6 +113,23 @@ def tuned_config(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> DecodingC
     return config
 
 
+def own_artifacts(settings: ServerSettings, artifacts: Mapping[str, Artifact], config: DecodingConfig) -> dict[str, Artifact]:
+    """The artifacts that requests may draft from: in mode `tenant` no datastore, whose texts may be other clients', unless asked for.
+
+    Raises:
+        DraftwellError: a tuned strategy needs it (`datastore_of_all_tenants`).
+    """
+    if Datastore.kind not in artifacts or settings.state != "tenant" or settings.deterministic or settings.shared_datastore:
+        return dict(artifacts)
+    for choice in tuned_choices(config):
+        if Datastore.kind in find_strategy(choice.name).artifacts or choice.parameters.get("use_datastore"):
+            raise DraftwellError(f"the bundle's strategy {choice.name} drafts from a datastore, which with --state tenant no request does, "
+                                 "as it may hold other clients' texts: add --shared-datastore, or tune another strategy and deploy again",
+                                 code="datastore_of_all_tenants")
+    log.info("the bundle's datastore is not used, as it may hold other clients' texts (--shared-datastore uses it)")
+    return {kind: artifact for kind, artifact in artifacts.items() if kind != Datastore.kind}
+
+
 def tuned_choices(config: DecodingConfig) -> list[StrategyChoice]:
     """What the config has requests decoded with: one choice, or one for greedy requests and another for sampled ones."""
     return list(dict.fromkeys(served_choice(config, temperature) for temperature in (0.0, SERVED_TEMPERATURE)))
@@ -127,12 +147,15 @@ def log_temperatures(config: DecodingConfig, artifacts: Mapping[str, Artifact], 
             log.warning("%s was not made for the requests it serves: %s", choice, why)
 
 
-def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, choices: Sequence[StrategyChoice]) -> bool:
+def can_share(pair: LoadedPair, manifest: Manifest, files: PairFiles, choices: Sequence[StrategyChoice],
+              head: Artifact | None = None) -> bool:
     """Whether a loaded pair is the one that a bundle was made for, chat template and stop tokens included, with every model that the
-    bundle's strategies use."""
+    bundle's strategies use, and with a target that keeps hidden states of no other layers than the bundle's head reads."""
     lacks_onnx = any(find_strategy(choice.name).prefers_onnx for choice in choices) and "draft_onnx" not in pair.models
     same = (pair.fingerprint, pair.device) == (manifest.fingerprint, manifest.device) and pair.settings == settings_digest(files)
-    return same and not lacks_onnx
+    kept = getattr(pair.models["target"], "features", ())
+    other_layers = isinstance(head, Eagle3Head) and kept not in ((), head.layers)
+    return same and not lacks_onnx and not other_layers
 
 
 def warm_up(pair: LoadedPair, strategy: Strategy) -> None:

@@ -114,7 +114,10 @@ def from_profile(profile: HardwareProfile) -> BatchCosts:
     if details:
         target |= {size: max(seconds, seconds_at(target, size))
                    for size, seconds in details.prefill.get("target", {}).items() if size > largest}
-    draft = ascending(details.t_draft) if details else {size: profile.t_draft * seconds / target[1] for size, seconds in target.items()}
+    if profile.t_draft is None:
+        draft = {1: 0.0}
+    else:
+        draft = ascending(details.t_draft) if details else {k: profile.t_draft * seconds / target[1] for k, seconds in target.items()}
     split = None
     if profile.split is not None:
         t_draft, t_verify = profile.split

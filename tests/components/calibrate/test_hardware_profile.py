@@ -13,9 +13,12 @@ from components.calibrate.hardware_profile import (
     time_prompts,
 )
 from components.report.provenance import provenance
+from registry.cards.model_card import figures_of
+from serving.artifacts.base import read_manifest
 from serving.artifacts.hardware_profile import HardwareProfile
 from serving.device import device_class
 from serving.runtime.session.stats import Stats
+from serving.server.scheduling.costs import from_profile
 from tests.support.errors import raises_code
 from tests.support.models.priced import Clock, Priced
 from tests.support.models.tiny import pair_of, table_pair
@@ -167,8 +170,27 @@ def test_what_cannot_be_profiled_is_refused():
     pair = table_pair()
     with raises_code("context_too_long", "512", pair.name):
         measure_profile(pair, provenance(pair), context=512)
-    with raises_code("no_draft", "tiny"):
-        measure_profile(pair_of(pair.models["target"], None), provenance(pair))
+
+
+def test_a_pair_without_a_draft_has_a_profile_of_its_target(tmp_path, monkeypatch):
+    whole = priced(monkeypatch)
+    pair, logged = pair_of(whole.models["target"], None), []
+    made = measure_profile(pair, provenance(pair), sizes=(2,), repeats=2, context=8, log=lambda *row: logged.append(row))
+    made.save(tmp_path / "p")
+    read = HardwareProfile.load(tmp_path / "p", fingerprint=pair.fingerprint)
+    for profile in (made, read):
+        assert profile.t_verify == pytest.approx({1: 0.011008, 2: 0.012008})
+        assert (profile.t_draft, profile.split, profile.t_draft_onnx) == (None, None, None)
+        assert profile.when(overlapping=True).t_draft is None
+        assert profile.details is not None
+        assert (profile.details.t_draft, list(profile.details.prefill), list(profile.details.per_context_token)) == (
+            {}, ["target"], ["target"])
+        with raises_code("profile_without_draft"):
+            _ = profile.speed_ratio
+    assert {name for name, _, _ in logged} == {"t_verify_ms", "t_rest_ms", "t_prompt_target_ms"}
+    assert figures_of(tmp_path / "p", read_manifest(tmp_path / "p"))[0]["t_verify_ms"] == pytest.approx(11.008)
+    assert from_profile(read).round_seconds(2, 0) > 0
+    assert "draft" not in read.details.model_dump()["prefill"]
 
 
 def test_filler_ids_are_in_the_vocabulary():

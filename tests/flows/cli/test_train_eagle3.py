@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from components.distil.eagle3.recipe import HeadRecipe
 from registry.store import Store
 from serving.artifacts.eagle3_head import Eagle3Head
+from serving.errors import DraftwellError
 
 QUICK = ("--tokens", 3000, "--no-publish")
 
@@ -32,6 +36,7 @@ def deep_pair(pair_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Path, deep_pair: Path, prompts_file: Path,
                                                        empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
+    monkeypatch.setattr("components.distil.eagle3.recipe.HeadRecipe", partial(HeadRecipe, measure_steps=1))
     monkeypatch.chdir(own_stores)
     shutil.copyfile(empty_database, own_stores / "mlflow.db")
     done = run("train", "--kind", "eagle3_head", "--pair", deep_pair, "--prompts", prompts_file, "--tokens", 3000)
@@ -43,7 +48,13 @@ def test_a_head_is_trained_registered_and_drafted_with(run: Any, own_stores: Pat
     assert head.provenance.training_prompts
     report = json.loads((home / "reports" / "eagle3_head.json").read_text())
     assert report["tokens"] >= 3000
-    assert Store().resolve("eagle3_head", "tiny", 1).digest == head.digest
+    version = Store().resolve("eagle3_head", "tiny", 1)
+    assert version.digest == head.digest
+    curve = [(point.step, point.value) for point in Store().client.get_metric_history(version.run_id, "acceptance_depth_1")]
+    assert len(curve) >= 2, "it is drawn over the steps of training"
+    assert min(step for step, _ in curve) > 0
+    assert max(curve) == (report["steps"], pytest.approx(report["acceptance"][0]))
+    assert len(Store().client.get_metric_history(version.run_id, "loss")) == len(curve) - 1
 
     outputs = {}
     for strategy in ("autoregressive", "eagle3", "hybrid"):
@@ -72,14 +83,39 @@ def config_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    (("--kind", "verifier", "--minutes", 1), "apply to the head of eagle3 only"),
-    (("--kind", "eagle3_head"), "has only 2"),
+    (("--kind", "verifier", "--minutes", 1), "--minutes: only for the head of eagle3"),
+    (("--kind", "eagle3_head", "--prompts", "x.jsonl"), "has only 2"),
+    *((("--kind", "eagle3_head", option, value), f"{option}: not for the head of eagle3") for option, value in (
+        ("--traces", "traces"), ("--test", "traces"), ("--label", "ratio"), ("--ratio", 1), ("--eta-fp", 0.1), ("--features", "before"),
+        ("--device", "cuda"))),
+    (("--kind", "eagle3_head", "--traces", "a", "--label", "soft"), "--traces, --label: not for"),
+    (("--kind", "medusa_heads", "--ratio", 1), "--ratio: only for the verifier"),
+    (("--kind", "datastore", "--seed", 1), "--seed: only for what is trained"),
+    (("--kind", "datastore", "--test", "traces"), "--test: only for what is trained"),
 ])
 def test_what_is_refused(run: Any, own_stores: Path, pair_file: Path, prompts_file: Path, options: tuple[Any, ...], words: str,
                          monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWELL_MODELS", str(own_stores / "models"))
     monkeypatch.chdir(own_stores)
-    extra = ("--prompts", prompts_file, "--no-publish") if "eagle3_head" in options else ("--no-publish",)
-    refused = run("train", "--pair", pair_file, *options, *extra)
+    shutil.copyfile(prompts_file, own_stores / "x.jsonl")
+    refused = run("train", "--pair", pair_file, *options, "--no-publish")
     assert refused.exit_code == 2
     assert words in refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_the_recipe_is_given_the_seed(run: Any, own_stores: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("flows.steps.eagle3.load_target", lambda *_: SimpleNamespace(modules={
+        "target": SimpleNamespace(config=SimpleNamespace(num_hidden_layers=12))}))
+    monkeypatch.setattr("flows.steps.eagle3.source_of", lambda *_: None)
+
+    def distil_head(source: Any, recipe: HeadRecipe, *_: Any, **__: Any) -> Any:
+        asked.append(recipe.seed)
+        raise DraftwellError("enough", code="enough")
+
+    monkeypatch.setattr("components.distil.eagle3.distil.distil_head", distil_head)
+    monkeypatch.chdir(own_stores)
+    for seed in ((), ("--seed", 7)):
+        run("train", "--kind", "eagle3_head", "--pair", pair_file, "--device", "cpu", *seed)
+    assert asked == [0, 7]

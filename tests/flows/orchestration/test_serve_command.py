@@ -36,10 +36,11 @@ def test_every_option_of_the_server_reaches_it(run: Any, bundle: Path, asked: li
                "feedback_rate": 0.5, "feedback_per_minute": 7, "feedback_megabytes": 9}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     done = run("serve", *words, "--pair", "default", "--deterministic", "--allow-parameters", "--cors-origin", "https://a.example",
-               "--cors-origin", "https://b.example", "--allowed-host", "a.example", "--feedback-text")
+               "--cors-origin", "https://b.example", "--allowed-host", "a.example", "--feedback-text",
+               "--shared-datastore")
     assert done.exit_code == 0, done.output
     [given] = asked
-    options |= {"bundle": bundle, "deterministic": True, "allow_parameters": True, "feedback_text": True,
+    options |= {"bundle": bundle, "deterministic": True, "allow_parameters": True, "feedback_text": True, "shared_datastore": True,
                 "cors_origin": ("https://a.example", "https://b.example"), "allowed_host": ("a.example",)}
     assert given.model_dump() == options
     assert given.feedback is not None

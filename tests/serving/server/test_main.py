@@ -18,8 +18,12 @@ import httpx
 import pytest
 import torch
 import uvicorn
+from transformers import LlamaForCausalLM
 
 from serving.artifacts.acceptance_table import AcceptanceTable
+from serving.artifacts.base import Artifact, Provenance
+from serving.artifacts.datastore import Datastore
+from serving.artifacts.eagle3_head import Eagle3Head
 from serving.device import device_class
 from serving.errors import DraftwellError
 from serving.runtime.commands import Role
@@ -32,6 +36,7 @@ from serving.server.model.served_model import ServedModel
 from serving.server.scheduling.costs import BatchCosts
 from serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
+from tests.support.models.heads import random_eagle3
 from tests.support.server.bundles import load_bundle, make_bundle
 from tests.support.server.served_pair import served_pair, serving, tiny_pair
 from tests.support.server.server_process import ENTRY, server_process, wait_until
@@ -233,6 +238,49 @@ def test_models_are_shared_only_where_what_lies_beside_the_weights_is_the_same(t
     asked = [{"role": "user", "content": "hi"}]
     assert (second.encode_chat(asked), second.stop_tokens) == (alone.encode_chat(asked), alone.stop_tokens)
     assert (first.encode_chat(asked), first.stop_tokens) != (alone.encode_chat(asked), alone.stop_tokens)
+
+
+def test_a_head_of_other_layers_gets_models_of_its_own(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:
+    """A target keeps the states of one head's layers: a head that was trained again over others is switched in with new models."""
+    module = LlamaForCausalLM.from_pretrained(tiny_models["target"])
+
+    def bundle(name: str, layers: tuple[int, ...], seed: int) -> Path:
+        def head(provenance: Provenance) -> list[Artifact]:
+            made = random_eagle3(module, 40, seed)[1]
+            return [Eagle3Head(made.state, made.config, made.head_tokens, layers, made.donor, provenance)]
+        return make_bundle(tmp_path / name, tiny_models, "eagle3", more=head)
+
+    first = load_bundle(bundle("first", (0, 1, 1), 3), slots=2, max_context=64)
+    again = load_bundle(bundle("again", (0, 1, 1), 4), slots=2, max_context=64, serving_now=first)
+    assert again.pair is first.pair
+    other = load_bundle(bundle("other", (0, 0, 1), 5), slots=2, max_context=64, serving_now=again)
+    assert other.pair is not again.pair
+    for served in (again, other):
+        done = served.pair.engine().generate(served.encode("hello"), served.pair.sampling(max_tokens=6), served.strategy)
+        assert done.session.stats.drafted
+    plain = make_bundle(tmp_path / "plain", tiny_models, "autoregressive")
+    assert load_bundle(plain, slots=2, max_context=64, serving_now=other).pair is other.pair, "without a head any target will do"
+
+
+def test_texts_of_all_clients_are_proposed_to_one_tenant_only_where_that_was_asked_for(tmp_path: Path,
+                                                                                      tiny_models: dict[Role, Path]) -> None:
+    def store(provenance: Provenance) -> list[Artifact]:
+        return [Datastore.from_texts([[1, 2, 3, 4, 5]], provenance)]
+
+    bundle = make_bundle(tmp_path / "suffix", tiny_models, "suffix", more=store)
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({}, True), ({"state": "tenant"}, False), ({"state": "tenant", "shared_datastore": True}, True),
+        ({"state": "tenant", "deterministic": True}, True)]
+    for options, used in cases:
+        served = load_bundle(bundle, slots=1, max_context=64, **options)
+        for tenant in (None, "a"):
+            strategy = served.strategies.get("suffix", tenant)
+            assert (strategy.optional_artifact(Datastore) is not None) is used, options
+        assert ("rest" in served.strategies.names()) is used, "what needs a datastore is not offered without one"
+    needs = make_bundle(tmp_path / "rest", tiny_models, "rest", more=store)
+    with raises_code("datastore_of_all_tenants", "--shared-datastore"):
+        load_bundle(needs, state="tenant")
+    assert load_bundle(needs, slots=1, max_context=64, state="tenant", shared_datastore=True).strategy.name == "rest"
 
 
 def test_a_server_keeps_its_device_when_the_link_points_to_a_bundle_for_another(tmp_path: Path, tiny_models: dict[Role, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,17 @@ def save_tiny_models(root: Path) -> dict[Role, Path]:
 
 
 def make_bundle(folder: Path, models: dict[Role, Path], strategy: str | None, parameters: dict[str, Any] | None = None,
-                machine: str | None = None, leave_out: str = "", sampled: SampledChoice | None = None) -> Path:
-    """A bundle with weights; its profile and its config were made on `machine`."""
+                machine: str | None = None, leave_out: str = "", sampled: SampledChoice | None = None,
+                more: Callable[[Provenance], list[Artifact]] = lambda provenance: []) -> Path:
+    """A bundle with weights; its profile and its config were made on `machine`; `more` gives further artifacts."""
     records = {}
     for role, source in models.items():
         shutil.copytree(source, folder / "models" / role, ignore=shutil.ignore_patterns(".*"))
         records[role] = ModelRecord(source="bundled", weights_sha256=weights_digest(source), folder=f"models/{role}")
     mark = fingerprint(PairFiles("tiny", models["target"], models["draft"]), "float32")
     provenance = Provenance(pair="tiny", fingerprint=mark, device_class=machine)
-    made: list[Artifact] = [AcceptanceTable([50] * 20, [25] * 20, provenance), HardwareProfile(1.0, {1: 4.0}, 0.1, provenance)]
+    made: list[Artifact] = [AcceptanceTable([50] * 20, [25] * 20, provenance), HardwareProfile(1.0, {1: 4.0}, 0.1, provenance),
+                            *more(provenance)]
     if strategy:
         made.append(DecodingConfig(strategy, parameters or {}, {}, provenance, sampled))
     made = [artifact for artifact in made if artifact.kind != leave_out]

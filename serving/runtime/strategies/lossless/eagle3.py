@@ -12,6 +12,7 @@ from serving.artifacts.eagle3_head import Eagle3Head
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.acceptance.tree import ExactTree
 from serving.runtime.commands import Role, Step
+from serving.runtime.drafting.counts_kept import table_learnt, table_resumed
 from serving.runtime.drafting.head import HeadChain, HeadTree
 from serving.runtime.drafting.stopping import CumulativeAcceptance, FixedLength, HighEntropy, UnlikelyToken
 from serving.runtime.models.eagle3_model import head_of
@@ -67,6 +68,14 @@ class Eagle3(Strategy):
         """The target, and the head beside it: a head is an artifact, and becomes a model where it is used."""
         head = models["head"] if "head" in models else head_of(models["target"], self.artifact(Eagle3Head))
         return {"target": models["target"], "head": head}
+
+    def learnt(self) -> dict[str, float]:
+        return table_learnt(self.counted)
+
+    def resume(self, learnt: Mapping[str, float]) -> None:
+        self.counted = table_resumed(self.counted, learnt)
+        if self.learnt() != dict(learnt):
+            raise ValueError("it holds other numbers than eagle3 counts")
 
     def run(self, session: Session) -> Step[None]:
         config = self.config

@@ -16,6 +16,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.runtime.acceptance.exact import Exact
 from serving.runtime.commands import Role, Step
 from serving.runtime.drafting.best_drafter import BestDrafter, Candidate, Experience, Shared
+from serving.runtime.drafting.counts_kept import below, counts_learnt, of, resume_counts
 from serving.runtime.drafting.draft_model import DraftModel
 from serving.runtime.drafting.expected_gain import RoundCosts
 from serving.runtime.drafting.head import HeadChain
@@ -74,18 +75,33 @@ class Hybrid(Strategy):
         session.draft_context = UNLIMITED  # a model that a text has outgrown is left out: look-ups and other models go on
         profile, longest, seen = self.artifact(HardwareProfile), self.config.max_draft, self._shared(session.sampling.temperature)
         plain = RoundCosts.of(profile, 0.0, longest)
-        steps: dict[Role, float] = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft}
+        steps: dict[Role, float] = {"head": profile.t_head or HEAD_SHARE * profile.verify_seconds(1), "draft": profile.t_draft or 0.0}
         makers: dict[str, Any] = {"head": HeadChain, "draft": DraftModel}
         models = [Candidate(partial(makers[role], with_confidence=True), RoundCosts.of(profile, step, longest, role), seen.models[role],
                             longest, role) for role, step in steps.items() if role in session.lanes]
         drafter = BestDrafter(plain, seen.lookup, models, longest, self.optional_artifact(Datastore))
         yield from serial(session, drafter, Exact(), drafter.learn)
 
+    def learnt(self) -> dict[str, float]:
+        return {name: value for kind, shared in self.seen.copy().items() for name, value in below(kind, counts_learnt(shared)).items()}
+
+    def resume(self, learnt: Mapping[str, float]) -> None:
+        for kind, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+            if known := of(kind, learnt):
+                resume_counts(self._counted(temperature), known)
+        if self.learnt() != dict(learnt):
+            raise ValueError("it holds other numbers than hybrid counts")
+
     def _shared(self, temperature: float) -> Shared:
         """What was learnt of requests of this class of temperatures; its beginning where each request shall decide for itself."""
+        shared = self._counted(temperature)
+        return shared.copy() if self.resources.deterministic else shared
+
+    def _counted(self, temperature: float) -> Shared:
+        """What requests of this class of temperatures count, from the bundle's acceptance table on."""
         kind = "greedy" if temperature == 0.0 else "sampled"
         if kind not in self.seen:
             table = self.optional_artifact(AcceptanceTable)
             known = AcceptanceTable.empty() if table is None else table.at(temperature).copy()
             self.seen[kind] = Shared(AcceptanceTable.empty(), {"head": Experience(), "draft": Experience(known)})
-        return self.seen[kind].copy() if self.resources.deterministic else self.seen[kind]
+        return self.seen[kind]

@@ -13,9 +13,10 @@ from serving.artifacts.medusa_heads import MedusaHeads
 from serving.runtime.acceptance.tree import ExactTree
 from serving.runtime.commands import Step
 from serving.runtime.drafting.medusa import SHAPE, Medusa
+from serving.runtime.models.beside import kept_beside
 from serving.runtime.schedules.tree import serial_trees
 from serving.runtime.session.session import Session
-from serving.runtime.strategies.base import Strategy, StrategyConfig, StrategyResources
+from serving.runtime.strategies.base import Strategy, StrategyConfig
 from serving.runtime.strategies.search_space import space
 
 
@@ -31,20 +32,18 @@ class MedusaDecoding(Strategy):
     class Config(StrategyConfig):
         nodes: int = Field(8, ge=1, le=len(SHAPE), description="tokens of the tree at most, the most useful first")
 
-    def __init__(self, config: StrategyConfig, resources: StrategyResources):
-        super().__init__(config, resources)
-        self._embedding: tuple[Any, Tensor] | None = None
-
     def run(self, session: Session) -> Step[None]:
         heads = self.artifact(MedusaHeads)
         drafter = Medusa(heads, self.embedding(session.target.model, heads), self.config.nodes)
         yield from serial_trees(session, drafter, ExactTree(), follow=drafter.follow)
 
     def embedding(self, model: Any, heads: MedusaHeads) -> Tensor:
-        """The rows of a target's output embedding that the heads need, copied once."""
-        if self._embedding is None or self._embedding[0] is not model:
+        """The rows of a target's output embedding that the heads need, copied once for all strategies that use these heads."""
+        def copied() -> Tensor:
             if int(heads.tokens[-1]) >= model.vocab_size:
                 raise ArtifactError(f"the Medusa heads propose token {int(heads.tokens[-1])}, the target has {model.vocab_size}: train "
                                     f"them for this pair (`{KINDS[heads.kind].made_by}`)", code="vocabulary_differs")
-            self._embedding = model, model.head_rows(heads.tokens)
-        return self._embedding[1]
+            rows: Tensor = model.head_rows(heads.tokens)
+            return rows
+
+        return kept_beside(model, heads, copied)

@@ -72,7 +72,7 @@ class Spide(Strategy):
 
     def overlap_steps(self, times: HardwareProfile, unverified: int) -> int:
         """Draft steps that fit into a verification of so many tokens."""
-        return min(int(self.config.max_draft), max(1, math.floor(times.verify_seconds(unverified + 1) / times.t_draft)))
+        return min(int(self.config.max_draft), max(1, math.floor(times.verify_seconds(unverified + 1) / times.draft_seconds)))
 
     def run(self, session: Session) -> Step[None]:
         table = self.artifact(AcceptanceTable).at(session.sampling.temperature)

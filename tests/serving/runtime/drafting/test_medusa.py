@@ -123,3 +123,15 @@ def off():
     models, sampling = table_pair(), Sampling(max_tokens=4, temperature=1.0)
     law = joint_law(lambda: build_strategy("medusa", {}, table_resources()), models, [0, 1], sampling)
     return distance(law, true_law(models["target"], [0, 1], sampling))
+
+
+def test_rows_of_the_embedding_are_copied_once_for_all_strategies():
+    model, heads, copies = TableModel.random(9, 1), random_medusa_heads(9), []
+    rows = model.head_rows
+    model.head_rows = lambda tokens: copies.append(len(tokens)) or rows(tokens)
+    first, second = with_heads(heads), with_heads(heads, nodes=2)
+    assert first.embedding(model, heads) is second.embedding(model, heads)
+    assert copies == [len(heads.tokens)]
+    other = TableModel.random(9, 2)
+    assert first.embedding(other, heads) is not first.embedding(model, heads)
+    assert len(copies) == 1, "another target's rows do not take the place of these"

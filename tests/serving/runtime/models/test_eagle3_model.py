@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -126,6 +129,30 @@ def test_one_head_serves_all_strategies_that_use_it():
     other = Eagle3Head(head.state, head.config, head.head_tokens, (0, 0, 1), head.donor, ORIGIN)
     with raises_code("other_layers"):
         head_of(target, other)
+
+
+def test_a_head_is_dropped_when_nothing_uses_it_any_more():
+    """A server whose heads are exchanged while it runs keeps the model of the last one."""
+    _, first = random_eagle3(llama(), 40)
+    target = LeanLlama(llama(), slots=1)
+    strategy = build_strategy("eagle3", {}, StrategyResources({"eagle3_head": first}))
+    dropped = weakref.ref(strategy.choose_models({"target": target})["head"])
+    gc.collect()
+    assert dropped() is not None, "made once, when the strategy is checked, not for each request"
+    assert strategy.choose_models({"target": target})["head"] is dropped()
+    _, second = random_eagle3(llama(), 40, seed=4)
+    assert head_of(target, second) is not dropped()
+    del strategy, first
+    gc.collect()
+    assert dropped() is None
+
+
+def test_the_same_head_read_twice_is_one_model(tmp_path):
+    _, head = random_eagle3(llama(), 40)
+    head.save(tmp_path / "head")
+    target = LeanLlama(llama(), slots=1)
+    one, two = (Eagle3Head.load(tmp_path / "head") for _ in range(2))
+    assert head_of(target, one) is head_of(target, two)
 
 
 def test_targets_that_keep_no_states_say_so():

@@ -18,12 +18,13 @@ from serving.errors import DraftwellError
 from serving.runtime.drafting.adaptive import AdaptiveThreshold, HeuristicLength
 from serving.runtime.engine.engine import Engine
 from serving.runtime.requests import Sampling
-from serving.runtime.strategies import Strategy
+from serving.runtime.strategies import Strategy, build_strategy
 from serving.runtime.types import Draft, Verdict
+from serving.server.model.snapshot import Snapshot
 from serving.server.model.strategy_pool import EVERYBODY, Learnt, StrategyPool, UnknownStrategy
 from tests.support.errors import raises_code
 from tests.support.models.resources import ORIGIN, table_pair, table_resources
-from tests.support.server.pools import VOCAB, Pair, decode, pool
+from tests.support.server.pools import SNAPSHOT_ORIGIN, VOCAB, Pair, decode, pool
 
 
 def table_of(strategy: Strategy) -> AcceptanceTable:
@@ -361,6 +362,53 @@ def test_greedy_and_sampled_requests_count_apart_where_the_table_does() -> None:
     assert (resumed.prior_weight, resumed.at(1.0).prior_weight) == (56, 316), "the bundle's, whatever was counted since"
     assert table.sampled is not None
     assert sum(table.total) == sum(table.sampled.total) == 0, "the bundle's own stays"
+
+
+def test_what_hybrid_counted_of_each_class_is_resumed() -> None:
+    def fresh() -> StrategyPool:
+        return pool("hybrid", parameters={"drafter": "draft"})
+
+    it = fresh()
+    for temperature in (0.0, 1.0):
+        for prompt in range(3):
+            Engine(table_pair(VOCAB, noise=0.6)).generate([prompt], Sampling(max_tokens=60, temperature=temperature, seed=3),
+                                                          it.get(None, temperature=temperature))
+    learnt = it.learnt()[EVERYBODY]
+    counted = learnt.strategies["hybrid"]
+    assert {name.split(".")[0] for name in counted} == {"greedy", "sampled"}
+    for kind in ("greedy", "sampled"):
+        assert counted[f"{kind}.draft.rounds"] > 3
+        assert any(name.startswith(f"{kind}.lookup.total.") for name in counted)
+    again = fresh()
+    again.resume(EVERYBODY, Snapshot.model_validate_json(
+        Snapshot.of(SNAPSHOT_ORIGIN, EVERYBODY, learnt).model_dump_json(exclude_unset=True)).learnt())
+    assert again.learnt()[EVERYBODY].strategies == learnt.strategies
+    before, after = (one.get(None).seen["greedy"].models["draft"] for one in (it, again))  # type: ignore[attr-defined]
+    assert (after.gain, after.ahead, after.rounds) == (before.gain, before.ahead, before.rounds)
+    assert (after.table.total, after.table.accepted) == (before.table.total, before.table.accepted)
+    decode(again.get(None))
+    assert again.learnt()[EVERYBODY].strategies != learnt.strategies, "and learns on"
+
+
+def test_what_eagle3_counted_is_resumed() -> None:
+    strategy, again = (build_strategy("eagle3", {"stop": "acceptance", "threshold": 0.2}) for _ in range(2))
+    assert strategy.learnt() == {}
+    Engine(table_pair(VOCAB, noise=0.6)).generate([1], Sampling(max_tokens=40), strategy)
+    learnt = strategy.learnt()
+    assert sum(value for name, value in learnt.items() if name.startswith("total.")) > 10
+    again.resume({name: float(value) for name, value in learnt.items()})
+    assert again.learnt() == learnt
+
+
+@pytest.mark.parametrize(("name", "wrong"), [
+    ("hybrid", {"greedy.draft.gain": 1.0}), ("hybrid", {"greedy.draft.gain": 1.0, "greedy.draft.ahead": 2.0, "greedy.draft.rounds": 1}),
+    ("hybrid", {"greedy.lookup.total.3": -1}), ("hybrid", {"greedy.lookup.total.3": 1.5}), ("hybrid", {"greedy.lookup.total.20": 1}),
+    ("hybrid", {"greedy.lookup.accepted.3": 1}), ("hybrid", {"warm.lookup.total.3": 1}),
+    ("hybrid", {"greedy.draft.gain": float("nan"), "greedy.draft.ahead": 0.5, "greedy.draft.rounds": 1}),
+    ("eagle3", {"total.3": float("inf")}), ("eagle3", {"value": 1}), ("eagle3", {"total.3": 1, "accepted.3": 2})])
+def test_numbers_that_were_not_counted_are_refused(name: str, wrong: dict[str, float]) -> None:
+    with pytest.raises((ValueError, DraftwellError)):
+        build_strategy(name, {}, table_resources(VOCAB)).resume(wrong)
 
 
 def test_a_state_is_resumed_only_where_it_belongs() -> None:
