@@ -94,20 +94,37 @@ def decide(confirmed: dict[Method, Figure]) -> tuple[Method, str]:
 
 
 def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice: EngineChoice) -> EngineChoice:
-    """Measure all lengths of the chosen method at the other loads, then the lengths by load at all of them."""
+    """Measure all lengths of the chosen method at the other loads, then the lengths by load at all of them.
+
+    A load at which drafts then are not surely faster gets none, and what is left is measured again.
+    """
     higher = settings.levels[1:]
     loads = {k: lab.measure(winner.with_k(k), "load", higher) for k in lengths_of(winner.name, settings)}
     levels = [Level(at_once=1, k=winner.k, open=(winner.k,))]
     levels += [level_of(level, {k: figures[i] for k, figures in loads.items()}) for i, level in enumerate(higher)]
-    schedule = schedule_of(levels)
-    figures = tuple(figure for row in loads.values() for figure in row)
-    found = choice.model_copy(update={"levels": tuple(levels), "loads": figures})
-    if len(schedule) == 1:
-        return found
-    timed = replace(winner, k=max(level.k for level in levels), schedule=schedule)
-    scheduled = lab.measure(timed, "schedule", settings.levels)
-    return found.model_copy(update={"k": timed.k, "schedule": schedule, "scheduled": tuple(scheduled),
-                                    "reason": f"{choice.reason}; {by_load(levels, scheduled)}"})
+    found = choice.model_copy(update={"loads": tuple(figure for row in loads.values() for figure in row)})
+    while True:
+        schedule = schedule_of(levels)
+        longest = max(level.k for level in levels)
+        if longest == 0:
+            return found.model_copy(update={"method": OFF, "k": 0, "n": 0, "levels": (), "schedule": (),
+                                            "reason": "plain decoding, because with lengths by load nothing is surely faster at any load"})
+        found = found.model_copy(update={"levels": tuple(levels)})
+        if len(schedule) == 1:
+            return found
+        timed = replace(winner, k=longest, schedule=schedule)
+        scheduled = lab.measure(timed, "schedule", settings.levels)
+        unsure = {figure.at_once for figure in scheduled if not figure.surely_faster}
+        found = found.model_copy(update={"k": longest, "schedule": schedule, "scheduled": tuple(scheduled),
+                                         "reason": f"{choice.reason}; {by_load(levels, scheduled)}"})
+        if not any(level.k and level.at_once in unsure for level in levels):
+            return found
+        levels = [without_drafts(level) if level.at_once in unsure else level for level in levels]
+
+
+def without_drafts(level: Level) -> Level:
+    """The same load with plain decoding: what was chosen for it was not surely faster when it was run."""
+    return level.model_copy(update={"k": 0, "open": tuple(sorted({0, *level.open}))})
 
 
 def by_load(levels: Sequence[Level], scheduled: Sequence[Figure]) -> str:

@@ -16,7 +16,8 @@ class FakeEngine:
     """An `Engine`; `log` gets a line for each start, group and stop.
 
     Args:
-        speeds: `method`, `method:k` or `method:k@requests` → times plain decoding; .9 where nothing is named.
+        speeds: `method`, `method:k` or `method:k@requests` → times plain decoding; .9 where nothing is named. `scheduled@requests`
+            overrules them where lengths follow the load.
         faults: labels of engines that fail when they decode.
     """
 
@@ -60,6 +61,8 @@ class FakeEngine:
                 k = length
         if k == 0:
             return 1.0
+        if "num_speculative_tokens_per_batch_size" in chosen and f"scheduled@{requests}" in self.speeds:
+            return self.speeds[f"scheduled@{requests}"]
         named = (f"{name}:{k}@{requests}", f"{name}:{k}", name)
         return next((self.speeds[key] for key in named if key in self.speeds), 0.9)
 
