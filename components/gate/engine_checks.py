@@ -47,9 +47,12 @@ def differences(beside: Beside, prompts: Sequence[Sequence[int]], plain: Engine,
         at = first_difference(other[0], one[0])
         if at is None:
             continue
+        if at >= min(len(one[0]), len(other[0])):  # one goes on where the other has ended, though a stop token would be part of both
+            found.append(Difference(prompt=i, at=at, gap=None, near_tie=False))
+            continue
         row = plain.decode([[*ids, *one[0][:at]]], Sampling(max_tokens=1, logprobs=TOP)).answers[0].top_logprobs
         rated = dict(row[0]) if row else {}
-        wanted = [output[at] for output in (one[0], other[0]) if at < len(output)]
+        wanted = [one[0][at], other[0][at]]
         gap = max(rated.values()) - min(rated[token] for token in wanted) if rated and all(token in rated for token in wanted) else None
         found.append(Difference(prompt=i, at=at, gap=gap, near_tie=gap is not None and gap <= NEAR_TIES[dtype_of(dtype)]))
     return found

@@ -44,6 +44,14 @@ def test_outputs_that_differ_fail_and_near_ties_do_not() -> None:
     assert [one.near_tie for one in strict] == [False]
 
 
+@pytest.mark.parametrize("output", [[5, 5], [5, 5, 5, 5]])
+def test_an_output_that_ends_elsewhere_is_no_near_tie(output: list[int]) -> None:
+    engine = FakeEngine("off", {}, [])
+    engine.start(EngineSettings())
+    found = differences(beside([0.5] * 2, [[output], [[6, 6, 6]]]), PROMPTS, engine, "bfloat16")
+    assert [(one.at, one.near_tie) for one in found] == [(min(3, len(output)), False)]
+
+
 def test_plain_decoding_has_nothing_to_prove() -> None:
     assert judge_engine([], None, THRESHOLDS).passed
 
