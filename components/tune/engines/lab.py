@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from components.bench.engines.figures import Figure, figure_of
+from components.bench.engines.figures import TAIL, Figure, figure_of
 from components.bench.engines.measure import Beside, Progress, groups_of, measure_beside
 from components.bench.engines.store import Measurements
 from components.engines.port import Engine, EngineSettings
@@ -47,12 +47,14 @@ class Lab:
                 self._plain.stop()
                 self._plain = None
 
-    def measure(self, method: Method, stage: str, levels: Sequence[int] = (1,), prompts: int | None = None) -> list[Figure]:
+    def measure(self, method: Method, stage: str, levels: Sequence[int] = (1,), prompts: int | None = None,
+                tail: float = TAIL) -> list[Figure]:
         """A way beside plain decoding at each level; what is in the store is not measured again.
 
         Args:
             stage: part of the names in the store.
             prompts: how many of the prompts, the first; None takes all.
+            tail: left out at each end of an interval; whoever chooses among several divides `TAIL` by their number.
         """
         missing = [level for level in levels if self.name(method, stage, level) not in self.store.found]
         if missing:
@@ -66,7 +68,7 @@ class Lab:
                     self.store.put(self.name(method, stage, level), made)
             finally:
                 other.stop()
-        return [figure_of(method.label, self.found(method, stage, level)) for level in levels]
+        return [figure_of(method.label, self.found(method, stage, level), tail) for level in levels]
 
     def found(self, method: Method, stage: str, level: int = 1) -> Beside:
         """What was measured."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from components.bench.engines.figures import Figure
+from components.bench.engines.figures import TAIL, Figure
 from components.engines.port import Message
 from components.engines.vllm_methods import OFF, Method
 from components.tune.decision import FEWEST_PROMPTS
@@ -60,7 +60,7 @@ def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], b
         explored = {method: lab.measure(method, "explore", prompts=settings.explore)[0]
                     for method in candidates(names, settings, texts)}
         best = sorted(explored, key=lambda method: -explored[method].ratio)[: settings.confirm]
-        confirmed = {method: lab.measure(method, "confirm")[0] for method in best}
+        confirmed = {method: lab.measure(method, "confirm", tail=TAIL / len(best))[0] for method in best}
         winner, reason = decide(confirmed)
         found = EngineChoice(method=winner.name, k=winner.k, n=winner.n, reason=reason, explored=tuple(explored.values()),
                              confirmed=tuple(confirmed.values()), left_out=out)
@@ -83,8 +83,8 @@ def decide(confirmed: dict[Method, Figure]) -> tuple[Method, str]:
         return Method(), "plain decoding, because there was nothing to compare it with"
     ranked = sorted(confirmed.items(), key=lambda item: -item[1].ratio)
     best, figure = ranked[0]
-    if figure.groups < FEWEST_PROMPTS:
-        return Method(), (f"plain decoding, because {figure.groups} prompts are too few to choose anything else: measure on at least "
+    if figure.prompts < FEWEST_PROMPTS:
+        return Method(), (f"plain decoding, because {figure.prompts} prompts are too few to choose anything else: measure on at least "
                           f"{FEWEST_PROMPTS}; the best there, {best.label}, was {figure.ratio:.2f} times as fast")
     for method, one in ranked:
         if one.surely_faster:
@@ -99,7 +99,8 @@ def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice
     A load at which drafts then are not surely faster gets none, and what is left is measured again.
     """
     higher = settings.levels[1:]
-    loads = {k: lab.measure(winner.with_k(k), "load", higher) for k in lengths_of(winner.name, settings)}
+    lengths = lengths_of(winner.name, settings)
+    loads = {k: lab.measure(winner.with_k(k), "load", higher, tail=TAIL / len(lengths)) for k in lengths}
     levels = [Level(at_once=1, k=winner.k, open=(winner.k,))]
     levels += [level_of(level, {k: figures[i] for k, figures in loads.items()}) for i, level in enumerate(higher)]
     found = choice.model_copy(update={"loads": tuple(figure for row in loads.values() for figure in row)})

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.bench.engines.figures import Figure
 from components.bench.engines.store import Measurements
 from components.engines.vllm_methods import Method, VllmFiles
 from components.tune.engines.candidates import candidates
 from components.tune.engines.lab import Lab
 from components.tune.engines.ngram_replay import best_n, passes, propose
-from components.tune.engines.schedule import Level, schedule_of
+from components.tune.engines.schedule import Level, level_of, schedule_of
 from components.tune.engines.settings import EngineTuneSettings
 from components.tune.engines.tune import EngineChoice, tune_engine
 from serving.runtime.requests import Sampling
@@ -101,6 +102,18 @@ def test_one_length_for_all_loads_needs_no_schedule() -> None:
     found = tune_engine(lab({"draft_model:3": 1.5}, slots=4), EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
     assert found.chosen == Method("draft_model", 3)
     assert found.scheduled == ()
+
+
+def test_a_level_needs_distinct_prompts_and_finalists_share_the_tail() -> None:
+    base = {"label": "x", "at_once": 4, "groups": 8, "ratio": 1.5, "low": 1.4, "high": 1.6, "tokens_per_second": 3.0,
+            "plain_tokens_per_second": 2.0}
+    assert [level_of(4, {3: Figure(prompts=prompts, **base)}).k for prompts in (7, 8)] == [0, 3]  # type: ignore[arg-type]
+    tails: list[float] = []
+    measured = lab({"draft_model:5": 1.5}, slots=4)
+    inner = measured.measure
+    measured.measure = lambda *given, **more: tails.append(more.get("tail", 0.05)) or inner(*given, **more)  # type: ignore
+    tune_engine(measured, EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
+    assert tails[4:11] == [0.05 / 3] * 3 + [0.05 / 4] * 4
 
 
 @pytest.mark.parametrize("levels", [(2, 4), (1, 4, 4), (1, 8, 4)])
