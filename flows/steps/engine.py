@@ -23,9 +23,10 @@ from serving.number_format import dtype_of
 if TYPE_CHECKING:
     from components.bench.engines.figures import Figure
     from components.bench.engines.store import Measurements
-    from components.gate.engine_checks import EngineGateRecord
+    from components.gate.engine_checks import Difference, EngineGateRecord, Null
     from components.gate.verdict import GateVerdict, Thresholds
     from components.prompts.prompt import Prompt
+    from components.tune.engines.lab import Lab
     from components.tune.engines.settings import EngineTuneSettings
     from components.tune.engines.tune import EngineChoice
     from serving.runtime.pair import LoadedPair
@@ -236,7 +237,7 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
         DraftwellError: nothing was tuned (`not_tuned`), or for other models (`other_models`).
     """
     from components.bench.engines.store import Measurements
-    from components.gate.engine_checks import EngineGateRecord, differences, judge_engine
+    from components.gate.engine_checks import EngineGateRecord, judge_engine
     from components.tune.engines.lab import Lab
 
     choice, known = tuned_choice(space), about(space)
@@ -246,14 +247,30 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
     lab = Lab(space.engine, space.files, ids, sampling, max(levels), context, 8, Measurements(None, {}), space.bar)
     with lab.open():
         figures = lab.measure(choice.chosen, "gate", levels) if choice.method != OFF else []
-        unlike = differences(lab.found(choice.chosen, "gate"), ids, lab.plain(), space.workspace.dtype) if figures else None
-        verdict = judge_engine(figures, unlike, thresholds)
+        unlike, null = compare_outputs(lab, choice.chosen, levels, space.workspace.dtype) if figures else (None, None)
+        verdict = judge_engine(figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files))
     record = EngineGateRecord(**{key: known[key] for key in ("engine", "version", "device_class", "dtype", "fingerprint", "made")},
                               settings=choice.chosen.speculative_config(space.files), passed=verdict.passed,
                               checks=[vars(check) for check in verdict.checks])
     if keep:
         write_json(space.folder / RECORD, record.model_dump(mode="json"))
     return verdict, record
+
+
+def compare_outputs(lab: Lab, method: Method, levels: Sequence[int], dtype: str) -> tuple[list[Difference], Null | None]:
+    """Differences at every level, and where near-ties are among them how often plain decoding differs from itself.
+
+    Another width is that of a pass over a draft.
+    """
+    from components.gate.engine_checks import differences, null_of
+
+    unlike = [one for level in levels
+              for one in differences(lab.found(method, "gate", level), lab.groups_at(level), lab.plain(), dtype, lab.sampling)]
+    if not any(one.near_tie for one in unlike):
+        return unlike, None
+    width = method.k + 1
+    with lab.wide(width) as engine:
+        return unlike, null_of(lab.found(method, "gate", levels[0]), lab.groups_at(levels[0]), engine, width, lab.sampling)
 
 
 def tuned_choice(space: EngineSpace) -> EngineChoice:

@@ -70,6 +70,10 @@ class Lab:
                 other.stop()
         return [figure_of(method.label, self.found(method, stage, level), tail) for level in levels]
 
+    def groups_at(self, level: int) -> list[list[Sequence[int]]]:
+        """What is measured at a level, of all prompts."""
+        return groups_of(self.prompts, level, self.groups)
+
     def found(self, method: Method, stage: str, level: int = 1) -> Beside:
         """What was measured."""
         return self.store.found[self.name(method, stage, level)]
@@ -81,6 +85,16 @@ class Lab:
             engine.start(self.settings(Method()))
             self._plain = engine
         return self._plain
+
+    @contextmanager
+    def wide(self, slots: int) -> Iterator[Engine]:
+        """Plain decoding with other slots, beside that which stays."""
+        engine = self.make("off-wide")
+        try:
+            engine.start(EngineSettings(slots=slots, context=self.context))
+            yield engine
+        finally:
+            engine.stop()
 
     def settings(self, method: Method) -> EngineSettings:
         """What an engine is started with."""

@@ -90,7 +90,8 @@ def test_lengths_follow_the_load_and_are_confirmed() -> None:
 
 
 @pytest.mark.parametrize(("slow", "chosen"), [
-    ({"scheduled@4": 0.9}, Method("draft_model", 5, schedule=((1, 1, 5), (2, 4, 0)))), ({"scheduled@1": 0.9, "scheduled@4": 0.9}, Method())])
+    ({"scheduled@4": 0.9}, Method("draft_model", 5, schedule=((1, 1, 5), (2, 4, 0)))),
+    ({"scheduled@1": 0.9, "scheduled@4": 0.9}, Method())])
 def test_drafts_that_are_not_faster_in_the_schedule_leave_it(slow: dict[str, float], chosen: Method) -> None:
     speeds = {"draft_model:5": 1.5, "draft_model:5@4": 0.8, "draft_model:2@4": 1.2, **slow}
     found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
