@@ -242,13 +242,14 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
 
     choice, known = tuned_choice(space), about(space)
     ids, context = space.encoded(prompts, max_tokens)
-    levels = tuple(level.at_once for level in choice.levels) if choice.schedule else (1,)
+    levels = tuple(level.at_once for level in choice.levels) or (1,)
     sampling = space.pair.sampling(max_tokens=max_tokens)
     lab = Lab(space.engine, space.files, ids, sampling, max(levels), context, 8, Measurements(None, {}), space.bar)
     with lab.open():
         figures = lab.measure(choice.chosen, "gate", levels) if choice.method != OFF else []
         unlike, null = compare_outputs(lab, choice.chosen, levels, space.workspace.dtype) if figures else (None, None)
-        verdict = judge_engine(figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files))
+        idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
+        verdict = judge_engine(figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files), idle)
     record = EngineGateRecord(**{key: known[key] for key in ("engine", "version", "device_class", "dtype", "fingerprint", "made")},
                               settings=choice.chosen.speculative_config(space.files), passed=verdict.passed,
                               checks=[vars(check) for check in verdict.checks])

@@ -44,6 +44,12 @@ def test_the_lower_bound_decides(factor: list[float], result: str) -> None:
     assert judge_engine([figure_of("x", beside(factor))], [], THRESHOLDS).checks[0].result == result
 
 
+def test_a_load_without_drafts_must_not_be_surely_slower() -> None:
+    even, slower = ([0.99, 1.02, 1.0, 1.01] * 2, [1.1] * 8)
+    assert [judge_engine([figure_of("x", beside(factor))], [], THRESHOLDS, idle=frozenset(idle)).passed
+            for factor, idle in ((even, ()), (even, (1,)), (slower, (1,)))] == [False, True, False]
+
+
 def test_outputs_that_differ_fail(engine: FakeEngine) -> None:
     found = unlike([5, 9, 5], engine)
     assert found == [Difference(prompt=0, at=1, gap=None, near_tie=False)]

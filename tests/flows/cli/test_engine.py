@@ -50,6 +50,7 @@ def test_tune_gate_and_what_is_kept(vllm: Callable[..., Any], folder: Path, monk
     record = json.loads((folder / "gate.json").read_text())
     assert record["passed"]
     assert record["settings"] == settings
+    assert [check["name"] for check in record["checks"]][:2] == [f"speed over plain decoding, {load} at once" for load in (1, 2)]
     (folder / "gate.json").unlink()
     monkeypatch.setenv("FAKE_PEER_FAULT", "lossy")
     assert vllm("gate", "--dry-run").exit_code == 1
