@@ -18,6 +18,7 @@ from components.bench.engines.measure import Beside, Group
 from components.bench.target_agreement import first_difference
 from components.engines.port import Engine, Message
 from components.gate.verdict import Check, GateVerdict, Thresholds
+from components.report.intervals import FEWEST_PROMPTS
 from serving.errors import DraftwellError
 from serving.number_format import dtype_of
 from serving.runtime.requests import Sampling
@@ -128,10 +129,14 @@ def judge_engine(figures: Sequence[Figure], unlike: Sequence[Difference] | None,
         null: of plain decoding; None where there was no near-tie to compare it with.
         settings: the speculative config.
         idle: loads at which nothing is drafted: there it must not be surely slower.
+    Raises:
+        DraftwellError: there is no threshold of speed (`no_threshold`).
     """
+    least = thresholds.min_speedup_lower_bound
+    if least is None:
+        raise DraftwellError("the gate of an engine needs min_speedup_lower_bound: add it to registry/gates.yaml", code="no_threshold")
     if not figures:
         return GateVerdict((Check("plain decoding", 1.0, 1.0, True, "plain decoding was chosen: nothing to compare"),))
-    least = thresholds.min_speedup_lower_bound or 0.0
     checks = [speed_check(figure, least, drafts=figure.at_once not in idle) for figure in figures]
     rejection = (settings or {}).get("rejection_sample_method", LOSSLESS_REJECTION)
     if rejection != LOSSLESS_REJECTION:
@@ -162,11 +167,17 @@ def output_checks(unlike: Sequence[Difference], figure: Figure, null: Null) -> l
 
 
 def speed_check(figure: Figure, least: float, *, drafts: bool = True) -> Check:
-    """Whether the lower bound of a setting's speed reaches the threshold; where nothing is drafted, whether the upper one does."""
-    passed = (figure.low if drafts else figure.high) >= least
-    return Check(f"speed over plain decoding, {figure.at_once} at once", figure.low if drafts else figure.high, least, passed,
-                 f"{figure.ratio:.3f} times ({figure.low:.3f} to {figure.high:.3f}) over {figure.groups} groups, at least {least:g} wanted",
-                 enough=passed or figure.high < least)
+    """Whether the lower bound of a setting's speed reaches the threshold; where nothing is drafted, whether the upper one does.
+
+    Fewer than `FEWEST_PROMPTS` distinct prompts are not enough evidence.
+    """
+    known = figure.prompts >= FEWEST_PROMPTS
+    passed = known and (figure.low if drafts else figure.high) >= least
+    return Check(f"speed over plain decoding, {figure.at_once} at once", figure.low if drafts else figure.high, least,
+                 passed, f"{figure.ratio:.3f} times ({figure.low:.3f} to {figure.high:.3f}) over {figure.prompts} prompts, "
+                 f"at least {least:g} wanted"
+                 + ("" if known else f"; fewer than {FEWEST_PROMPTS} prompts decide nothing"),
+                 enough=passed or (known and figure.high < least), prompts_needed=None if known else FEWEST_PROMPTS)
 
 
 class EngineGateRecord(Message):

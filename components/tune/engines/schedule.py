@@ -9,7 +9,7 @@ from pydantic import Field
 from components.bench.engines.figures import Figure
 from components.engines.port import Message
 from components.engines.vllm_methods import Schedule
-from components.tune.decision import FEWEST_PROMPTS
+from components.report.intervals import FEWEST_PROMPTS
 
 
 class Level(Message):

@@ -11,7 +11,7 @@ from pydantic import Field
 from components.bench.engines.figures import TAIL, Figure
 from components.engines.port import Message
 from components.engines.vllm_methods import OFF, Method
-from components.tune.decision import FEWEST_PROMPTS
+from components.report.intervals import FEWEST_PROMPTS
 from components.tune.engines.candidates import candidates, first_ngram, left_out, lengths_of
 from components.tune.engines.lab import Lab
 from components.tune.engines.ngram_replay import Text

@@ -39,9 +39,15 @@ def unlike(output: list[int], engine: FakeEngine, dtype: str = "bfloat16") -> li
 
 
 @pytest.mark.parametrize(("factor", "result"), [
-    ([0.7] * 8, "passed"), ([1.15] * 8, "failed"), ([0.5, 1.5, 0.7, 1.2, 0.5, 1.4, 0.9, 1.1], "not enough evidence")])
+    ([0.7] * 8, "passed"), ([0.7] * 7, "not enough evidence"), ([1.15] * 2, "not enough evidence"),
+    ([1.15] * 8, "failed"), ([0.5, 1.5, 0.7, 1.2, 0.5, 1.4, 0.9, 1.1], "not enough evidence")])
 def test_the_lower_bound_decides(factor: list[float], result: str) -> None:
     assert judge_engine([figure_of("x", beside(factor))], [], THRESHOLDS).checks[0].result == result
+
+
+def test_a_missing_threshold_is_an_error() -> None:
+    with raises_code("no_threshold", "min_speedup_lower_bound"):
+        judge_engine([figure_of("x", beside([0.5] * 8))], [], Thresholds())
 
 
 def test_a_load_without_drafts_must_not_be_surely_slower() -> None:
