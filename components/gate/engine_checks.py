@@ -185,6 +185,7 @@ class EngineGateRecord(Message):
 
     engine: str
     version: str
+    distribution: str | None = Field(None, description="that the engine is installed as; None: not known")
     device_class: str
     dtype: str
     fingerprint: str = Field(description="of the models")

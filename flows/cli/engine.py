@@ -52,11 +52,13 @@ def refuse_options(context: typer.Context, engine: EngineName, elsewhere: Sequen
 @contextmanager
 def open_engine(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None) -> Iterator[EngineSpace]:
     """The pair on the engine, with a progress bar; a missing or wrong engine is refused before models are looked for."""
+    from components.engines.vllm import command, device_for
     from flows.steps.engine import EngineSpace
     from flows.workspace import Workspace
     from serving.device import usable_cores
 
-    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device)), threads or usable_cores())
+    command()
+    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device_for(device))), threads or usable_cores())
     if space.workspace.device != "cpu":
         say("vLLM on a GPU was never run by this project: what it says there is unconfirmed")
     _ = space.version

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from components.engines.environments import peers_root
-from components.engines.vllm import NAME, VllmEngine, check_version, command, lacks
+from components.engines.vllm import NAME, VllmEngine, check_version, command, distribution, lacks
 from components.engines.vllm_methods import OFF, Method, VllmFiles
 from flows.context import Bar, now, training_prompts
 from flows.workspace import Workspace
@@ -120,7 +120,8 @@ class EngineSpace:
 
     def engine(self, label: str) -> VllmEngine:
         """An engine, not yet started."""
-        return VllmEngine(f"{NAME}/{label}", self.files.target, dtype=dtype_of(self.workspace.dtype), threads=self.threads)
+        return VllmEngine(f"{NAME}/{label}", self.files.target, dtype=dtype_of(self.workspace.dtype), threads=self.threads,
+                          device=self.workspace.device.partition(":")[0])
 
     def encoded(self, prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[list[int]], int]:
         """Token ids of the prompts, and positions that the longest needs.
@@ -201,7 +202,8 @@ def about(space: EngineSpace) -> dict[str, Any]:
     from serving.device import device_class
 
     return {"engine": NAME, "version": space.version, "pair": space.workspace.spec.name, "fingerprint": space.fingerprint,
-            "dtype": space.workspace.dtype, "device_class": device_class(space.workspace.device), "threads": space.threads, "made": now()}
+            "dtype": space.workspace.dtype, "device_class": device_class(space.workspace.device), "distribution": distribution(),
+            "threads": space.threads, "made": now()}
 
 
 def exports(choice: EngineChoice, files: VllmFiles) -> dict[str, Any]:
@@ -250,7 +252,8 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
         unlike, null = compare_outputs(lab, choice.chosen, levels, space.workspace.dtype) if figures else (None, None)
         idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
         verdict = judge_engine(figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files), idle)
-    record = EngineGateRecord(**{key: known[key] for key in ("engine", "version", "device_class", "dtype", "fingerprint", "made")},
+    record = EngineGateRecord(**{key: known[key] for key in ("engine", "version", "distribution", "device_class", "dtype",
+                                                           "fingerprint", "made")},
                               settings=choice.chosen.speculative_config(space.files), passed=verdict.passed,
                               checks=[vars(check) for check in verdict.checks])
     if keep:

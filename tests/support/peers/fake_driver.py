@@ -65,7 +65,8 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
             found[0].ids[-1] = 1 + found[0].ids[-1]
 
     note = f"fake: {settings['threads']} threads, OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
-    return decode, {"version": "fake 1.0", "notes": [note]}
+    return decode, {"version": "fake 1.0", "notes": [note], "device": os.environ.get("FAKE_ENGINE_DEVICE", "cpu"),
+                    "distribution": os.environ.get("FAKE_ENGINE_DISTRIBUTION")}
 
 
 def answer(ids: list[int], request: Request, tokens: Tokens, clock: list[float], pace: float) -> None:
