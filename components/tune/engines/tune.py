@@ -99,7 +99,7 @@ def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice
     A load at which drafts then are not surely faster gets none, and what is left is measured again.
     """
     higher = settings.levels[1:]
-    lengths = lengths_of(winner.name, settings)
+    lengths = (winner.k,) if winner.name == "suffix" else lengths_of(winner.name, settings)  # one length at all loads, or none
     loads = {k: lab.measure(winner.with_k(k), "load", higher, tail=TAIL / len(lengths)) for k in lengths}
     levels = [Level(at_once=1, k=winner.k, open=(winner.k,))]
     levels += [level_of(level, {k: figures[i] for k, figures in loads.items()}) for i, level in enumerate(higher)]
@@ -107,9 +107,10 @@ def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice
     while True:
         schedule = schedule_of(levels)
         longest = max(level.k for level in levels)
-        if longest == 0:
+        if longest == 0 or (winner.name == "suffix" and len(schedule) > 1):
+            where = "at any load" if longest == 0 else "at all loads, and suffix has one length for all of them"
             return found.model_copy(update={"method": OFF, "k": 0, "n": 0, "levels": (), "schedule": (),
-                                            "reason": "plain decoding, because with lengths by load nothing is surely faster at any load"})
+                                            "reason": f"plain decoding, because nothing is surely faster {where}"})
         found = found.model_copy(update={"levels": tuple(levels)})
         if len(schedule) == 1:
             return found

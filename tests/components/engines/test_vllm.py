@@ -71,6 +71,8 @@ def test_methods_by_vllms_keys(tmp_path: Path) -> None:
     assert Method().speculative_config(files) is None
     assert Method("ngram", 5, 3).speculative_config(files) == {
         "method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    assert Method("suffix", 8).speculative_config(files) == {
+        "method": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_cached_requests": 0}
     assert Method("draft_model", 3, schedule=((1, 4, 3), (5, 16, 0))).speculative_config(files) == {
         "method": "draft_model", "num_speculative_tokens": 3, "model": str(tmp_path / "d"),
         "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 16, 0]]}

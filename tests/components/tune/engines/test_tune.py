@@ -99,6 +99,13 @@ def test_drafts_that_are_not_faster_in_the_schedule_leave_it(slow: dict[str, flo
     assert [figure.surely_slower for figure in found.scheduled] == ([False, False] if chosen.k else [True, True])
 
 
+@pytest.mark.parametrize(("speeds", "method", "loads"), [
+    ({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", [])])
+def test_suffixes_get_no_schedule(speeds: dict[str, float], method: str, loads: list[int]) -> None:
+    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=("suffix",), levels=(1, 4)))
+    assert (found.method, found.schedule, [level.at_once for level in found.levels]) == (method, (), loads)
+
+
 def test_one_length_for_all_loads_needs_no_schedule() -> None:
     found = tune_engine(lab({"draft_model:3": 1.5}, slots=4), EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
     assert found.chosen == Method("draft_model", 3)
