@@ -189,6 +189,7 @@ class EngineGateRecord(Message):
     device_class: str
     dtype: str
     fingerprint: str = Field(description="of the models")
+    temperature: float = Field(0.0, description="of the requests that were judged")
     settings: dict[str, Any] | None = Field(description="the speculative config; None: plain decoding")
     passed: bool
     checks: list[dict[str, Any]]

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
-CHOICE, RECORD = "tuned.json", "gate.json"
+CHOICE, RECORD, MEASUREMENTS = "tuned", "gate", "measurements"
+"""Names of files, without what `file_of` adds."""
 
 
 @dataclass(frozen=True)
@@ -149,22 +150,32 @@ class EngineSpace:
                 "head": str(self.files.head),
                 "sampling": [sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed], **more}
 
-    def tuned(self) -> dict[str, Any]:
-        """The document of the last tuning; empty where there is none."""
+    def file_of(self, what: str, temperature: float) -> Path:
+        """`tuned.json` of greedy requests, `tuned-t0.7.json` of those that are sampled at .7."""
+        return self.folder / (f"{what}-t{temperature:g}.json" if temperature else f"{what}.json")
+
+    def tuned(self, temperature: float = 0.0) -> dict[str, Any]:
+        """The document of the last tuning for requests of this temperature; empty where there is none."""
         try:
-            found = json.loads((self.folder / CHOICE).read_text())
+            found = json.loads(self.file_of(CHOICE, temperature).read_text())
             return found if isinstance(found, dict) else {}
         except (OSError, ValueError):
             return {}
 
-    def choice(self) -> EngineChoice | None:
-        """What was tuned last; None where nothing was, or what is there is not readable."""
+    def temperatures(self) -> list[float]:
+        """Of all choices that are there, ascending."""
+        found = [0.0, *(float(number) for path in self.folder.glob(f"{CHOICE}-t*.json")
+                        if (number := path.stem.removeprefix(f"{CHOICE}-t")).replace(".", "", 1).isdecimal())]
+        return sorted(one for one in found if self.tuned(one))
+
+    def choice(self, temperature: float = 0.0) -> EngineChoice | None:
+        """What was tuned last for requests of this temperature; None where nothing was, or what is there is not readable."""
         from pydantic import ValidationError
 
         from components.tune.engines.tune import EngineChoice
 
         try:
-            return EngineChoice.model_validate_json(json.dumps(self.tuned()["choice"]))
+            return EngineChoice.model_validate_json(json.dumps(self.tuned(temperature)["choice"]))
         except (KeyError, ValidationError):
             return None
 
@@ -178,9 +189,9 @@ def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: Engi
     if store.read:
         space.workspace.say(f"{store.read} measurements of an earlier run are reused: --fresh measures again")
     choice = tune_engine(lab, settings, lacks)
-    document = {**about(space), "prompt_hashes": hashes_of(prompts), "choice": choice.model_dump(mode="json"),
+    document = {**about(space), "temperature": settings.temperature, "prompt_hashes": hashes_of(prompts), "choice": choice.model_dump(mode="json"),
                 "exports": exports(choice, space.files)}
-    write_json(space.folder / CHOICE, document)
+    write_json(space.file_of(CHOICE, settings.temperature), document)
     return document
 
 
@@ -193,7 +204,7 @@ def lab_of(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSe
     sampling = space.pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
     slots = max(settings.levels)
     subject = space.subject(ids, sampling, slots=slots, context=context, explore=settings.explore, groups=settings.groups)
-    store = Measurements(space.folder / "measurements.json", subject, fresh=fresh)
+    store = Measurements(space.file_of(MEASUREMENTS, settings.temperature), subject, fresh=fresh)
     return Lab(space.engine, space.files, ids, sampling, slots, context, settings.groups, store, space.bar), store
 
 
@@ -232,8 +243,11 @@ def bench_on_engine(space: EngineSpace, prompts: Sequence[Prompt], methods: Sequ
 
 
 def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Thresholds, max_tokens: int, *,
-                   keep: bool = True) -> tuple[GateVerdict, EngineGateRecord]:
+                   temperature: float = 0.0, keep: bool = True) -> tuple[GateVerdict, EngineGateRecord]:
     """Judge what was tuned for the engine, beside its plain decoding; the record is written unless `keep` is False.
+
+    Args:
+        temperature: of the requests that it was tuned for, at which it is judged; outputs are compared at 0.
 
     Raises:
         DraftwellError: nothing was tuned (`not_tuned`), or for other models (`other_models`).
@@ -242,22 +256,22 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
     from components.gate.engine_checks import EngineGateRecord, judge_engine
     from components.tune.engines.lab import Lab
 
-    choice, known = tuned_choice(space), about(space)
+    choice, known = tuned_choice(space, temperature), about(space)
     ids, context = space.encoded(prompts, max_tokens)
     levels = tuple(level.at_once for level in choice.levels) or (1,)
-    sampling = space.pair.sampling(max_tokens=max_tokens)
+    sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature)
     lab = Lab(space.engine, space.files, ids, sampling, max(levels), context, 8, Measurements(None, {}), space.bar)
     with lab.open():
         figures = lab.measure(choice.chosen, "gate", levels) if choice.method != OFF else []
-        unlike, null = compare_outputs(lab, choice.chosen, levels, space.workspace.dtype) if figures else (None, None)
+        unlike, null = compare_outputs(lab, choice.chosen, levels, space.workspace.dtype) if figures and not temperature else (None, None)
         idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
         verdict = judge_engine(figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files), idle)
     record = EngineGateRecord(**{key: known[key] for key in ("engine", "version", "distribution", "device_class", "dtype",
                                                            "fingerprint", "made")},
-                              settings=choice.chosen.speculative_config(space.files), passed=verdict.passed,
+                              temperature=temperature, settings=choice.chosen.speculative_config(space.files), passed=verdict.passed,
                               checks=[vars(check) for check in verdict.checks])
     if keep:
-        write_json(space.folder / RECORD, record.model_dump(mode="json"))
+        write_json(space.file_of(RECORD, temperature), record.model_dump(mode="json"))
     return verdict, record
 
 
@@ -277,22 +291,22 @@ def compare_outputs(lab: Lab, method: Method, levels: Sequence[int], dtype: str)
         return unlike, null_of(lab.found(method, "gate", levels[0]), lab.groups_at(levels[0]), engine, width, lab.sampling)
 
 
-def tuned_choice(space: EngineSpace) -> EngineChoice:
-    """What was tuned for these models.
+def tuned_choice(space: EngineSpace, temperature: float = 0.0) -> EngineChoice:
+    """What was tuned for these models and requests of this temperature.
 
     Raises:
         DraftwellError: nothing was (`not_tuned`), or for other models (`other_models`).
     """
-    choice = space.choice()
+    choice = space.choice(temperature)
     if choice is None:
         raise DraftwellError(f"nothing is tuned for {NAME}: run `draftwell tune --engine {NAME} --pair {space.workspace.spec.name}` first",
                              code="not_tuned")
-    if space.tuned().get("fingerprint") != space.fingerprint:
+    if space.tuned(temperature).get("fingerprint") != space.fingerprint:
         raise DraftwellError(f"the choice for {NAME} was made for other models: tune again", code="other_models")
     return choice
 
 
-def untouched(space: EngineSpace, prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+def untouched(space: EngineSpace, prompts: Sequence[Prompt], limit: int | None, temperature: float = 0.0) -> list[Prompt]:
     """At most `limit` prompts that neither the draft, the head nor the choice was made from; a person reads how many were left out.
 
     Raises:
@@ -301,7 +315,7 @@ def untouched(space: EngineSpace, prompts: Sequence[Prompt], limit: int | None) 
     from components.prompts.overlap import TrainingPrompts
 
     made = training_prompts(space.workspace, kinds=("eagle3_head",))
-    tuned = frozenset(space.tuned().get("prompt_hashes", ()))
+    tuned = frozenset(space.tuned(temperature).get("prompt_hashes", ()))
     left, lines = TrainingPrompts({**made.by_name, f"the choice for {NAME}": tuned}, made.unknown).untouched(prompts, limit)
     for line in lines:
         space.workspace.say(line)
