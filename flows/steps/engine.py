@@ -186,6 +186,7 @@ def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: Engi
     from components.tune.engines.tune import tune_engine
 
     lab, store = lab_of(space, prompts, settings, fresh=fresh)
+    space.file_of(RECORD, settings.temperature).unlink(missing_ok=True)  # it judged another choice
     if store.read:
         space.workspace.say(f"{store.read} measurements of an earlier run are reused: --fresh measures again")
     choice = tune_engine(lab, settings, lacks)
@@ -257,6 +258,8 @@ def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Th
     from components.tune.engines.lab import Lab
 
     choice, known = tuned_choice(space, temperature), about(space)
+    if keep:
+        space.file_of(RECORD, temperature).unlink(missing_ok=True)  # a gate that breaks off leaves no verdict of an earlier one
     ids, context = space.encoded(prompts, max_tokens)
     levels = tuple(level.at_once for level in choice.levels) or (1,)
     sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature)

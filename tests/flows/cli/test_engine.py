@@ -73,7 +73,15 @@ def test_tune_gate_and_what_is_kept(vllm: Callable[..., Any], folder: Path, more
     assert record["passed"]
     assert record["settings"] == settings
     assert [check["name"] for check in record["checks"]][:2] == [f"speed over plain decoding, {load} at once" for load in (1, 2)]
-    (folder / "gate.json").unlink()
+    monkeypatch.setenv("FAKE_PEER_FAULT", "die@draft_model")
+    assert vllm("gate", "--prompts", more, "--dry-run").exit_code == 2
+    assert (folder / "gate.json").exists()
+    assert vllm("gate", "--prompts", more).exit_code == 2
+    assert not (folder / "gate.json").exists()
+    (folder / "gate.json").touch()
+    monkeypatch.setenv("FAKE_PEER_FAULT", "")
+    assert vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2").exit_code == 0
+    assert not (folder / "gate.json").exists()
     monkeypatch.setenv("FAKE_PEER_FAULT", "lossy")
     assert vllm("gate", "--prompts", more, "--dry-run").exit_code == 1
     monkeypatch.setenv("FAKE_PEER_FAULT", "")
