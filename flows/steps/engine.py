@@ -190,8 +190,8 @@ def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: Engi
     if store.read:
         space.workspace.say(f"{store.read} measurements of an earlier run are reused: --fresh measures again")
     choice = tune_engine(lab, settings, lacks)
-    document = {**about(space), "temperature": settings.temperature, "prompt_hashes": hashes_of(prompts), "choice": choice.model_dump(mode="json"),
-                "exports": exports(choice, space.files)}
+    document = {**about(space), "temperature": settings.temperature, "prompt_hashes": hashes_of(prompts),
+                "choice": choice.model_dump(mode="json"), "exports": exports(choice, space.files)}
     write_json(space.file_of(CHOICE, settings.temperature), document)
     return document
 
