@@ -11,7 +11,16 @@ from components.bench.engines.measure import Beside, Progress, groups_of, measur
 from components.bench.engines.store import Measurements
 from components.engines.port import Engine, EngineSettings
 from components.engines.vllm_methods import OFF, Method, VllmFiles
+from serving.errors import DraftwellError
 from serving.runtime.requests import Sampling
+
+
+FATAL = frozenset({"engine_killed", "engine_out_of_memory", "engine_version", "engine_device", "peer_not_installed"})
+"""Codes of failures at the start that are of the machine or the engine, not of one way to speculate."""
+
+
+class DoesNotStart(DraftwellError):
+    """The engine does not start with this way to speculate."""
 
 
 @dataclass
@@ -55,13 +64,16 @@ class Lab:
             stage: part of the names in the store.
             prompts: how many of the prompts, the first; None takes all.
             tail: left out at each end of an interval; whoever chooses among several divides `TAIL` by their number.
+        Raises:
+            DoesNotStart: the engine fails at the start for another reason than `FATAL` ones.
+            DraftwellError: it fails otherwise.
         """
         missing = [level for level in levels if self.name(method, stage, level) not in self.store.found]
         if missing:
             other = self.make(method.label)
             try:
                 plain = self.plain()
-                other.start(self.settings(method))
+                self._start(other, method)
                 for level in missing:
                     groups = groups_of(self.prompts[:prompts], level, self.groups)
                     made = measure_beside(plain, other, groups, self.sampling, progress=self.progress)
@@ -77,6 +89,15 @@ class Lab:
     def found(self, method: Method, stage: str, level: int = 1) -> Beside:
         """What was measured."""
         return self.store.found[self.name(method, stage, level)]
+
+    def _start(self, other: Engine, method: Method) -> None:
+        settings = self.settings(method)
+        try:
+            other.start(settings)
+        except DraftwellError as error:
+            if error.code in FATAL:
+                raise
+            raise DoesNotStart(str(error), code=error.code) from error
 
     def plain(self) -> Engine:
         """Plain decoding, started at its first use."""

@@ -18,7 +18,7 @@ class FakeEngine:
     Args:
         speeds: `method`, `method:k` or `method:k@requests` → times plain decoding; .9 where nothing is named. `scheduled@requests`
             overrules them where lengths follow the load.
-        faults: labels of engines that fail when they decode.
+        faults: labels of engines that fail when they decode; `start LABEL` when they start.
     """
 
     def __init__(self, label: str, speeds: Mapping[str, float], log: list[str], faults: Sequence[str] = ()):
@@ -27,6 +27,8 @@ class FakeEngine:
 
     def start(self, settings: EngineSettings) -> About:
         self.log.append(f"start {self.label}")
+        if f"start {self.label}" in self.faults:
+            raise DraftwellError(f"{self.label} has no kernel", code="engine_failed")
         self.settings = settings
         return About(version="fake 1.0")
 

@@ -63,6 +63,19 @@ def test_what_the_environment_lacks_is_left_out_by_name() -> None:
         tune_engine(lab({}), EngineTuneSettings(methods=("lookahead",)))
 
 
+def test_a_way_with_which_the_engine_does_not_start_is_left_out() -> None:
+    settings = EngineTuneSettings(methods=("ngram", "suffix", "draft_model"))
+    found = tune_engine(lab({"draft_model:2": 1.5}, faults=["start ngram(k=5,n=3)", "start suffix(k=8)"]), settings)
+    assert found.chosen == Method("draft_model", 2)
+    assert {name: why.partition(": ")[2] for name, why in found.left_out.items()} == {
+        "ngram": "ngram(k=5,n=3) has no kernel", "suffix": "suffix(k=8) has no kernel"}
+    by_load = EngineTuneSettings(methods=("draft_model",), levels=(1, 4))
+    found = tune_engine(lab({"draft_model:2": 1.5, "draft_model:2@4": 0.8}, slots=4, faults=["start draft_model(k=2@1-1,0@2-4)"]), by_load)
+    assert found.chosen == Method()
+    with raises_code("engine_failed", "off"):
+        tune_engine(lab({}, faults=["start off"]), settings)
+
+
 def test_a_killed_run_resumes_with_what_is_missing(tmp_path: Path) -> None:
     file, speeds, first, second = tmp_path / "m.json", {"draft_model:2": 1.5}, list[str](), list[str]()
     with raises_code("engine_killed", "draft_model(k=3)"):
