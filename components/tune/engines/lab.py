@@ -14,7 +14,6 @@ from components.engines.vllm_methods import OFF, Method, VllmFiles
 from serving.errors import DraftwellError
 from serving.runtime.requests import Sampling
 
-
 FATAL = frozenset({"engine_killed", "engine_out_of_memory", "engine_version", "engine_device", "peer_not_installed"})
 """Codes of failures at the start that are of the machine or the engine, not of one way to speculate."""
 

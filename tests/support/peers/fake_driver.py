@@ -23,8 +23,10 @@ from peer_protocol import Decode, Request, Settings, Tokens, serve
 
 SECONDS = 0.01
 """Of the own clock, for a token of plain decoding."""
-LAST_WORDS = {"memory": "ValueError: No available memory for the cache blocks. Try increasing it.", "plugin": "Traceback "
-              "(most recent call last):\nModuleNotFoundError: No module named 'arctic_inference'", "port": "OSError: [Errno 98] Address already in use"}
+LAST_WORDS = {
+    "memory": "ValueError: No available memory for the cache blocks. Try increasing it.",
+    "plugin": "Traceback (most recent call last):\nModuleNotFoundError: No module named 'arctic_inference'",
+    "port": "OSError: [Errno 98] Address already in use"}
 
 
 def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
