@@ -25,7 +25,8 @@ def sglang_adaptive(levels: Sequence[tuple[int, Sequence[int]]]) -> dict[str, An
 
 
 def tensorrt_llm_schedule(levels: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """`draft_len_schedule` of TensorRT-LLM 1.3.0rc8 and later, with its `max_draft_len`: each length holds up to that load, none beyond the last.
+    """`draft_len_schedule` of TensorRT-LLM 1.3.0rc8 and later, with its `max_draft_len`: each length holds up to that load, none
+    beyond the last.
 
     It requires the length of the lowest load to be the longest: others are cut to it.
 
