@@ -59,7 +59,7 @@ def test_a_prompt_that_comes_again_is_no_further_one() -> None:
     """Two prompts, one faster and one slower: sent four times each they are two still."""
     side = {"tokens": [10] * 8, "outputs": [[[5] * 10]] * 8}
     found = Beside(at_once=1, plain=Side(seconds=[1.0] * 8, each_seconds=[[1.0]] * 8, **side), prompts=[[0], [1]] * 4,
-                   other=Side(seconds=[0.3, 1.2] * 4, each_seconds=[[0.3], [1.2]] * 4, **side))
+                   other=Side(seconds=[0.3, 1.02] * 4, each_seconds=[[0.3], [1.02]] * 4, **side))
     often, once = figure_of("x", found.model_copy(update={"prompts": []})), figure_of("x", found)
     assert (once.prompts, often.prompts) == (2, 8)
     assert once.ratio == pytest.approx(often.ratio)
