@@ -71,12 +71,13 @@ def differences(beside: Beside, groups: Sequence[Group], plain: Engine, dtype: s
         sampling: that was measured with.
     """
     places: dict[tuple[int, ...], int] = {}
-    found, seen = [], set()
+    found: list[Difference] = []
+    seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     for group, ones, others in zip(groups, beside.plain.outputs, beside.other.outputs, strict=True):
         for ids, one, other in zip(group, ones, others, strict=True):
             prompt = places.setdefault(tuple(ids), len(places))
-            if (prompt, *one, None, *other) not in seen:
-                seen.add((prompt, *one, None, *other))
+            if (case := (prompt, tuple(one), tuple(other))) not in seen:
+                seen.add(case)
                 found += [Difference(prompt=prompt, at=at, at_once=beside.at_once, gap=gap, near_tie=near_tie)
                           for at, gap, near_tie in parting(ids, one, other, plain, NEAR_TIES[dtype_of(dtype)], sampling)]
     return found
@@ -96,9 +97,9 @@ def parting(ids: Sequence[int], one: Sequence[int], other: Sequence[int], plain:
         left = sampling.max_tokens - at - 1
         if gap is None or gap > tolerance:
             return
-        one = [*other[: at + 1]]
-        if left > 0 and other[at] not in sampling.stop_token_ids:
-            one += plain.decode([[*ids, *one]], replace(sampling, max_tokens=left)).answers[0].tokens
+        kept = list(other[: at + 1])
+        ended = left == 0 or other[at] in sampling.stop_token_ids
+        one = kept if ended else kept + plain.decode([[*ids, *kept]], replace(sampling, max_tokens=left)).answers[0].tokens
 
 
 def null_of(beside: Beside, groups: Sequence[Group], wide: Engine, width: int, sampling: Sampling) -> Null:

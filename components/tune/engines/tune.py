@@ -135,7 +135,7 @@ def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice
         if len(schedule) == 1:
             return found
         timed = replace(winner, k=longest, schedule=schedule)
-        scheduled = []
+        scheduled: list[Figure] = []
         with left_out_if_it_does_not_start(out, timed.label):
             scheduled = lab.measure(timed, "schedule", settings.levels)
         if not scheduled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_figure_says_what_is_sure(speed: float, faster: bool, slower: bool) ->
 
 def test_a_prompt_that_comes_again_is_no_further_one() -> None:
     """Two prompts, one faster and one slower: sent four times each they are two still."""
-    side = {"tokens": [10] * 8, "outputs": [[[5] * 10]] * 8}
+    side: dict[str, Any] = {"tokens": [10] * 8, "outputs": [[[5] * 10]] * 8}
     found = Beside(at_once=1, plain=Side(seconds=[1.0] * 8, each_seconds=[[1.0]] * 8, **side), prompts=[[0], [1]] * 4,
                    other=Side(seconds=[0.3, 1.02] * 4, each_seconds=[[0.3], [1.02]] * 4, **side))
     often, once = figure_of("x", found.model_copy(update={"prompts": []})), figure_of("x", found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -126,13 +127,18 @@ def test_one_length_for_all_loads_needs_no_schedule() -> None:
 
 
 def test_a_level_needs_distinct_prompts_and_finalists_share_the_tail() -> None:
-    base = {"label": "x", "at_once": 4, "groups": 8, "ratio": 1.5, "low": 1.4, "high": 1.6, "tokens_per_second": 3.0,
+    base: dict[str, Any] = {"label": "x", "at_once": 4, "groups": 8, "ratio": 1.5, "low": 1.4, "high": 1.6, "tokens_per_second": 3.0,
             "plain_tokens_per_second": 2.0}
-    assert [level_of(4, {3: Figure(prompts=prompts, **base)}).k for prompts in (7, 8)] == [0, 3]  # type: ignore[arg-type]
+    assert [level_of(4, {3: Figure(prompts=prompts, **base)}).k for prompts in (7, 8)] == [0, 3]
     tails: list[float] = []
     measured = lab({"draft_model:5": 1.5}, slots=4)
     inner = measured.measure
-    measured.measure = lambda *given, **more: tails.append(more.get("tail", 0.05)) or inner(*given, **more)  # type: ignore
+
+    def measure(*given: Any, **more: Any) -> list[Figure]:
+        tails.append(more.get("tail", 0.05))
+        return inner(*given, **more)
+
+    measured.measure = measure  # type: ignore[method-assign]
     tune_engine(measured, EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
     assert tails[4:11] == [0.05 / 3] * 3 + [0.05 / 4] * 4
 
