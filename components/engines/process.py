@@ -14,6 +14,7 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +59,7 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
 
     @property
     def pid(self) -> int:
@@ -96,9 +98,14 @@ class EngineProcess:
         process, self._process = self._process, None
         assert process.stdin is not None
         assert process.stdout is not None
+        if self._writes():  # it reads no more: to close its input would wait for what is being written
+            signal_group(process, signal.SIGKILL)
+            assert self._writer is not None
+            self._writer.join(END_SECONDS)
         signal_group(process, signal.SIGCONT)
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        if not self._writes():
+            with contextlib.suppress(OSError):
+                process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
         signal_group(process, signal.SIGKILL)
@@ -113,16 +120,13 @@ class EngineProcess:
         return self._process
 
     def _ask(self, request: Mapping[str, Any], kind: type[M], seconds: float) -> M:
-        process = self._running()
-        assert process.stdin is not None
+        process, deadline = self._running(), time.monotonic() + seconds
         signal_group(process, signal.SIGCONT)
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
+            self._write(process, json.dumps(request).encode() + b"\n", seconds)
+            line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
         except OSError as error:
             raise self._ended(process) from error
-        try:
-            line = self._lines.get(timeout=seconds)
         except queue.Empty as error:
             signal_group(process, signal.SIGKILL)
             raise DraftwellError(f"{self.label} gave no answer within {seconds:g} s: see {self.log}, or leave it out",
@@ -131,6 +135,34 @@ class EngineProcess:
             raise self._ended(process)
         signal_group(process, signal.SIGSTOP)
         return self._read_answer(line, kind)
+
+    def _write(self, process: subprocess.Popen[bytes], data: bytes, seconds: float) -> None:
+        """Write a request in a thread: a driver that hangs reads nothing, and a pipe takes 64 KiB only.
+
+        Raises:
+            queue.Empty: it has not read all of it in time.
+            OSError: it has ended.
+        """
+        failed: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+
+        def write() -> None:
+            assert process.stdin is not None
+            try:
+                process.stdin.write(data)
+                process.stdin.flush()
+                failed.put(None)
+            except OSError as error:
+                failed.put(error)
+
+        self._writer = threading.Thread(target=write, daemon=True)
+        self._writer.start()
+        error = failed.get(timeout=seconds)
+        if error is not None:
+            raise error
+        self._writer.join()
+
+    def _writes(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
 
     def _read_answer(self, line: bytes, kind: type[M]) -> M:
         try:

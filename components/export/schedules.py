@@ -2,7 +2,8 @@
 vLLM's `num_speculative_tokens_per_batch_size` is part of its speculative config.
 
 Read from: `python/sglang/srt/speculative/adaptive_spec_params.py`
-(015c872628e328b530880bcf95ae91222604b225), TensorRT-LLM's pull request 10860 and `tensorrt_llm/llmapi/llm_args.py` after it.
+(015c872628e328b530880bcf95ae91222604b225), TensorRT-LLM's pull request 10860 and `tensorrt_llm/llmapi/llm_args.py` after it, as in
+TensorRT-LLM 1.3.0rc8 and later: a key is the highest load at which its length holds. Up to 1.3.0rc7 (pull request 8194) it is the lowest.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def sglang_adaptive(levels: Sequence[tuple[int, Sequence[int]]]) -> dict[str, An
 
 
 def tensorrt_llm_schedule(levels: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """TensorRT-LLM's `draft_len_schedule` with its `max_draft_len`: each length holds up to that load, none beyond the last.
+    """`draft_len_schedule` of TensorRT-LLM 1.3.0rc8 and later, with its `max_draft_len`: each length holds up to that load, none
+    beyond the last.
 
     It requires the length of the lowest load to be the longest: others are cut to it.
 

@@ -6,16 +6,19 @@ engine that shows the record is refused (`EngineGateRecord.check`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
 from components.bench.engines.figures import Figure
-from components.bench.engines.measure import Beside
+from components.bench.engines.measure import Beside, Group
 from components.bench.target_agreement import first_difference
 from components.engines.port import Engine, Message
 from components.gate.verdict import Check, GateVerdict, Thresholds
+from components.report.intervals import FEWEST_PROMPTS
 from serving.errors import DraftwellError
 from serving.number_format import dtype_of
 from serving.runtime.requests import Sampling
@@ -26,63 +29,156 @@ where the largest logit is below 32 (`near_tie_gap`), because engines give log-p
 TOP = 5
 
 
-class Difference(Message):
-    """The first token of a greedy output that is another one than plain decoding's."""
+MARGIN = 0.1
+"""Share of prompts that may have near-ties beyond those that plain decoding has with itself; one prompt always may."""
+LOSSLESS_REJECTION = "standard"
+"""The one of vLLM's `rejection_sample_method` that keeps the target's distribution."""
 
-    prompt: int = Field(description="place among the prompts, from 0")
+
+class Difference(Message):
+    """A token of a greedy output that is another one than plain decoding's after the same tokens."""
+
+    prompt: int = Field(description="place among the distinct prompts, from 0")
     at: int = Field(description="place in the output, from 0")
+    at_once: int = Field(1, description="requests that were decoded at once")
     gap: float | None = Field(description="between plain decoding's best token and the lower of both; None: not among its best")
     near_tie: bool
 
 
-def differences(beside: Beside, prompts: Sequence[Sequence[int]], plain: Engine, dtype: str) -> list[Difference]:
-    """Where outputs differ from plain decoding's, one entry a prompt; `plain` is asked for its likeliest tokens there.
+class Null(Message):
+    """Plain decoding compared with itself in wider batches: so many outputs differ where nothing is drafted."""
+
+    differing: int
+    prompts: int
+
+    def allowed(self, prompts: int) -> int:
+        """Of so many prompts those that may have near-ties.
+
+        >>> Null(differing=2, prompts=10).allowed(20), Null(differing=0, prompts=8).allowed(8)
+        (6, 1)
+        """
+        return math.floor(prompts * self.differing / self.prompts) + max(1, math.floor(prompts * MARGIN))
+
+
+def differences(beside: Beside, groups: Sequence[Group], plain: Engine, dtype: str, sampling: Sampling) -> list[Difference]:
+    """Where outputs differ from plain decoding's; `plain` is asked for its likeliest tokens there.
+
+    After a near-tie plain decoding continues behind the other token, so that the rest of the output is compared too.
 
     Args:
-        beside: greedy, one prompt at a time.
+        beside: greedy, of these groups.
         plain: started, without speculation.
+        sampling: that was measured with.
     """
-    found = []
-    for i, (ids, one, other) in enumerate(zip(prompts, beside.plain.outputs, beside.other.outputs, strict=True)):
-        at = first_difference(other[0], one[0])
-        if at is None:
-            continue
-        row = plain.decode([[*ids, *one[0][:at]]], Sampling(max_tokens=1, logprobs=TOP)).answers[0].top_logprobs
-        rated = dict(row[0]) if row else {}
-        wanted = [output[at] for output in (one[0], other[0]) if at < len(output)]
-        gap = max(rated.values()) - min(rated[token] for token in wanted) if rated and all(token in rated for token in wanted) else None
-        found.append(Difference(prompt=i, at=at, gap=gap, near_tie=gap is not None and gap <= NEAR_TIES[dtype_of(dtype)]))
+    places: dict[tuple[int, ...], int] = {}
+    found: list[Difference] = []
+    seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+    for group, ones, others in zip(groups, beside.plain.outputs, beside.other.outputs, strict=True):
+        for ids, one, other in zip(group, ones, others, strict=True):
+            prompt = places.setdefault(tuple(ids), len(places))
+            if (case := (prompt, tuple(one), tuple(other))) not in seen:
+                seen.add(case)
+                found += [Difference(prompt=prompt, at=at, at_once=beside.at_once, gap=gap, near_tie=near_tie)
+                          for at, gap, near_tie in parting(ids, one, other, plain, NEAR_TIES[dtype_of(dtype)], sampling)]
     return found
 
 
-def judge_engine(figures: Sequence[Figure], unlike: Sequence[Difference] | None, thresholds: Thresholds) -> GateVerdict:
+def parting(ids: Sequence[int], one: Sequence[int], other: Sequence[int], plain: Engine, tolerance: float,
+            sampling: Sampling) -> Iterator[tuple[int, float | None, bool]]:
+    """(place, gap, whether it is a near-tie) of every near-tie up to the first real difference, that included."""
+    while (at := first_difference(other, one)) is not None:
+        if at >= min(len(one), len(other)):  # one goes on where the other has ended, though a stop token would be part of both
+            yield at, None, False
+            return
+        row = plain.decode([[*ids, *one[:at]]], Sampling(max_tokens=1, logprobs=TOP)).answers[0].top_logprobs
+        rated = dict(row[0]) if row else {}
+        gap = max(rated.values()) - min(rated[one[at]], rated[other[at]]) if one[at] in rated and other[at] in rated else None
+        yield at, gap, gap is not None and gap <= tolerance
+        left = sampling.max_tokens - at - 1
+        if gap is None or gap > tolerance:
+            return
+        kept = list(other[: at + 1])
+        ended = left == 0 or other[at] in sampling.stop_token_ids
+        one = kept if ended else kept + plain.decode([[*ids, *kept]], replace(sampling, max_tokens=left)).answers[0].tokens
+
+
+def null_of(beside: Beside, groups: Sequence[Group], wide: Engine, width: int, sampling: Sampling) -> Null:
+    """Compare plain decoding of these groups with that of another batch width.
+
+    Args:
+        wide: started, without speculation, with `width` slots.
+    """
+    known = {tuple(ids): output for group, outputs in zip(groups, beside.plain.outputs, strict=True)
+             for ids, output in zip(group, outputs, strict=True)}
+    prompts = list(known)
+    again: list[list[int]] = []
+    for start in range(0, len(prompts), width):
+        # the last group is filled up, so that all have the width
+        group = [prompts[i % len(prompts)] for i in range(start, start + width)]
+        again += [answer.tokens for answer in wide.decode(group, sampling).answers]
+    return Null(differing=sum(known[ids] != output for ids, output in zip(prompts, again, strict=False)), prompts=len(prompts))
+
+
+def judge_engine(figures: Sequence[Figure], unlike: Sequence[Difference] | None, thresholds: Thresholds,
+                 null: Null | None = None, settings: Mapping[str, Any] | None = None,
+                 idle: frozenset[int] = frozenset()) -> GateVerdict:
     """The verdict.
 
     Args:
         figures: of the setting at each load; empty for plain decoding, which has nothing to prove.
         unlike: of greedy outputs; None for sampled requests, whose outputs are not compared.
+        null: of plain decoding; None where there was no near-tie to compare it with.
+        settings: the speculative config.
+        idle: loads at which nothing is drafted: there it must not be surely slower.
+    Raises:
+        DraftwellError: there is no threshold of speed (`no_threshold`).
     """
+    least = thresholds.min_speedup_lower_bound
+    if least is None:
+        raise DraftwellError("the gate of an engine needs min_speedup_lower_bound: add it to registry/gates.yaml", code="no_threshold")
     if not figures:
         return GateVerdict((Check("plain decoding", 1.0, 1.0, True, "plain decoding was chosen: nothing to compare"),))
-    least = thresholds.min_speedup_lower_bound or 0.0
-    checks = [speed_check(figure, least) for figure in figures]
+    checks = [speed_check(figure, least, drafts=figure.at_once not in idle) for figure in figures]
+    rejection = (settings or {}).get("rejection_sample_method", LOSSLESS_REJECTION)
+    if rejection != LOSSLESS_REJECTION:
+        checks.append(Check("lossless settings", 0, 1, False, f"rejection_sample_method is {rejection!r}, which changes what is sampled: "
+                                                              f"only {LOSSLESS_REJECTION!r} does not"))
     notes = []
     if unlike is None:
         notes.append("sampled outputs are not compared")
     else:
-        wrong = [one for one in unlike if not one.near_tie]
-        where = f": the first in prompt {wrong[0].prompt} at token {wrong[0].at}" if wrong else ""
-        checks.append(Check("greedy outputs as plain decoding's", len(wrong), 0, not wrong,
-                            f"{len(wrong)} of {figures[0].groups} outputs differ{where}; near-ties: {len(unlike) - len(wrong)}"))
+        for figure in figures:
+            checks += output_checks([one for one in unlike if one.at_once == figure.at_once], figure, null or Null(differing=0, prompts=1))
     return GateVerdict(tuple(checks), tuple(notes))
 
 
-def speed_check(figure: Figure, least: float) -> Check:
-    """Whether the lower bound of a setting's speed reaches the threshold."""
-    passed = figure.low >= least
-    return Check(f"speed over plain decoding, {figure.at_once} at once", figure.low, least, passed,
-                 f"{figure.ratio:.3f} times ({figure.low:.3f} to {figure.high:.3f}) over {figure.groups} groups, at least {least:g} wanted",
-                 enough=passed or figure.high < least)
+def output_checks(unlike: Sequence[Difference], figure: Figure, null: Null) -> list[Check]:
+    """Whether greedy outputs of one load are plain decoding's, with few near-ties."""
+    wrong = {one.prompt: one for one in reversed(unlike) if not one.near_tie}
+    close = {one.prompt for one in unlike if one.near_tie}
+    allowed = null.allowed(figure.prompts)
+    first = min(wrong.values(), key=lambda one: one.prompt, default=None)
+    where = f": the first in prompt {first.prompt} at token {first.at}" if first else ""
+    of = f"of {figure.prompts} prompts"
+    return [Check(f"greedy outputs as plain decoding's, {figure.at_once} at once", len(wrong), 0, not wrong,
+                  f"outputs differ for {len(wrong)} {of}{where}"),
+            Check(f"near-ties, {figure.at_once} at once", len(close), allowed, len(close) <= allowed,
+                  f"near-ties for {len(close)} {of}, at most {allowed} wanted: plain decoding in wider batches differs from itself for "
+                  f"{null.differing} of {null.prompts}")]
+
+
+def speed_check(figure: Figure, least: float, *, drafts: bool = True) -> Check:
+    """Whether the lower bound of a setting's speed reaches the threshold; where nothing is drafted, whether the upper one does.
+
+    Fewer than `FEWEST_PROMPTS` distinct prompts are not enough evidence.
+    """
+    known = figure.prompts >= FEWEST_PROMPTS
+    passed = known and (figure.low if drafts else figure.high) >= least
+    return Check(f"speed over plain decoding, {figure.at_once} at once", figure.low if drafts else figure.high, least,
+                 passed, f"{figure.ratio:.3f} times ({figure.low:.3f} to {figure.high:.3f}) over {figure.prompts} prompts, "
+                 f"at least {least:g} wanted"
+                 + ("" if known else f"; fewer than {FEWEST_PROMPTS} prompts decide nothing"),
+                 enough=passed or (known and figure.high < least), prompts_needed=None if known else FEWEST_PROMPTS)
 
 
 class EngineGateRecord(Message):
@@ -90,9 +186,11 @@ class EngineGateRecord(Message):
 
     engine: str
     version: str
+    distribution: str | None = Field(None, description="that the engine is installed as; None: not known")
     device_class: str
     dtype: str
     fingerprint: str = Field(description="of the models")
+    temperature: float = Field(0.0, description="of the requests that were judged")
     settings: dict[str, Any] | None = Field(description="the speculative config; None: plain decoding")
     passed: bool
     checks: list[dict[str, Any]]

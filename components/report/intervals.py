@@ -13,6 +13,9 @@ import numpy as np
 from serving.errors import DraftwellError
 
 FEWEST_RESAMPLES, MOST_RESAMPLES = 2000, 200_000
+FEWEST_PROMPTS = 8
+"""Of a comparison that decides for something over plain decoding. A bootstrap knows no slower prompt than those it has: of n prompts on
+which chance decides, all n are faster once in 2ⁿ times, and then so is every resample."""
 BEYOND = 50
 """Resamples that should be beyond a bound: with fewer than tens a far quantile is mostly chance."""
 

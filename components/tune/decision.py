@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from components.report.intervals import FEWEST_PROMPTS
 from components.tune.evidence import Metrics
 from components.tune.successive_halving import speedup_of
 from serving.runtime.strategies import PLAIN, StrategyChoice
-
-FEWEST_PROMPTS = 8
-"""Of a confirmation, for a choice over plain decoding. A bootstrap knows no slower prompt than those it has: of n prompts on which
-chance decides, all n are faster once in 2ⁿ times, and then so is every resample."""
 
 
 def decide(figures: Sequence[Metrics], tail: float, tried: int, allowed: int) -> tuple[StrategyChoice, str]:

@@ -52,11 +52,13 @@ def refuse_options(context: typer.Context, engine: EngineName, elsewhere: Sequen
 @contextmanager
 def open_engine(title: str, pair: str, dtype: str | None, device: str | None, threads: int | None) -> Iterator[EngineSpace]:
     """The pair on the engine, with a progress bar; a missing or wrong engine is refused before models are looked for."""
+    from components.engines.vllm import command, device_for
     from flows.steps.engine import EngineSpace
     from flows.workspace import Workspace
     from serving.device import usable_cores
 
-    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device)), threads or usable_cores())
+    command()
+    space = EngineSpace(Workspace(pair, dtype, say, pick_device(device_for(device))), threads or usable_cores())
     if space.workspace.device != "cpu":
         say("vLLM on a GPU was never run by this project: what it says there is unconfirmed")
     _ = space.version
@@ -87,7 +89,7 @@ def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
         for line in lines:
             say(line)
         document = tune_on_engine(space, prompts, chosen, fresh=fresh)
-        choice = space.choice()
+        choice = space.choice(chosen.temperature)
     assert choice is not None
     figures = [*choice.explored, *choice.confirmed, *choice.loads, *choice.scheduled]
     wide_console().print(figure_table(figures, f"explored, then confirmed: beside plain decoding, {document['version']}"))
@@ -96,22 +98,26 @@ def tune_elsewhere(pair: str, dtype: str | None, device: str | None, threads: in
     for name, why in choice.left_out.items():
         say(f"left out: {name}, {why}")
     typer.echo(json.dumps(document["exports"]["vllm"]))
-    typer.echo(str(space.folder / CHOICE))
+    typer.echo(str(space.file_of(CHOICE, chosen.temperature)))
 
 
 def gate_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *, prompts: Path | None, limit: int | None,
-                   max_tokens: int, keep: bool) -> tuple[str, GateVerdict]:
-    """`draftwell gate --engine vllm`: a title and the verdict."""
+                   max_tokens: int, keep: bool) -> list[tuple[str, GateVerdict]]:
+    """`draftwell gate --engine vllm`: a title and the verdict of every choice, each at the temperature that it was tuned for."""
     from components.gate.verdict import Thresholds
     from components.prompts.prompt import demo_prompts, read_prompts
     from flows.steps.engine import gate_on_engine, tuned_choice, untouched
     from registry.gates import load_gates
 
     with open_engine("gate", pair, dtype, device, threads) as space:
-        label = tuned_choice(space).chosen.label
-        rows = untouched(space, read_prompts(prompts) if prompts else demo_prompts()[::-1], limit)
-        verdict, record = gate_on_engine(space, rows, Thresholds.of(load_gates().model_dump()), max_tokens, keep=keep)
-    return f"{record.engine} {record.version}, {label}", verdict
+        found = []
+        for temperature in space.temperatures() or [0.0]:
+            label = tuned_choice(space, temperature).chosen.label + (f" at temperature {temperature:g}" if temperature else "")
+            rows = untouched(space, read_prompts(prompts) if prompts else demo_prompts()[::-1], limit, temperature)
+            verdict, record = gate_on_engine(space, rows, Thresholds.of(load_gates().model_dump()), max_tokens, temperature=temperature,
+                                             keep=keep)
+            found.append((f"{record.engine} {record.version}, {label}", verdict))
+    return found
 
 
 def bench_elsewhere(pair: str, dtype: str | None, device: str | None, threads: int | None, *, rows: tuple[list[Prompt], bool, int | None],
@@ -127,7 +133,7 @@ def bench_elsewhere(pair: str, dtype: str | None, device: str | None, threads: i
     chosen = (mixed(prompts) if mix else prompts)[:limit]
     with open_engine("bench", pair, dtype, device, threads) as space:
         sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-        figures = bench_on_engine(space, chosen, methods_of(space, methods), sampling, at_once)
+        figures = bench_on_engine(space, chosen, methods_of(space, methods, temperature), sampling, at_once)
         document = {**about(space), "prompts": [prompt.id for prompt in chosen], "max_tokens": max_tokens, "temperature": temperature,
                     "figures": [figure.model_dump(mode="json") for figure in figures]}
     if out is not None:
@@ -143,7 +149,7 @@ def collect_elsewhere(pair: str, dtype: str | None, device: str | None, threads:
     from flows.steps.engine import collect_on_engine
 
     with open_engine("collect", pair, dtype, device, threads) as space:
-        choice = space.choice()
+        choice = space.choice(sampling.get("temperature", 0.0))
         way = parse_method(method) if method is not None else choice.chosen if choice is not None else Method()
         file = out or space.folder / "texts.jsonl"
         made = collect_on_engine(space, rows, way, space.pair.sampling(logprobs=logprobs or None, **sampling), file, fresh=fresh)
@@ -153,13 +159,13 @@ def collect_elsewhere(pair: str, dtype: str | None, device: str | None, threads:
     typer.echo(f"{file}  {made['rows']} texts, {made['tokens']} tokens by {way.label}{speed}{drafts}")
 
 
-def methods_of(space: EngineSpace, text: str | None) -> list[Method]:
+def methods_of(space: EngineSpace, text: str | None, temperature: float = 0.0) -> list[Method]:
     """Those that were named; otherwise what was tuned and every method of which the pair has what it needs."""
     from components.engines.vllm_methods import METHODS, NEEDS, Method, parse_method, parse_methods
 
     if text is not None:
         return parse_methods(text)
-    choice = space.choice()
+    choice = space.choice(temperature)
     tuned = [] if choice is None else [choice.chosen]
     possible = [parse_method(name) for name in METHODS if name != "suffix" and getattr(space.files, NEEDS.get(name, "target")) is not None]
     return list(dict.fromkeys([Method(), *tuned, *possible]))

@@ -89,7 +89,7 @@ def gate(context: typer.Context, pair: Pair = "default", device: DeviceOption = 
             return
         on = "cpu" if baseline else pick_device(device)
         if elsewhere:
-            verdicts = [gate_elsewhere(pair, dtype, device, threads, prompts=prompts, limit=limit, max_tokens=max_tokens, keep=not dry_run)]
+            verdicts = gate_elsewhere(pair, dtype, device, threads, prompts=prompts, limit=limit, max_tokens=max_tokens, keep=not dry_run)
         else:
             wanted = None if baseline else release_to_judge(name, on, release, expected=device is not None)
             verdicts = baseline_verdicts(pair, name, needed=wanted is None)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from components.engines.environments import peers_root
-from components.engines.vllm import NAME, VllmEngine, check_version, command, lacks
+from components.engines.vllm import NAME, VllmEngine, check_version, command, distribution, lacks
 from components.engines.vllm_methods import OFF, Method, VllmFiles
 from flows.context import Bar, now, training_prompts
 from flows.workspace import Workspace
@@ -23,9 +23,10 @@ from serving.number_format import dtype_of
 if TYPE_CHECKING:
     from components.bench.engines.figures import Figure
     from components.bench.engines.store import Measurements
-    from components.gate.engine_checks import EngineGateRecord
+    from components.gate.engine_checks import Difference, EngineGateRecord, Null
     from components.gate.verdict import GateVerdict, Thresholds
     from components.prompts.prompt import Prompt
+    from components.tune.engines.lab import Lab
     from components.tune.engines.settings import EngineTuneSettings
     from components.tune.engines.tune import EngineChoice
     from serving.runtime.pair import LoadedPair
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 ROOM = 64
 """Positions beyond prompt and answer: drafts reach over the end."""
-CHOICE, RECORD = "tuned.json", "gate.json"
+CHOICE, RECORD, MEASUREMENTS = "tuned", "gate", "measurements"
+"""Names of files, without what `file_of` adds."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ class EngineSpace:
 
     def engine(self, label: str) -> VllmEngine:
         """An engine, not yet started."""
-        return VllmEngine(f"{NAME}/{label}", self.files.target, dtype=dtype_of(self.workspace.dtype), threads=self.threads)
+        return VllmEngine(f"{NAME}/{label}", self.files.target, dtype=dtype_of(self.workspace.dtype), threads=self.threads,
+                          device=self.workspace.device.partition(":")[0])
 
     def encoded(self, prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[list[int]], int]:
         """Token ids of the prompts, and positions that the longest needs.
@@ -147,22 +150,32 @@ class EngineSpace:
                 "head": str(self.files.head),
                 "sampling": [sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed], **more}
 
-    def tuned(self) -> dict[str, Any]:
-        """The document of the last tuning; empty where there is none."""
+    def file_of(self, what: str, temperature: float) -> Path:
+        """`tuned.json` of greedy requests, `tuned-t0.7.json` of those that are sampled at .7."""
+        return self.folder / (f"{what}-t{temperature:g}.json" if temperature else f"{what}.json")
+
+    def tuned(self, temperature: float = 0.0) -> dict[str, Any]:
+        """The document of the last tuning for requests of this temperature; empty where there is none."""
         try:
-            found = json.loads((self.folder / CHOICE).read_text())
+            found = json.loads(self.file_of(CHOICE, temperature).read_text())
             return found if isinstance(found, dict) else {}
         except (OSError, ValueError):
             return {}
 
-    def choice(self) -> EngineChoice | None:
-        """What was tuned last; None where nothing was, or what is there is not readable."""
+    def temperatures(self) -> list[float]:
+        """Of all choices that are there, ascending."""
+        found = [0.0, *(float(number) for path in self.folder.glob(f"{CHOICE}-t*.json")
+                        if (number := path.stem.removeprefix(f"{CHOICE}-t")).replace(".", "", 1).isdecimal())]
+        return sorted(one for one in found if self.tuned(one))
+
+    def choice(self, temperature: float = 0.0) -> EngineChoice | None:
+        """What was tuned last for requests of this temperature; None where nothing was, or what is there is not readable."""
         from pydantic import ValidationError
 
         from components.tune.engines.tune import EngineChoice
 
         try:
-            return EngineChoice.model_validate_json(json.dumps(self.tuned()["choice"]))
+            return EngineChoice.model_validate_json(json.dumps(self.tuned(temperature)["choice"]))
         except (KeyError, ValidationError):
             return None
 
@@ -173,12 +186,13 @@ def tune_on_engine(space: EngineSpace, prompts: Sequence[Prompt], settings: Engi
     from components.tune.engines.tune import tune_engine
 
     lab, store = lab_of(space, prompts, settings, fresh=fresh)
+    space.file_of(RECORD, settings.temperature).unlink(missing_ok=True)  # it judged another choice
     if store.read:
         space.workspace.say(f"{store.read} measurements of an earlier run are reused: --fresh measures again")
     choice = tune_engine(lab, settings, lacks)
-    document = {**about(space), "prompt_hashes": hashes_of(prompts), "choice": choice.model_dump(mode="json"),
-                "exports": exports(choice, space.files)}
-    write_json(space.folder / CHOICE, document)
+    document = {**about(space), "temperature": settings.temperature, "prompt_hashes": hashes_of(prompts),
+                "choice": choice.model_dump(mode="json"), "exports": exports(choice, space.files)}
+    write_json(space.file_of(CHOICE, settings.temperature), document)
     return document
 
 
@@ -191,7 +205,7 @@ def lab_of(space: EngineSpace, prompts: Sequence[Prompt], settings: EngineTuneSe
     sampling = space.pair.sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
     slots = max(settings.levels)
     subject = space.subject(ids, sampling, slots=slots, context=context, explore=settings.explore, groups=settings.groups)
-    store = Measurements(space.folder / "measurements.json", subject, fresh=fresh)
+    store = Measurements(space.file_of(MEASUREMENTS, settings.temperature), subject, fresh=fresh)
     return Lab(space.engine, space.files, ids, sampling, slots, context, settings.groups, store, space.bar), store
 
 
@@ -200,7 +214,8 @@ def about(space: EngineSpace) -> dict[str, Any]:
     from serving.device import device_class
 
     return {"engine": NAME, "version": space.version, "pair": space.workspace.spec.name, "fingerprint": space.fingerprint,
-            "dtype": space.workspace.dtype, "device_class": device_class(space.workspace.device), "threads": space.threads, "made": now()}
+            "dtype": space.workspace.dtype, "device_class": device_class(space.workspace.device), "distribution": distribution(),
+            "threads": space.threads, "made": now()}
 
 
 def exports(choice: EngineChoice, files: VllmFiles) -> dict[str, Any]:
@@ -229,49 +244,72 @@ def bench_on_engine(space: EngineSpace, prompts: Sequence[Prompt], methods: Sequ
 
 
 def gate_on_engine(space: EngineSpace, prompts: Sequence[Prompt], thresholds: Thresholds, max_tokens: int, *,
-                   keep: bool = True) -> tuple[GateVerdict, EngineGateRecord]:
+                   temperature: float = 0.0, keep: bool = True) -> tuple[GateVerdict, EngineGateRecord]:
     """Judge what was tuned for the engine, beside its plain decoding; the record is written unless `keep` is False.
+
+    Args:
+        temperature: of the requests that it was tuned for, at which it is judged; outputs are compared at 0.
 
     Raises:
         DraftwellError: nothing was tuned (`not_tuned`), or for other models (`other_models`).
     """
     from components.bench.engines.store import Measurements
-    from components.gate.engine_checks import EngineGateRecord, differences, judge_engine
+    from components.gate.engine_checks import EngineGateRecord, judge_engine
     from components.tune.engines.lab import Lab
 
-    choice, known = tuned_choice(space), about(space)
+    choice, known = tuned_choice(space, temperature), about(space)
+    if keep:
+        space.file_of(RECORD, temperature).unlink(missing_ok=True)  # a gate that breaks off leaves no verdict of an earlier one
     ids, context = space.encoded(prompts, max_tokens)
-    levels = tuple(level.at_once for level in choice.levels) if choice.schedule else (1,)
-    sampling = space.pair.sampling(max_tokens=max_tokens)
+    levels = tuple(level.at_once for level in choice.levels) or (1,)
+    sampling = space.pair.sampling(max_tokens=max_tokens, temperature=temperature)
     lab = Lab(space.engine, space.files, ids, sampling, max(levels), context, 8, Measurements(None, {}), space.bar)
     with lab.open():
         figures = lab.measure(choice.chosen, "gate", levels) if choice.method != OFF else []
-        unlike = differences(lab.found(choice.chosen, "gate"), ids, lab.plain(), space.workspace.dtype) if figures else None
-        verdict = judge_engine(figures, unlike, thresholds)
-    record = EngineGateRecord(**{key: known[key] for key in ("engine", "version", "device_class", "dtype", "fingerprint", "made")},
-                              settings=choice.chosen.speculative_config(space.files), passed=verdict.passed,
+        unlike, null = compare_outputs(lab, choice.chosen, levels, space.workspace.dtype) if figures and not temperature else (None, None)
+        idle = frozenset(level.at_once for level in choice.levels if level.k == 0)
+        verdict = judge_engine(figures, unlike, thresholds, null, choice.chosen.speculative_config(space.files), idle)
+    record = EngineGateRecord(**{key: known[key] for key in ("engine", "version", "distribution", "device_class", "dtype",
+                                                           "fingerprint", "made")},
+                              temperature=temperature, settings=choice.chosen.speculative_config(space.files), passed=verdict.passed,
                               checks=[vars(check) for check in verdict.checks])
     if keep:
-        write_json(space.folder / RECORD, record.model_dump(mode="json"))
+        write_json(space.file_of(RECORD, temperature), record.model_dump(mode="json"))
     return verdict, record
 
 
-def tuned_choice(space: EngineSpace) -> EngineChoice:
-    """What was tuned for these models.
+def compare_outputs(lab: Lab, method: Method, levels: Sequence[int], dtype: str) -> tuple[list[Difference], Null | None]:
+    """Differences at every level, and where near-ties are among them how often plain decoding differs from itself.
+
+    Another width is that of a pass over a draft.
+    """
+    from components.gate.engine_checks import differences, null_of
+
+    unlike = [one for level in levels
+              for one in differences(lab.found(method, "gate", level), lab.groups_at(level), lab.plain(), dtype, lab.sampling)]
+    if not any(one.near_tie for one in unlike):
+        return unlike, None
+    width = method.k + 1
+    with lab.wide(width) as engine:
+        return unlike, null_of(lab.found(method, "gate", levels[0]), lab.groups_at(levels[0]), engine, width, lab.sampling)
+
+
+def tuned_choice(space: EngineSpace, temperature: float = 0.0) -> EngineChoice:
+    """What was tuned for these models and requests of this temperature.
 
     Raises:
         DraftwellError: nothing was (`not_tuned`), or for other models (`other_models`).
     """
-    choice = space.choice()
+    choice = space.choice(temperature)
     if choice is None:
         raise DraftwellError(f"nothing is tuned for {NAME}: run `draftwell tune --engine {NAME} --pair {space.workspace.spec.name}` first",
                              code="not_tuned")
-    if space.tuned().get("fingerprint") != space.fingerprint:
+    if space.tuned(temperature).get("fingerprint") != space.fingerprint:
         raise DraftwellError(f"the choice for {NAME} was made for other models: tune again", code="other_models")
     return choice
 
 
-def untouched(space: EngineSpace, prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+def untouched(space: EngineSpace, prompts: Sequence[Prompt], limit: int | None, temperature: float = 0.0) -> list[Prompt]:
     """At most `limit` prompts that neither the draft, the head nor the choice was made from; a person reads how many were left out.
 
     Raises:
@@ -280,7 +318,7 @@ def untouched(space: EngineSpace, prompts: Sequence[Prompt], limit: int | None) 
     from components.prompts.overlap import TrainingPrompts
 
     made = training_prompts(space.workspace, kinds=("eagle3_head",))
-    tuned = frozenset(space.tuned().get("prompt_hashes", ()))
+    tuned = frozenset(space.tuned(temperature).get("prompt_hashes", ()))
     left, lines = TrainingPrompts({**made.by_name, f"the choice for {NAME}": tuned}, made.unknown).untouched(prompts, limit)
     for line in lines:
         space.workspace.say(line)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
-from components.bench.engines.measure import Beside
+from components.bench.engines.measure import Beside, Side
 from components.engines.port import Acceptance, Message
 from components.report.intervals import expanded_tail, paired_bootstrap_ratio
 
@@ -17,7 +19,8 @@ class Figure(Message):
 
     label: str
     at_once: int = Field(ge=1, description="requests that are decoded at once")
-    groups: int = Field(ge=1, description="that the interval is over: prompts where one is sent at a time")
+    groups: int = Field(ge=1, description="that were sent, one after the other")
+    prompts: int = Field(ge=1, description="distinct ones, which the interval is over")
     ratio: float = Field(gt=0, description="times plain decoding's tokens a second")
     low: float
     high: float
@@ -37,10 +40,29 @@ class Figure(Message):
 
 
 def figure_of(label: str, beside: Beside, tail: float = TAIL) -> Figure:
-    """Compare two sides, with an interval over groups that `tail` is left out of at each end; few groups make it wider."""
+    """Compare two sides, with an interval over distinct prompts that `tail` is left out of at each end; few make it wider."""
     plain, other = beside.plain, beside.other
-    groups = len(plain.seconds)
-    ratio, low, high = paired_bootstrap_ratio(plain.seconds, plain.tokens, other.seconds, other.tokens, tail=expanded_tail(tail, groups))
-    return Figure(label=label, at_once=beside.at_once, groups=groups, ratio=ratio, low=low, high=high,
+    one, two = by_prompt(plain, beside.prompts), by_prompt(other, beside.prompts)
+    prompts = len(one[0])
+    ratio, low, high = paired_bootstrap_ratio(*one, *two, tail=expanded_tail(tail, prompts))
+    return Figure(label=label, at_once=beside.at_once, groups=len(plain.seconds), prompts=prompts, ratio=ratio, low=low, high=high,
                   tokens_per_second=sum(other.tokens) / sum(other.seconds),
                   plain_tokens_per_second=sum(plain.tokens) / sum(plain.seconds), acceptance=other.acceptance)
+
+
+def by_prompt(side: Side, places: Sequence[Sequence[int]]) -> tuple[list[float], list[int]]:
+    """Seconds and tokens of each distinct prompt; the seconds of a group are divided by those that its prompts took.
+
+    >>> side = Side(seconds=[3.0], tokens=[3], each_seconds=[[3.0, 1.5]], outputs=[[[5, 5], [6]]])
+    >>> by_prompt(side, [[0, 1]])
+    ([2.0, 1.0], [2, 1])
+    """
+    if not places:
+        return side.seconds, side.tokens
+    count = 1 + max(max(group) for group in places)
+    seconds, tokens = [0.0] * count, [0] * count
+    for group, whole, each, outputs in zip(places, side.seconds, side.each_seconds, side.outputs, strict=True):
+        for place, own, output in zip(group, each, outputs, strict=True):
+            seconds[place] += whole * own / sum(each)
+            tokens[place] += len(output)
+    return seconds, tokens

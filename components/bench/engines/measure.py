@@ -1,7 +1,7 @@
 """Measuring an engine's settings beside its plain decoding: group by group in turn, so that a slow minute of the machine hits both.
 
 A group is what is sent at once: one prompt, or as many as a load level has. At a level above one the prompts are taken round and round,
-until there are enough groups to know how far they differ.
+until there are enough groups; a prompt that comes again is no further one (`Beside.prompts`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Side(Message):
     seconds: list[float]
     tokens: list[int] = Field(description="new ones of each group")
     acceptance: Acceptance = Field(default_factory=Acceptance)
+    each_seconds: list[list[float]] = Field(default_factory=list, description="of each group the seconds of each prompt")
     outputs: list[list[list[int]]] = Field(default_factory=list, description="of each group the new tokens of each prompt")
 
 
@@ -38,6 +39,8 @@ class Beside(Message):
     at_once: int = Field(ge=1, description="prompts in a group")
     plain: Side
     other: Side
+    prompts: list[list[int]] = Field(default_factory=list, description="of each group the places of its prompts among the distinct ones; "
+                                                                       "empty: each group is a prompt of its own")
 
 
 def groups_of(prompts: Sequence[Sequence[int]], at_once: int, groups: int) -> list[list[Sequence[int]]]:
@@ -75,11 +78,22 @@ def measure_beside(plain: Engine, other: Engine, groups: Sequence[Group], sampli
             found[name].append(engine.decode(group, sampling))
             if progress:
                 progress(sum(map(len, found.values())), 2 * len(groups), engine.label)
-    return Beside(at_once=len(groups[0]), plain=side_of(found["plain"]), other=side_of(found["other"]))
+    return Beside(at_once=len(groups[0]), plain=side_of(found["plain"]), other=side_of(found["other"]), prompts=places_of(groups))
+
+
+def places_of(groups: Sequence[Group]) -> list[list[int]]:
+    """Of each prompt its place among the distinct ones, in the order in which they come first.
+
+    >>> places_of([[[5], [6]], [[7], [5]]])
+    [[0, 1], [2, 0]]
+    """
+    places: dict[tuple[int, ...], int] = {}
+    return [[places.setdefault(tuple(ids), len(places)) for ids in group] for group in groups]
 
 
 def side_of(decoded: Sequence[Decoded]) -> Side:
     """The groups of one engine."""
     return Side(seconds=[one.seconds for one in decoded], tokens=[one.tokens for one in decoded],
                 acceptance=Acceptance.total(answer.acceptance for one in decoded for answer in one.answers),
+                each_seconds=[[answer.seconds for answer in one.answers] for one in decoded],
                 outputs=[[answer.tokens for answer in one.answers] for one in decoded])

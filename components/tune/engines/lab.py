@@ -6,12 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from components.bench.engines.figures import Figure, figure_of
+from components.bench.engines.figures import TAIL, Figure, figure_of
 from components.bench.engines.measure import Beside, Progress, groups_of, measure_beside
 from components.bench.engines.store import Measurements
 from components.engines.port import Engine, EngineSettings
 from components.engines.vllm_methods import OFF, Method, VllmFiles
+from serving.errors import DraftwellError
 from serving.runtime.requests import Sampling
+
+FATAL = frozenset({"engine_killed", "engine_out_of_memory", "engine_version", "engine_device", "peer_not_installed"})
+"""Codes of failures at the start that are of the machine or the engine, not of one way to speculate."""
+
+
+class DoesNotStart(DraftwellError):
+    """The engine does not start with this way to speculate."""
 
 
 @dataclass
@@ -47,30 +55,48 @@ class Lab:
                 self._plain.stop()
                 self._plain = None
 
-    def measure(self, method: Method, stage: str, levels: Sequence[int] = (1,), prompts: int | None = None) -> list[Figure]:
+    def measure(self, method: Method, stage: str, levels: Sequence[int] = (1,), prompts: int | None = None,
+                tail: float = TAIL) -> list[Figure]:
         """A way beside plain decoding at each level; what is in the store is not measured again.
 
         Args:
             stage: part of the names in the store.
             prompts: how many of the prompts, the first; None takes all.
+            tail: left out at each end of an interval; whoever chooses among several divides `TAIL` by their number.
+        Raises:
+            DoesNotStart: the engine fails at the start for another reason than `FATAL` ones.
+            DraftwellError: it fails otherwise.
         """
         missing = [level for level in levels if self.name(method, stage, level) not in self.store.found]
         if missing:
             other = self.make(method.label)
             try:
                 plain = self.plain()
-                other.start(self.settings(method))
+                self._start(other, method)
                 for level in missing:
                     groups = groups_of(self.prompts[:prompts], level, self.groups)
                     made = measure_beside(plain, other, groups, self.sampling, progress=self.progress)
                     self.store.put(self.name(method, stage, level), made)
             finally:
                 other.stop()
-        return [figure_of(method.label, self.found(method, stage, level)) for level in levels]
+        return [figure_of(method.label, self.found(method, stage, level), tail) for level in levels]
+
+    def groups_at(self, level: int) -> list[list[Sequence[int]]]:
+        """What is measured at a level, of all prompts."""
+        return groups_of(self.prompts, level, self.groups)
 
     def found(self, method: Method, stage: str, level: int = 1) -> Beside:
         """What was measured."""
         return self.store.found[self.name(method, stage, level)]
+
+    def _start(self, other: Engine, method: Method) -> None:
+        settings = self.settings(method)
+        try:
+            other.start(settings)
+        except DraftwellError as error:
+            if error.code in FATAL:
+                raise
+            raise DoesNotStart(str(error), code=error.code) from error
 
     def plain(self) -> Engine:
         """Plain decoding, started at its first use."""
@@ -79,6 +105,16 @@ class Lab:
             engine.start(self.settings(Method()))
             self._plain = engine
         return self._plain
+
+    @contextmanager
+    def wide(self, slots: int) -> Iterator[Engine]:
+        """Plain decoding with other slots, beside that which stays."""
+        engine = self.make("off-wide")
+        try:
+            engine.start(EngineSettings(slots=slots, context=self.context))
+            yield engine
+        finally:
+            engine.stop()
 
     def settings(self, method: Method) -> EngineSettings:
         """What an engine is started with."""

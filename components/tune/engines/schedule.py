@@ -9,6 +9,7 @@ from pydantic import Field
 from components.bench.engines.figures import Figure
 from components.engines.port import Message
 from components.engines.vllm_methods import Schedule
+from components.report.intervals import FEWEST_PROMPTS
 
 
 class Level(Message):
@@ -25,13 +26,13 @@ class Level(Message):
 
 
 def level_of(at_once: int, figures: Mapping[int, Figure]) -> Level:
-    """The length for one load.
+    """The length for one load; fewer distinct prompts than `FEWEST_PROMPTS` choose none.
 
     Args:
         figures: k → figure at this load, at least one.
     """
     fastest = max(figures, key=lambda k: figures[k].ratio)
-    sure = [k for k, figure in figures.items() if figure.surely_faster]
+    sure = [k for k, figure in figures.items() if figure.surely_faster and figure.prompts >= FEWEST_PROMPTS]
     k = max(sure, key=lambda k: figures[k].ratio) if sure else 0
     left = {k for k, figure in figures.items() if figure.high >= figures[fastest].ratio and not figure.surely_slower}
     return Level(at_once=at_once, k=k, open=tuple(sorted(left | {k} | (set() if sure else {0}))))

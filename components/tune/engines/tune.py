@@ -3,17 +3,18 @@ unless another way is surely faster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from pydantic import Field
 
-from components.bench.engines.figures import Figure
+from components.bench.engines.figures import TAIL, Figure
 from components.engines.port import Message
 from components.engines.vllm_methods import OFF, Method
-from components.tune.decision import FEWEST_PROMPTS
+from components.report.intervals import FEWEST_PROMPTS
 from components.tune.engines.candidates import candidates, first_ngram, left_out, lengths_of
-from components.tune.engines.lab import Lab
+from components.tune.engines.lab import DoesNotStart, Lab
 from components.tune.engines.ngram_replay import Text
 from components.tune.engines.schedule import Level, level_of, schedule_of
 from components.tune.engines.settings import EngineTuneSettings
@@ -56,15 +57,30 @@ def tune_engine(lab: Lab, settings: EngineTuneSettings, lacks: Callable[[str], b
     out = left_out(settings, lab.files, lacks)
     names = [name for name in settings.methods if name not in out and name != OFF]
     with lab.open():
-        texts = plain_texts(lab, settings) if "ngram" in names else None
-        explored = {method: lab.measure(method, "explore", prompts=settings.explore)[0]
-                    for method in candidates(names, settings, texts)}
+        explored: dict[Method, Figure] = {}
+        for name in names:
+            with left_out_if_it_does_not_start(out, name):
+                texts = plain_texts(lab, settings) if name == "ngram" else None
+                for method in candidates([name], settings, texts):
+                    explored[method] = lab.measure(method, "explore", prompts=settings.explore)[0]
         best = sorted(explored, key=lambda method: -explored[method].ratio)[: settings.confirm]
-        confirmed = {method: lab.measure(method, "confirm")[0] for method in best}
+        confirmed: dict[Method, Figure] = {}
+        for method in best:
+            with left_out_if_it_does_not_start(out, method.label):
+                confirmed[method] = lab.measure(method, "confirm", tail=TAIL / len(best))[0]
         winner, reason = decide(confirmed)
         found = EngineChoice(method=winner.name, k=winner.k, n=winner.n, reason=reason, explored=tuple(explored.values()),
                              confirmed=tuple(confirmed.values()), left_out=out)
         return found if winner.name == OFF or len(settings.levels) == 1 else with_schedule(lab, settings, winner, found)
+
+
+@contextmanager
+def left_out_if_it_does_not_start(out: dict[str, str], name: str) -> Iterator[None]:
+    """A way with which the engine does not start is left out with the reason, and the others are tried."""
+    try:
+        yield
+    except DoesNotStart as error:
+        out[name] = f"the engine does not start with it: {error}"
 
 
 def plain_texts(lab: Lab, settings: EngineTuneSettings) -> list[Text] | None:
@@ -83,8 +99,8 @@ def decide(confirmed: dict[Method, Figure]) -> tuple[Method, str]:
         return Method(), "plain decoding, because there was nothing to compare it with"
     ranked = sorted(confirmed.items(), key=lambda item: -item[1].ratio)
     best, figure = ranked[0]
-    if figure.groups < FEWEST_PROMPTS:
-        return Method(), (f"plain decoding, because {figure.groups} prompts are too few to choose anything else: measure on at least "
+    if figure.prompts < FEWEST_PROMPTS:
+        return Method(), (f"plain decoding, because {figure.prompts} prompts are too few to choose anything else: measure on at least "
                           f"{FEWEST_PROMPTS}; the best there, {best.label}, was {figure.ratio:.2f} times as fast")
     for method, one in ranked:
         if one.surely_faster:
@@ -94,20 +110,52 @@ def decide(confirmed: dict[Method, Figure]) -> tuple[Method, str]:
 
 
 def with_schedule(lab: Lab, settings: EngineTuneSettings, winner: Method, choice: EngineChoice) -> EngineChoice:
-    """Measure all lengths of the chosen method at the other loads, then the lengths by load at all of them."""
+    """Measure all lengths of the chosen method at the other loads, then the lengths by load at all of them.
+
+    A load at which drafts then are not surely faster gets none, and what is left is measured again.
+    """
     higher = settings.levels[1:]
-    loads = {k: lab.measure(winner.with_k(k), "load", higher) for k in lengths_of(winner.name, settings)}
+    lengths = (winner.k,) if winner.name == "suffix" else lengths_of(winner.name, settings)  # one length at all loads, or none
+    out, loads = dict(choice.left_out), dict[int, list[Figure]]()
+    for k in lengths:
+        with left_out_if_it_does_not_start(out, winner.with_k(k).label):
+            loads[k] = lab.measure(winner.with_k(k), "load", higher, tail=TAIL / len(lengths))
+    if not loads:
+        return plain_instead(choice, out, "plain decoding, because the engine does not start a second time with what was chosen")
     levels = [Level(at_once=1, k=winner.k, open=(winner.k,))]
     levels += [level_of(level, {k: figures[i] for k, figures in loads.items()}) for i, level in enumerate(higher)]
-    schedule = schedule_of(levels)
-    figures = tuple(figure for row in loads.values() for figure in row)
-    found = choice.model_copy(update={"levels": tuple(levels), "loads": figures})
-    if len(schedule) == 1:
-        return found
-    timed = replace(winner, k=max(level.k for level in levels), schedule=schedule)
-    scheduled = lab.measure(timed, "schedule", settings.levels)
-    return found.model_copy(update={"k": timed.k, "schedule": schedule, "scheduled": tuple(scheduled),
-                                    "reason": f"{choice.reason}; {by_load(levels, scheduled)}"})
+    found = choice.model_copy(update={"loads": tuple(figure for row in loads.values() for figure in row), "left_out": out})
+    while True:
+        schedule = schedule_of(levels)
+        longest = max(level.k for level in levels)
+        if longest == 0 or (winner.name == "suffix" and len(schedule) > 1):
+            where = "at any load" if longest == 0 else "at all loads, and suffix has one length for all of them"
+            return plain_instead(found, out, f"plain decoding, because nothing is surely faster {where}")
+        found = found.model_copy(update={"levels": tuple(levels)})
+        if len(schedule) == 1:
+            return found
+        timed = replace(winner, k=longest, schedule=schedule)
+        scheduled: list[Figure] = []
+        with left_out_if_it_does_not_start(out, timed.label):
+            scheduled = lab.measure(timed, "schedule", settings.levels)
+        if not scheduled:
+            return plain_instead(found, out, "plain decoding, because the engine does not start with lengths by load")
+        unsure = {figure.at_once for figure in scheduled if not figure.surely_faster}
+        found = found.model_copy(update={"k": longest, "schedule": schedule, "scheduled": tuple(scheduled),
+                                         "reason": f"{choice.reason}; {by_load(levels, scheduled)}"})
+        if not any(level.k and level.at_once in unsure for level in levels):
+            return found
+        levels = [without_drafts(level) if level.at_once in unsure else level for level in levels]
+
+
+def plain_instead(choice: EngineChoice, out: dict[str, str], reason: str) -> EngineChoice:
+    """Plain decoding, with all that was measured."""
+    return choice.model_copy(update={"method": OFF, "k": 0, "n": 0, "levels": (), "schedule": (), "reason": reason, "left_out": out})
+
+
+def without_drafts(level: Level) -> Level:
+    """The same load with plain decoding: what was chosen for it was not surely faster when it was run."""
+    return level.model_copy(update={"k": 0, "open": tuple(sorted({0, *level.open}))})
 
 
 def by_load(levels: Sequence[Level], scheduled: Sequence[Figure]) -> str:

@@ -16,6 +16,10 @@ WARNING = "WARNING No module named 'vllm._moe_C'\n"
     (WARNING + "torch.OutOfMemoryError: too much\n", -9, "engine_out_of_memory"),
     (WARNING + "RuntimeError: [Errno 12] Cannot allocate memory\n", 1, "engine_out_of_memory"),
     ("MemoryError in a warning\n" + "ImportError: Arctic Inference is required for suffix decoding.\n", 1, "engine_plugin_missing"),
+    (WARNING + "ValueError: K must be positive\n", 1, "engine_failed"),
+    ("Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n"
+     "Traceback (most recent call last):\nValueError: K must be positive\n", 1, "engine_failed"),
+    ("Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n", 1, "engine_plugin_missing"),
     ("OSError: [Errno 98] Address already in use\n", 1, "engine_port_taken"),
     ("ValueError: K must be\npositive\n", 1, "engine_failed"), ("", -11, "engine_failed"), ("", None, "engine_failed")])
 def test_the_last_cause_counts_and_a_kill_is_not_blamed_on_a_warning(text: str, exit_code: int | None, code: str, tmp_path: Path) -> None:

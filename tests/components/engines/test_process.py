@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from components.bench.peers.group import ProcessPeer
 from components.bench.runner import measure
 from components.bench.settings import BenchSettings
 from components.engines.port import Acceptance, EngineSettings
-from components.engines.process import EngineProcess
+from components.engines.process import END_SECONDS, EngineProcess
 from components.prompts.prompt import Prompt
 from serving.errors import DraftwellError
 from serving.runtime.requests import Sampling
@@ -175,6 +176,17 @@ def test_an_engine_that_prints_no_json_is_named(start: Starter, tmp_path: Path) 
     driver.write_text("import sys\nsys.stdin.readline()\nprint('Loading …', flush=True)\nsys.stdin.read()\n")
     with raises_code("engine_bad_answer", "vllm/ngram", "Loading", "not JSON"):
         start(driver=driver)
+
+
+def test_a_request_that_is_not_read_is_given_up(start: Starter, tmp_path: Path) -> None:
+    driver = tmp_path / "driver.py"
+    driver.write_text("import sys, time\nsys.stdin.buffer.raw.readline()\nprint('{\"version\": \"1\"}', flush=True)\ntime.sleep(3600)\n")
+    process = start(driver=driver, answer_seconds=0.5)
+    with raises_code("engine_timeout", "vllm/ngram", "0.5 s"):
+        process.decode([[5] * 500_000], sampling(1))
+    began = time.monotonic()
+    process.stop()
+    assert time.monotonic() - began < END_SECONDS
 
 
 def test_the_prompt_of_a_failure_is_named(start: Starter) -> None:

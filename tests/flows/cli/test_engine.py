@@ -28,12 +28,33 @@ def folder(own_stores: Path) -> Path:
     return own_stores / "draftwell" / "pairs" / "tiny" / "float32" / "cpu" / "vllm"
 
 
+@pytest.fixture
+def more(tmp_path: Path) -> Path:
+    """Prompts for the gate."""
+    file = tmp_path / "more.jsonl"
+    words = ("apple", "river", "stone", "cloud", "tiger", "lemon", "piano", "table")
+    file.write_text("".join(json.dumps({"prompt": word}) + "\n" for word in words))
+    return file
+
+
 def line(done: Any) -> str:
     assert done.exit_code == 2, (done.output, done.exception)
     return str(done.stderr.strip().splitlines()[-1])
 
 
-def test_tune_gate_and_what_is_kept(vllm: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_requests_have_a_choice_of_their_own(vllm: Callable[..., Any], folder: Path, more: Path) -> None:
+    for options in ((), ("--temperature", 0.7)):
+        assert vllm("tune", "--methods", "draft_model", "--limit", 8, *options).exit_code == 0
+    greedy, sampled = (json.loads((folder / name).read_text()) for name in ("tuned.json", "tuned-t0.7.json"))
+    assert (greedy["temperature"], sampled["temperature"]) == (0.0, 0.7)
+    judged = vllm("gate", "--prompts", more)
+    assert "at temperature 0.7" in judged.output
+    records = [json.loads((folder / name).read_text()) for name in ("gate.json", "gate-t0.7.json")]
+    assert [record["temperature"] for record in records] == [0.0, 0.7]
+    assert [any("outputs" in check["name"] for check in record["checks"]) for record in records] == [True, False]
+
+
+def test_tune_gate_and_what_is_kept(vllm: Callable[..., Any], folder: Path, more: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "draftwell tune --engine vllm" in line(vllm("gate"))
     done = vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2")
     assert done.exit_code == 0, (done.output, done.exception)
@@ -45,17 +66,27 @@ def test_tune_gate_and_what_is_kept(vllm: Callable[..., Any], folder: Path, monk
     assert len(document["prompt_hashes"]) == 8
     again = vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2")
     assert "are reused" in again.stderr
-    judged = vllm("gate")
+    assert vllm("gate", "--dry-run").exit_code == 3  # four prompts are left
+    judged = vllm("gate", "--prompts", more)
     assert judged.exit_code == 0, (judged.output, judged.exception)
     record = json.loads((folder / "gate.json").read_text())
     assert record["passed"]
     assert record["settings"] == settings
-    (folder / "gate.json").unlink()
+    assert [check["name"] for check in record["checks"]][:2] == [f"speed over plain decoding, {load} at once" for load in (1, 2)]
+    monkeypatch.setenv("FAKE_PEER_FAULT", "die@draft_model")
+    assert vllm("gate", "--prompts", more, "--dry-run").exit_code == 2
+    assert (folder / "gate.json").exists()
+    assert vllm("gate", "--prompts", more).exit_code == 2
+    assert not (folder / "gate.json").exists()
+    (folder / "gate.json").touch()
+    monkeypatch.setenv("FAKE_PEER_FAULT", "")
+    assert vllm("tune", "--methods", "draft_model", "--limit", 8, "--levels", "1,2").exit_code == 0
+    assert not (folder / "gate.json").exists()
     monkeypatch.setenv("FAKE_PEER_FAULT", "lossy")
-    assert vllm("gate", "--dry-run").exit_code == 1
+    assert vllm("gate", "--prompts", more, "--dry-run").exit_code == 1
     monkeypatch.setenv("FAKE_PEER_FAULT", "")
     monkeypatch.setenv("FAKE_ENGINE_SPEEDS", json.dumps({"draft_model": 0.85}))
-    assert vllm("gate", "--dry-run").exit_code == 1
+    assert vllm("gate", "--prompts", more, "--dry-run").exit_code == 1
     assert not (folder / "gate.json").exists()
 
 

@@ -23,8 +23,10 @@ from peer_protocol import Decode, Request, Settings, Tokens, serve
 
 SECONDS = 0.01
 """Of the own clock, for a token of plain decoding."""
-LAST_WORDS = {"memory": "ValueError: No available memory for the cache blocks. Try increasing it.", "plugin": "ModuleNotFoundError: "
-              "No module named 'arctic_inference'", "port": "OSError: [Errno 98] Address already in use"}
+LAST_WORDS = {
+    "memory": "ValueError: No available memory for the cache blocks. Try increasing it.",
+    "plugin": "Traceback (most recent call last):\nModuleNotFoundError: No module named 'arctic_inference'",
+    "port": "OSError: [Errno 98] Address already in use"}
 
 
 def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
@@ -65,7 +67,8 @@ def start(settings: Settings) -> tuple[Decode, dict[str, Any]]:
             found[0].ids[-1] = 1 + found[0].ids[-1]
 
     note = f"fake: {settings['threads']} threads, OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
-    return decode, {"version": "fake 1.0", "notes": [note]}
+    return decode, {"version": "fake 1.0", "notes": [note], "device": os.environ.get("FAKE_ENGINE_DEVICE", "cpu"),
+                    "distribution": os.environ.get("FAKE_ENGINE_DISTRIBUTION")}
 
 
 def answer(ids: list[int], request: Request, tokens: Tokens, clock: list[float], pace: float) -> None:

@@ -16,8 +16,9 @@ class FakeEngine:
     """An `Engine`; `log` gets a line for each start, group and stop.
 
     Args:
-        speeds: `method`, `method:k` or `method:k@requests` → times plain decoding; .9 where nothing is named.
-        faults: labels of engines that fail when they decode.
+        speeds: `method`, `method:k` or `method:k@requests` → times plain decoding; .9 where nothing is named. `scheduled@requests`
+            overrules them where lengths follow the load.
+        faults: labels of engines that fail when they decode; `start LABEL` when they start.
     """
 
     def __init__(self, label: str, speeds: Mapping[str, float], log: list[str], faults: Sequence[str] = ()):
@@ -26,6 +27,8 @@ class FakeEngine:
 
     def start(self, settings: EngineSettings) -> About:
         self.log.append(f"start {self.label}")
+        if f"start {self.label}" in self.faults:
+            raise DraftwellError(f"{self.label} has no kernel", code="engine_failed")
         self.settings = settings
         return About(version="fake 1.0")
 
@@ -60,6 +63,8 @@ class FakeEngine:
                 k = length
         if k == 0:
             return 1.0
+        if "num_speculative_tokens_per_batch_size" in chosen and f"scheduled@{requests}" in self.speeds:
+            return self.speeds[f"scheduled@{requests}"]
         named = (f"{name}:{k}@{requests}", f"{name}:{k}", name)
         return next((self.speeds[key] for key in named if key in self.speeds), 0.9)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,10 +50,22 @@ def test_groups_of_several_sizes_are_refused() -> None:
 def test_a_figure_says_what_is_sure(speed: float, faster: bool, slower: bool) -> None:
     figure = figure_of("ngram", measure_beside(*both(speed, [], slots=2), groups_of(PROMPTS, 2, 8), SAMPLING))
     assert figure.ratio == pytest.approx(speed)
-    assert (figure.at_once, figure.groups) == (2, 8)
+    assert (figure.at_once, figure.groups, figure.prompts) == (2, 8, 4)
     assert (figure.surely_faster, figure.surely_slower) == (faster, slower)
     assert figure.low <= figure.ratio <= figure.high
     assert figure_table([figure], "x").row_count == 1
+
+
+def test_a_prompt_that_comes_again_is_no_further_one() -> None:
+    """Two prompts, one faster and one slower: sent four times each they are two still."""
+    side: dict[str, Any] = {"tokens": [10] * 8, "outputs": [[[5] * 10]] * 8}
+    found = Beside(at_once=1, plain=Side(seconds=[1.0] * 8, each_seconds=[[1.0]] * 8, **side), prompts=[[0], [1]] * 4,
+                   other=Side(seconds=[0.3, 1.02] * 4, each_seconds=[[0.3], [1.02]] * 4, **side))
+    often, once = figure_of("x", found.model_copy(update={"prompts": []})), figure_of("x", found)
+    assert (once.prompts, often.prompts) == (2, 8)
+    assert once.ratio == pytest.approx(often.ratio)
+    assert often.surely_faster
+    assert not once.surely_faster
 
 
 def test_the_interval_is_wide_where_prompts_differ() -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.bench.engines.figures import Figure
 from components.bench.engines.store import Measurements
 from components.engines.vllm_methods import Method, VllmFiles
 from components.tune.engines.candidates import candidates
 from components.tune.engines.lab import Lab
 from components.tune.engines.ngram_replay import best_n, passes, propose
-from components.tune.engines.schedule import Level, schedule_of
+from components.tune.engines.schedule import Level, level_of, schedule_of
 from components.tune.engines.settings import EngineTuneSettings
 from components.tune.engines.tune import EngineChoice, tune_engine
 from serving.runtime.requests import Sampling
@@ -62,6 +64,19 @@ def test_what_the_environment_lacks_is_left_out_by_name() -> None:
         tune_engine(lab({}), EngineTuneSettings(methods=("lookahead",)))
 
 
+def test_a_way_with_which_the_engine_does_not_start_is_left_out() -> None:
+    settings = EngineTuneSettings(methods=("ngram", "suffix", "draft_model"))
+    found = tune_engine(lab({"draft_model:2": 1.5}, faults=["start ngram(k=5,n=3)", "start suffix(k=8)"]), settings)
+    assert found.chosen == Method("draft_model", 2)
+    assert {name: why.partition(": ")[2] for name, why in found.left_out.items()} == {
+        "ngram": "ngram(k=5,n=3) has no kernel", "suffix": "suffix(k=8) has no kernel"}
+    by_load = EngineTuneSettings(methods=("draft_model",), levels=(1, 4))
+    found = tune_engine(lab({"draft_model:2": 1.5, "draft_model:2@4": 0.8}, slots=4, faults=["start draft_model(k=2@1-1,0@2-4)"]), by_load)
+    assert found.chosen == Method()
+    with raises_code("engine_failed", "off"):
+        tune_engine(lab({}, faults=["start off"]), settings)
+
+
 def test_a_killed_run_resumes_with_what_is_missing(tmp_path: Path) -> None:
     file, speeds, first, second = tmp_path / "m.json", {"draft_model:2": 1.5}, list[str](), list[str]()
     with raises_code("engine_killed", "draft_model(k=3)"):
@@ -88,10 +103,44 @@ def test_lengths_follow_the_load_and_are_confirmed() -> None:
     assert found.levels[-1].open == (0,)
 
 
+@pytest.mark.parametrize(("slow", "chosen"), [
+    ({"scheduled@4": 0.9}, Method("draft_model", 5, schedule=((1, 1, 5), (2, 4, 0)))),
+    ({"scheduled@1": 0.9, "scheduled@4": 0.9}, Method())])
+def test_drafts_that_are_not_faster_in_the_schedule_leave_it(slow: dict[str, float], chosen: Method) -> None:
+    speeds = {"draft_model:5": 1.5, "draft_model:5@4": 0.8, "draft_model:2@4": 1.2, **slow}
+    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
+    assert found.chosen == chosen
+    assert [figure.surely_slower for figure in found.scheduled] == ([False, False] if chosen.k else [True, True])
+
+
+@pytest.mark.parametrize(("speeds", "method", "loads"), [
+    ({"suffix": 1.5}, "suffix", [1, 4]), ({"suffix": 1.5, "suffix:8@4": 0.8}, "off", [])])
+def test_suffixes_get_no_schedule(speeds: dict[str, float], method: str, loads: list[int]) -> None:
+    found = tune_engine(lab(speeds, slots=4), EngineTuneSettings(methods=("suffix",), levels=(1, 4)))
+    assert (found.method, found.schedule, [level.at_once for level in found.levels]) == (method, (), loads)
+
+
 def test_one_length_for_all_loads_needs_no_schedule() -> None:
     found = tune_engine(lab({"draft_model:3": 1.5}, slots=4), EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
     assert found.chosen == Method("draft_model", 3)
     assert found.scheduled == ()
+
+
+def test_a_level_needs_distinct_prompts_and_finalists_share_the_tail() -> None:
+    base: dict[str, Any] = {"label": "x", "at_once": 4, "groups": 8, "ratio": 1.5, "low": 1.4, "high": 1.6, "tokens_per_second": 3.0,
+            "plain_tokens_per_second": 2.0}
+    assert [level_of(4, {3: Figure(prompts=prompts, **base)}).k for prompts in (7, 8)] == [0, 3]
+    tails: list[float] = []
+    measured = lab({"draft_model:5": 1.5}, slots=4)
+    inner = measured.measure
+
+    def measure(*given: Any, **more: Any) -> list[Figure]:
+        tails.append(more.get("tail", 0.05))
+        return inner(*given, **more)
+
+    measured.measure = measure  # type: ignore[method-assign]
+    tune_engine(measured, EngineTuneSettings(methods=("draft_model",), levels=(1, 4)))
+    assert tails[4:11] == [0.05 / 3] * 3 + [0.05 / 4] * 4
 
 
 @pytest.mark.parametrize("levels", [(2, 4), (1, 4, 4), (1, 8, 4)])
