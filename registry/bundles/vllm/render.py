@@ -36,7 +36,8 @@ set -eu
 cd "$$(dirname "$$0")"
 PYTHON="$${PYTHON:-python3}"
 "$$PYTHON" check.py
-${environment}exec "$$PYTHON" -m vllm.entrypoints.openai.api_server --model "$${DRAFTWELL_TARGET:-$model}" --port "$${PORT:-$port}" \\
+MODEL=$model
+${environment}exec "$$PYTHON" -m vllm.entrypoints.openai.api_server --model "$${DRAFTWELL_TARGET:-$$MODEL}" --port "$${PORT:-$port}" \\
   $arguments "$$@"
 """)
 DOCKERFILE = Template("""\
@@ -99,7 +100,7 @@ def serve_script(settings: VllmServing) -> str:
         words.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
     environment = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.environment.items()))
     return SERVE.substitute(pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device,
-                            words=WORDS, environment=environment, model=settings.model, port=settings.port,
+                            words=WORDS, environment=environment, model=shlex.quote(settings.model), port=settings.port,
                             arguments=" ".join(words))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from registry.pairs.catalogue import NAME
 from registry.strict import Strict
@@ -12,6 +12,11 @@ from registry.strict import Strict
 BUNDLED = "models/"
 """How the names of model folders begin that are in the bundle."""
 VERSION = r"^\d+(\.\d+)+([a-z0-9.]*)$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
+FILE = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+WHEEL = FILE.replace("*$", r"*\.whl$")
+ONE_LINE = r"^[^\x00-\x1f\x7f]+$"
 
 
 class EngineGate(Strict):
@@ -33,9 +38,9 @@ class VllmServing(Strict):
 
     pair: str = Field(pattern=NAME, description="name of the pair")
     release: int = Field(ge=1, description="number of the release")
-    model: str = Field(min_length=1, description="the target")
+    model: str = Field(pattern=ONE_LINE, description="the target")
     revision: str | None = Field(None, description="commit, tag or branch of the target on the hub")
-    served_name: str | None = Field(None, description="model's name in the API; left out, the pair's")
+    served_name: str | None = Field(None, pattern=ONE_LINE, description="model's name in the API; left out, the pair's")
     speculative: dict[str, Any] | None = Field(None, description="vLLM's speculative_config; left out, plain decoding")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer; left out, the model's limit")
@@ -45,11 +50,13 @@ class VllmServing(Strict):
     cpus: int = Field(4, ge=1, description="cores that a replica asks for")
     replicas: int = Field(2, ge=1, description="copies behind one address: with two, one may restart")
     port: int = Field(8000, ge=1, le=65535)
-    image: str | None = Field(None, description="image with vLLM that the bundle's is made from; left out, vLLM's own for CUDA of that "
-                                                "version. For CPUs it has to be named")
-    plugins: tuple[str, ...] = Field((), description="file names of wheels in the bundle that are installed beside vLLM")
-    requirements: str | None = Field(None, description="file in the bundle with what the plug-ins need, locked with hashes")
-    environment: dict[str, str] = Field(default_factory=dict, description="further variables of the engine's process; no secrets")
+    image: str | None = Field(None, pattern=IMAGE, description="image with vLLM that the bundle's is made from; left out, vLLM's own for "
+                                                               "CUDA of that version. For CPUs it has to be named")
+    plugins: tuple[Annotated[str, StringConstraints(pattern=WHEEL)], ...] = Field(
+        (), description="file names of wheels in the bundle that are installed beside vLLM")
+    requirements: str | None = Field(None, pattern=FILE, description="file in the bundle with what the plug-ins need, locked with hashes")
+    environment: dict[Annotated[str, StringConstraints(pattern=VARIABLE)], str] = Field(
+        default_factory=dict, description="further variables of the engine's process; no secrets")
     gate: EngineGate
 
     @model_validator(mode="after")

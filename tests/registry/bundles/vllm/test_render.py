@@ -93,6 +93,24 @@ def test_all_files_start_the_same_arguments() -> None:
     assert "gpu" not in serve_script(plain)
 
 
+@pytest.mark.parametrize("model", ["a'b", 'a"; touch owned; "', "$(touch owned)", "`touch owned`", "a}b"])
+def test_no_name_is_run_by_the_shell(model: str, tmp_path: Path) -> None:
+    text = serve_script(serving(model=model, environment={"A_B": "$(touch owned)'"}))
+    text = text.replace('"$PYTHON" check.py\n', "").replace('exec "$PYTHON"', "printf '%s\\n'")
+    done = subprocess.run(["sh", "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
+    lines = done.stdout.splitlines()
+    assert lines[lines.index("--model") + 1] == model
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("changes", [
+    {"environment": {"A=1; touch x; B": "1"}}, {"plugins": ("a.whl; touch x.whl",)}, {"plugins": ("../a.whl",)}, {"plugins": ("a.zip",)},
+    {"requirements": "a b.txt"}, {"image": "a\nRUN touch x"}, {"image": "a b"}, {"model": "a\nb"}, {"served_name": "a\nb"}])
+def test_names_that_would_be_more_than_a_name_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(changes))):
+        serving(**changes)
+
+
 def test_compose_reserves_what_a_replica_needs() -> None:
     data = yaml.safe_load(rendered(serving())["compose.yaml"])
     assert data == compose(serving())
