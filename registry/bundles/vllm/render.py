@@ -36,8 +36,8 @@ set -eu
 cd "$$(dirname "$$0")"
 PYTHON="$${PYTHON:-python3}"
 "$$PYTHON" check.py
-MODEL=$model
-${environment}exec "$$PYTHON" -m vllm.entrypoints.openai.api_server --model "$${DRAFTWELL_TARGET:-$$MODEL}" --port "$${PORT:-$port}" \\
+${environment}MODEL=$model
+exec "$$PYTHON" -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" \\
   $arguments "$$@"
 """)
 DOCKERFILE = Template("""\
@@ -65,7 +65,7 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
         FileNotFoundError: a plug-in or a model that the settings place in the bundle is not there.
     """
     named = [*settings.plugins, *([settings.requirements] if settings.requirements else []),
-             *(model for model in _models(settings) if model.startswith(BUNDLED))]
+             *(model for model, _ in settings.models().values() if model.startswith(BUNDLED))]
     for name in named:
         if not (folder / name).exists():
             raise FileNotFoundError(f"{folder / name}, which the settings name, is not in the bundle")
@@ -163,12 +163,6 @@ def ray_serve(settings: VllmServing) -> dict[str, Any]:
     application = {"name": settings.name, "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app",
                    "args": {"llm_configs": [config]}}
     return {"http_options": {"host": "0.0.0.0", "port": settings.port}, "applications": [application]}
-
-
-def _models(settings: VllmServing) -> list[str]:
-    """All that the settings name as models."""
-    speculative = settings.speculative or {}
-    return [settings.model, *([speculative["model"]] if isinstance(speculative.get("model"), str) else [])]
 
 
 def _probe(settings: VllmServing) -> str:

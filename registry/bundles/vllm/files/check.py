@@ -9,6 +9,8 @@ import hashlib
 import importlib.metadata
 import json
 import pathlib
+import re
+import subprocess
 import sys
 from typing import Any
 
@@ -67,8 +69,20 @@ def foreign(gate: dict[str, Any]) -> str | None:
             return f"vLLM {version} is installed, the gate judged {gate['version']}: install that, or tune and gate again with this one"
         if device != gate["device"]:
             return f"vLLM for {device} is installed, the gate judged {gate['device']}: install that build, or tune and gate again here"
-        return None
+        return other_gpu(str(gate.get("device_class") or "")) if device == "cuda" else None
     return "vLLM is not installed here: install it, or use the Dockerfile"
+
+
+def other_gpu(judged: str) -> str | None:
+    """Why this machine's GPU is not of the class that the gate judged; None where nvidia-smi cannot say."""
+    try:
+        done = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    classes = {"cuda-" + re.sub(r"[^a-z0-9_]+", "-", line.lower()).strip("-") for line in done.stdout.splitlines() if line.strip()}
+    if judged and classes - {judged}:
+        return f"the GPU here is {', '.join(sorted(classes))}, the gate judged {judged}: tune and gate again here"
+    return None
 
 
 if __name__ == "__main__":

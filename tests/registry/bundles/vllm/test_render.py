@@ -17,19 +17,21 @@ import yaml
 from pydantic import ValidationError
 
 from registry.bundles.vllm.render import HERE, compose, ray_serve, rendered, serve_script, write_bundle
-from registry.bundles.vllm.settings import VllmServing
+from registry.bundles.vllm.settings import VllmServing, gated_serving
+from tests.support.errors import raises_code
 
-GATE = {"version": "0.32.0", "device": "cuda", "device_class": "cuda-a-gpu", "passed": True}
 DRAFTED = {"method": "draft_model", "model": "models/draft", "num_speculative_tokens": 3}
+GATE = {"version": "0.32.0", "device": "cuda", "device_class": "cuda-a-gpu", "dtype": "bfloat16", "fingerprint": "f" * 64,
+        "settings": {**DRAFTED, "model": "/where/it/was/measured"}, "passed": True}
 TEMPLATES = sorted((HERE / "chart" / "templates").glob("*.yaml"))
 
 
 def serving(**changes: Any) -> VllmServing:
-    return VllmServing.model_validate({"pair": "my.pair", "release": 7, "model": "some/target", "revision": "a" * 40,
-                                       "speculative": DRAFTED, "gpus": 2, "gate": GATE, **changes})
+    return VllmServing.model_validate({"pair": "my.pair", "release": 7, "model": "some/target", "revision": "a" * 40, "dtype": "bfloat16",
+                                       "fingerprint": "f" * 64, "speculative": DRAFTED, "gpus": 2, "gate": GATE, **changes})
 
 
-CPU = {"gate": {**GATE, "device": "cpu"}, "image": "some/vllm-cpu:0.32.0", "gpus": 1}
+CPU = {"gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2"}, "image": "some/vllm-cpu:0.32.0", "gpus": 1}
 
 
 @pytest.fixture
@@ -63,8 +65,9 @@ def test_what_the_settings_name_must_be_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"gate": {**GATE, "passed": False}}, "gate it there"), ({"gate": {**GATE, "device": "cpu"}}, "name an image"),
-    ({**CPU, "gpus": 2}, "there are none on CPUs"), ({"speculative": {"num_speculative_tokens": 3}}, "neither a method nor a model"),
+    ({"gate": {**GATE, "passed": False}}, "gate it there"), ({"gate": CPU["gate"]}, "name an image"),
+    ({**CPU, "gpus": 2}, "there are none on CPUs"), ({"speculative": {"num_speculative_tokens": 3},
+                                                             "gate": {**GATE, "settings": {"num_speculative_tokens": 3}}}, "neither a method nor a model"),
     ({"memory": 1.5}, "memory"), ({"unknown": 1}, "unknown"), ({"gate": {**GATE, "version": "latest"}}, "version")])
 def test_settings_that_cannot_serve_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
@@ -85,10 +88,10 @@ def test_all_files_start_the_same_arguments() -> None:
     assert (given["--tensor-parallel-size"], given["--max-model-len"], given["--gpu-memory-utilization"]) == ("2", "4096", "0.9")
     assert json.loads(given["--speculative-config"]) == DRAFTED
     (config,) = ray_serve(settings)["applications"][0]["args"]["llm_configs"]
-    assert config["engine_kwargs"] == {"revision": "a" * 40, "dtype": "auto", "max_model_len": 4096, "max_num_seqs": 64,
+    assert config["engine_kwargs"] == {"revision": "a" * 40, "dtype": "bfloat16", "max_model_len": 4096, "max_num_seqs": 64,
                                        "gpu_memory_utilization": 0.9, "tensor_parallel_size": 2,
                                        "speculative_config": {**DRAFTED, "model": "/bundle/models/draft"}}
-    plain = serving(speculative=None, **CPU)
+    plain = serving(**{**CPU, "gate": {**CPU["gate"], "settings": None}}, speculative=None)
     assert "speculative" not in serve_script(plain)
     assert "gpu" not in serve_script(plain)
 
@@ -109,6 +112,40 @@ def test_no_name_is_run_by_the_shell(model: str, tmp_path: Path) -> None:
 def test_names_that_would_be_more_than_a_name_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(changes))):
         serving(**changes)
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"speculative": {**DRAFTED, "num_speculative_tokens": 5}}, "speculative is not what the gate judged"),
+    ({"speculative": None}, "speculative is not what"), ({"fingerprint": "e" * 64}, "fingerprint"), ({"fingerprint": None}, "fingerprint"),
+    ({"dtype": "float16"}, "dtype float16"), ({"dtype": "auto"}, "dtype auto"),
+    ({"gate": {**GATE, "device_class": "cpu-x86-64-2c-avx2"}}, "device cuda"), ({"revision": None}, "name its commit"),
+    ({"revision": "main"}, "revision"), ({"speculative": {**DRAFTED, "model": "some/draft"}}, "speculative: put some/draft into")])
+def test_what_the_gate_did_not_judge_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        serving(**changes)
+    serving(model="models/target", revision=None)
+
+
+def test_the_gates_record_becomes_the_settings() -> None:
+    record = {"engine": "vllm", **GATE, "dtype": "bfloat16-int8", "checks": [], "made": "2026-01-01"}
+    made = {"device": "cuda", "fingerprint": "f" * 64, "draft": "models/draft", "pair": "some", "release": 1, "model": "a/b",
+            "revision": "a" * 40}
+    found = gated_serving(record, **made)
+    assert (found.dtype, found.speculative, found.gate.version) == ("bfloat16", DRAFTED, "0.32.0")
+    for changed, said in (({"passed": False}, "did not pass"), ({"fingerprint": "e" * 64}, "not what the gate judged"),
+                          ({"engine": "sglang"}, "engine")):
+        with raises_code("bad_value", said):
+            gated_serving({**record, **changed}, **made)
+    with raises_code("bad_value", "lacks dtype"):
+        gated_serving({name: value for name, value in record.items() if name != "dtype"}, **made)
+
+
+def test_loads_that_were_not_measured_are_decoded_plainly() -> None:
+    config = {"method": "ngram", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 16, 1]]}
+    settings = serving(speculative=config, gate={**GATE, "settings": config})
+    assert settings.engine_arguments()["speculative_config"]["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 16, 1], [17, 64, 0]]
+    few = serving(speculative=config, gate={**GATE, "settings": config}, max_num_seqs=16)
+    assert few.engine_arguments()["speculative_config"] == config
 
 
 def test_compose_reserves_what_a_replica_needs() -> None:
