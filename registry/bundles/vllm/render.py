@@ -27,6 +27,8 @@ ROOT = "/bundle"
 SPOOL = "/spool"
 """Where a plug-in of a container writes what it counted, for `draftwell monitor`."""
 WORDS = "Rendered by `draftwell deploy`; a change here is refused at start."
+DRAIN, MARGIN = 60, 15
+"""Seconds that a container has to end, and how many of them are left when vLLM stops waiting for its requests."""
 EXECUTABLE = ("serve.sh",)
 
 SERVE = Template("""\
@@ -123,7 +125,8 @@ def compose(settings: VllmServing) -> dict[str, Any]:
         "image": settings.image_name, "build": ".", "restart": "unless-stopped", "security_opt": ["no-new-privileges:true"],
         "ports": [f"127.0.0.1:{settings.port}:{settings.port}"],
         "environment": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/hub"},
-        "volumes": [f"spool:{SPOOL}", "hub:/hub"], "stop_grace_period": "60s",
+        "volumes": [f"spool:{SPOOL}", "hub:/hub"],
+        "command": ["--shutdown-timeout", str(DRAIN - MARGIN)], "stop_grace_period": f"{DRAIN}s",
         "healthcheck": {"test": ["CMD", "python3", "-c", _probe(settings)], "interval": "10s", "start_period": "10m", "retries": 6}}
     if settings.gate.device == "cuda":
         service["ipc"] = "host"
@@ -147,7 +150,7 @@ def chart_values(settings: VllmServing) -> dict[str, Any]:
             "resources": {"requests": {"cpu": settings.cpus}, "limits": {"nvidia.com/gpu": settings.gpus} if on_gpu else {}},
             "runtimeClass": "", "sharedMemory": "8Gi", "spool": {"path": f"{SPOOL}/{settings.pair}", "claim": ""},
             "hub": {"claim": "", "tokenSecret": ""}, "nodeSelector": {}, "tolerations": [],
-            "startSeconds": 1200, "drainSeconds": 60}
+            "startSeconds": 1200, "drainSeconds": DRAIN}
 
 
 def ray_serve(settings: VllmServing) -> dict[str, Any]:

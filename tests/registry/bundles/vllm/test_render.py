@@ -198,6 +198,8 @@ def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "
         elif all(kept):
             line = re.sub(r"\{\{ toJson (\.Values[\w.]+) \}\}", lambda m: json.dumps(value(m[1])), line)
             line = re.sub(r"\{\{ div (\.Values[\w.]+) (\d+) \}\}", lambda m: str(value(m[1]) // int(m[2])), line)
+            line = re.sub(r"\{\{ sub (\.Values[\w.]+) (\d+) \}\}", lambda m: str(value(m[1]) - int(m[2])), line)
+            line = re.sub(r"\{\{ (\.Values[\w.]+) \| quote \}\}", lambda m: json.dumps(str(value(m[1]))), line)
             line = re.sub(r"\{\{ (\.Values[\w.]+) \}\}", lambda m: str(value(m[1])), line)
             lines.append(line.replace("{{ .Release.Name }}", name).replace("{{ .Chart.Name }}", chart))
     assert kept == [True]
@@ -212,7 +214,7 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
     head, values = yaml.safe_load(files["chart/Chart.yaml"]), yaml.safe_load(files["chart/values.yaml"])
     assert (head["apiVersion"], head["name"], head["version"], head["appVersion"]) == ("v2", "draftwell-my-pair", "7.0.0", "0.32.0")
     if filled:
-        values |= {"runtimeClass": "nvidia", "spool": {**values["spool"], "claim": "spool"},
+        values |= {"runtimeClass": "nvidia", "port": 9000, "spool": {**values["spool"], "claim": "spool"},
                    "hub": {"claim": "hub", "tokenSecret": "token"},
                    "tolerations": [{"key": "gpu", "operator": "Exists"}]}
     made = {path.stem: yaml.safe_load(expand(path.read_text(), values)) for path in TEMPLATES}
@@ -221,6 +223,11 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
     (container,) = pod["spec"]["containers"]
     assert made["deployment"]["spec"]["replicas"] == 2
     assert container["resources"]["limits"] == ({} if changes else {"nvidia.com/gpu": 2})
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["PORT"] == str(container["ports"][0]["containerPort"]) == str(made["service"]["spec"]["ports"][0]["port"])
+    assert pod["spec"]["enableServiceLinks"] is False
+    assert container["args"] == ["--shutdown-timeout", "45"]
+    assert int(container["args"][1]) + 5 < pod["spec"]["terminationGracePeriodSeconds"], "with the seconds before it is told to stop"
     assert container["startupProbe"]["failureThreshold"] == 120
     assert made["service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     assert made["disruption"]["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
