@@ -37,9 +37,9 @@ SERVE = Template("""\
 set -eu
 cd "$$(dirname "$$0")"
 PYTHON="$${PYTHON:-python3}"
-"$$PYTHON" check.py
+"$$PYTHON" -P check.py
 ${environment}MODEL=$model
-exec "$$PYTHON" -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" \\
+exec "$$PYTHON" -P -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" \\
   $arguments "$$@"
 """)
 DOCKERFILE = Template("""\

@@ -34,15 +34,20 @@ def problem() -> str | None:
 
 def changed(files: dict[str, Any]) -> str | None:
     """The first file that is missing, changed, or not the bundle's."""
+    inside = sorted(HERE.rglob("*"))
+    for path in inside:
+        if path.is_symlink():
+            return f"{path} is a link, and a bundle has none: deploy again"
     for name, record in files.items():
         path = HERE / name
-        if not path.is_file() or path.is_symlink():
+        if not path.is_file():
             return f"the bundle lacks its file {path}: deploy again"
         if path.stat().st_size != record["size"] or sha256(path) != record["sha256"]:
             return f"{path} was changed since it was made: deploy again"
-    for path in sorted(HERE.rglob("*")):
-        name = path.relative_to(HERE).as_posix()
-        if not path.is_dir() and "__pycache__" not in path.parts and name not in files and name not in (MANIFEST, SIGNATURE):
+    for path in inside:
+        within = path.relative_to(HERE)
+        name = within.as_posix()
+        if not path.is_dir() and "__pycache__" not in within.parts and name not in files and name not in (MANIFEST, SIGNATURE):
             return f"{path} is not part of the bundle: remove it or deploy again"
     return None
 

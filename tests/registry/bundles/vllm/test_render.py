@@ -99,7 +99,7 @@ def test_all_files_start_the_same_arguments() -> None:
 @pytest.mark.parametrize("model", ["a'b", 'a"; touch owned; "', "$(touch owned)", "`touch owned`", "a}b"])
 def test_no_name_is_run_by_the_shell(model: str, tmp_path: Path) -> None:
     text = serve_script(serving(model=model, environment={"A_B": "$(touch owned)'"}))
-    text = text.replace('"$PYTHON" check.py\n', "").replace('exec "$PYTHON"', "printf '%s\\n'")
+    text = text.replace('"$PYTHON" -P check.py\n', "").replace('exec "$PYTHON" -P', "printf '%s\\n'")
     done = subprocess.run(["sh", "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
     lines = done.stdout.splitlines()
     assert lines[lines.index("--model") + 1] == model
@@ -294,3 +294,21 @@ def test_a_changed_or_added_file_is_refused_and_named(bundle: Path, tmp_path: Pa
         done = run_bundle(bundle, tmp_path)
         assert done.returncode == 2
         assert name in done.stderr
+
+
+def test_a_linked_folder_is_refused_and_a_folder_above_does_not_excuse_files(bundle: Path, tmp_path: Path) -> None:
+    hidden = tmp_path / "__pycache__" / "bundle"
+    shutil.copytree(bundle, hidden)
+    (hidden / "vllm.py").write_text("print('not vLLM')")
+    done = run_bundle(hidden, tmp_path)
+    assert (done.returncode, "vllm.py is not part" in done.stderr) == (2, True)
+    (bundle / "models" / "draft").rename(tmp_path / "moved")
+    (bundle / "models" / "draft").symlink_to(tmp_path / "moved")
+    done = run_bundle(bundle, tmp_path)
+    assert (done.returncode, "draft is a link" in done.stderr) == (2, True)
+
+
+def test_a_file_of_the_bundle_takes_no_modules_place(bundle: Path, tmp_path: Path) -> None:
+    (bundle / "json.py").write_text("raise SystemExit(0)")
+    done = run_bundle(bundle, tmp_path)
+    assert (done.returncode, "json.py is not part" in done.stderr) == (2, True)
