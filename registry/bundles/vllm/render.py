@@ -29,6 +29,9 @@ SPOOL = "/spool"
 WORDS = "Rendered by `draftwell deploy`; a change here is refused at start."
 DRAIN, MARGIN = 60, 15
 """Seconds that a container has to end, and how many of them are left when vLLM stops waiting for its requests."""
+FREE = (".env", "chart/values.yaml", "compose.yaml")
+"""What whoever installs the bundle may change; the check at start leaves it out."""
+OWN_WORDS = "Rendered by `draftwell deploy`; yours to change: the check at start leaves this file out."
 EXECUTABLE = ("serve.sh",)
 
 SERVE = Template("""\
@@ -79,9 +82,11 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
         if source.is_file() and "__pycache__" not in source.parts:
             (folder / source.relative_to(HERE)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, folder / source.relative_to(HERE))
-    files = {path.relative_to(folder).as_posix(): {"sha256": sha256_file(path), "size": path.stat().st_size}
-             for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST}
-    body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"), "files": files}
+    files = {name: {"sha256": sha256_file(path), "size": path.stat().st_size}
+             for path in sorted(folder.rglob("*"))
+             if path.is_file() and (name := path.relative_to(folder).as_posix()) not in (MANIFEST, *FREE)}
+    body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"), "files": files,
+                            "free": list(FREE)}
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({**body, "digest": json_digest(body)}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return manifest
@@ -89,9 +94,9 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
 
 def rendered(settings: VllmServing) -> dict[str, str]:
     """Path in the bundle → text of every file that depends on the settings."""
-    return {"serve.sh": serve_script(settings), "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings)),
+    return {"serve.sh": serve_script(settings), "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings), OWN_WORDS),
             "ray_serve.yaml": _yaml(ray_serve(settings)), "chart/Chart.yaml": _yaml(chart(settings)),
-            "chart/values.yaml": _yaml(chart_values(settings))}
+            "chart/values.yaml": _yaml(chart_values(settings), OWN_WORDS), ".dockerignore": ".env\n"}
 
 
 def serve_script(settings: VllmServing) -> str:
@@ -172,7 +177,7 @@ def _probe(settings: VllmServing) -> str:
     return f"import urllib.request as r; r.urlopen('http://127.0.0.1:{settings.port}/health', timeout=5)"
 
 
-def _yaml(data: Mapping[str, Any]) -> str:
+def _yaml(data: Mapping[str, Any], words: str = WORDS) -> str:
     import yaml
 
-    return f"# {WORDS}\n" + yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=120)
+    return f"# {words}\n" + yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=120)

@@ -29,11 +29,11 @@ def problem() -> str | None:
     body = {key: value for key, value in manifest.items() if key != "digest"}
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != manifest.get("digest"):
         return f"{HERE / MANIFEST} was changed since it was made: deploy again"
-    return changed(files) or foreign(gate)
+    return changed(files, manifest.get("free", [])) or foreign(gate)
 
 
-def changed(files: dict[str, Any]) -> str | None:
-    """The first file that is missing, changed, or not the bundle's."""
+def changed(files: dict[str, Any], free: list[str]) -> str | None:
+    """The first file that is missing, changed, or not the bundle's; those that are free may be."""
     inside = sorted(HERE.rglob("*"))
     for path in inside:
         if path.is_symlink():
@@ -47,7 +47,7 @@ def changed(files: dict[str, Any]) -> str | None:
     for path in inside:
         within = path.relative_to(HERE)
         name = within.as_posix()
-        if not path.is_dir() and "__pycache__" not in within.parts and name not in files and name not in (MANIFEST, SIGNATURE):
+        if not path.is_dir() and "__pycache__" not in within.parts and name not in files and name not in (MANIFEST, SIGNATURE, *free):
             return f"{path} is not part of the bundle: remove it or deploy again"
     return None
 

@@ -49,7 +49,7 @@ def bundle(tmp_path: Path) -> Path:
 def test_the_same_settings_give_the_same_bytes_and_every_file_is_listed(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     found = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
-    assert found == {*manifest["files"], "manifest.json"}
+    assert found == {*manifest["files"], "manifest.json", "compose.yaml", "chart/values.yaml"}
     assert {"serve.sh", "check.py", "Dockerfile", "compose.yaml", "ray_serve.yaml", "chart/Chart.yaml", "chart/values.yaml",
             "chart/templates/deployment.yaml"} <= found
     assert VllmServing.model_validate(manifest["settings"]).gate.version == "0.32.0"
@@ -282,7 +282,7 @@ def test_another_engine_is_refused_in_one_line(bundle: Path, tmp_path: Path, pac
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["models/draft/config.json", "serve.sh", "chart/values.yaml", "manifest.json", "added.txt"])
+@pytest.mark.parametrize("name", ["models/draft/config.json", "serve.sh", "chart/Chart.yaml", "manifest.json", "added.txt"])
 def test_a_changed_or_added_file_is_refused_and_named(bundle: Path, tmp_path: Path, name: str) -> None:
     with (bundle / name).open("a") as file:
         file.write(" \n# more" if name != "manifest.json" else " x")
@@ -294,6 +294,14 @@ def test_a_changed_or_added_file_is_refused_and_named(bundle: Path, tmp_path: Pa
         done = run_bundle(bundle, tmp_path)
         assert done.returncode == 2
         assert name in done.stderr
+
+
+def test_what_an_installation_may_change_is_outside_the_check(bundle: Path, tmp_path: Path) -> None:
+    for name in ("chart/values.yaml", "compose.yaml", ".env"):
+        with (bundle / name).open("a") as file:
+            file.write("# mine\n")
+    done = run_bundle(bundle, tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_linked_folder_is_refused_and_a_folder_above_does_not_excuse_files(bundle: Path, tmp_path: Path) -> None:
