@@ -188,7 +188,8 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
 def _standing(home: Path, release: ReleaseVersion) -> list[tuple[int, Path]]:
     """A release's bundles with their numbers, the oldest first; older ones may have been removed from among them."""
     found = ((NAME.fullmatch(path.name), path) for path in (home.iterdir() if home.is_dir() else ()))
-    return sorted((int(name[3] or 1), path) for name, path in found if name and (int(name[1]), name[2]) == (release.version, release.device))
+    return sorted((int(name[3] or 1), path) for name, path in found
+                  if name and (int(name[1]), name[2]) == (release.version, release.device))
 
 
 def _download_pins(store: Store, release: ReleaseVersion, place: Path) -> dict[str, Published]:

@@ -76,14 +76,14 @@ class VllmServing(Strict):
         for role, (model, revision) in self.models().items():
             if not model.startswith(BUNDLED) and not (isinstance(revision, str) and re.fullmatch(COMMIT, revision)):
                 raise ValueError(f"{role}: put {model} into the bundle ({BUNDLED}…), or name its commit on the hub (revision)")
-        if self.gate.passed and (what := self._unlike()):
-            raise ValueError(f"{what} is not what the gate judged: serve what it judged, or gate again")
         if self.gate.device == "cpu" and self.image is None:
             raise ValueError("image: name an image with vLLM for CPUs, vLLM's own is for CUDA")
         if self.gate.device == "cpu" and self.gpus != 1:
             raise ValueError("gpus: there are none on CPUs")
         if self.speculative is not None and not {"method", "model"} & self.speculative.keys():
             raise ValueError("speculative: it names neither a method nor a model")
+        if self.gate.passed and (what := self._unlike()):
+            raise ValueError(f"{what} is not what the gate judged: serve what it judged, or gate again")
         return self
 
     def _unlike(self) -> str | None:
@@ -161,5 +161,6 @@ def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, d
         raise DraftwellError(f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value")
     judged = record["settings"]
     speculative = judged if draft is None or not judged or "model" not in judged else {**judged, "model": draft}
-    return validate(VllmServing, {"dtype": dtype_of(str(record["dtype"])), "speculative": speculative, "fingerprint": fingerprint, **serving,
-                                  "gate": {**{name: record[name] for name in wanted}, "device": device}}, where)
+    gate = {**{name: record[name] for name in wanted}, "device": device}
+    return validate(VllmServing, {"dtype": dtype_of(str(record["dtype"])), "speculative": speculative, "fingerprint": fingerprint,
+                                  **serving, "gate": gate}, where)

@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from registry.bundles.vllm.render import HERE, compose, ray_serve, rendered, serve_script, write_bundle
-from registry.bundles.vllm.settings import VllmServing, gated_serving
+from registry.bundles.vllm.settings import SCHEDULE, VllmServing, gated_serving
 from tests.support.errors import raises_code
 
 DRAFTED = {"method": "draft_model", "model": "models/draft", "num_speculative_tokens": 3}
@@ -66,8 +66,7 @@ def test_what_the_settings_name_must_be_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("changes", "said"), [
     ({"gate": {**GATE, "passed": False}}, "gate it there"), ({"gate": CPU["gate"]}, "name an image"),
-    ({**CPU, "gpus": 2}, "there are none on CPUs"), ({"speculative": {"num_speculative_tokens": 3},
-                                                             "gate": {**GATE, "settings": {"num_speculative_tokens": 3}}}, "neither a method nor a model"),
+    ({**CPU, "gpus": 2}, "there are none on CPUs"), ({"speculative": {"num_speculative_tokens": 3}}, "neither a method nor a model"),
     ({"memory": 1.5}, "memory"), ({"unknown": 1}, "unknown"), ({"gate": {**GATE, "version": "latest"}}, "version")])
 def test_settings_that_cannot_serve_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
@@ -141,9 +140,9 @@ def test_the_gates_record_becomes_the_settings() -> None:
 
 
 def test_loads_that_were_not_measured_are_decoded_plainly() -> None:
-    config = {"method": "ngram", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 16, 1]]}
+    config = {"method": "ngram", "num_speculative_tokens": 3, SCHEDULE: [[1, 4, 3], [5, 16, 1]]}
     settings = serving(speculative=config, gate={**GATE, "settings": config})
-    assert settings.engine_arguments()["speculative_config"]["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 16, 1], [17, 64, 0]]
+    assert settings.engine_arguments()["speculative_config"][SCHEDULE] == [[1, 4, 3], [5, 16, 1], [17, 64, 0]]
     few = serving(speculative=config, gate={**GATE, "settings": config}, max_num_seqs=16)
     assert few.engine_arguments()["speculative_config"] == config
 
