@@ -17,6 +17,7 @@ from string import Template
 from typing import Any
 
 from registry.bundles.vllm.settings import BUNDLED, VllmServing
+from serving.errors import DraftwellError
 from serving.files import json_digest, sha256_file
 
 MANIFEST = "manifest.json"
@@ -67,13 +68,13 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
     Returns:
         the manifest.
     Raises:
-        FileNotFoundError: a plug-in or a model that the settings place in the bundle is not there.
+        DraftwellError: a plug-in or a model that the settings place in the bundle is not there (`missing_file`).
     """
     named = [*settings.plugins, *([settings.requirements] if settings.requirements else []),
              *(model for model, _ in settings.models().values() if model.startswith(BUNDLED))]
     for name in named:
         if not (folder / name).exists():
-            raise FileNotFoundError(f"{folder / name}, which the settings name, is not in the bundle")
+            raise DraftwellError(f"{folder / name}, which the settings name, is not in the bundle: put it there", code="missing_file")
     for name, text in rendered(settings).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")

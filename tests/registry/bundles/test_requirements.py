@@ -88,6 +88,7 @@ def test_a_cpu_bundle_that_is_built_beside_cuda_libraries_leaves_them_out(instal
     ("2.13.0+cu130", "2.11.0+cu128", "2.13.0+cu130", "https://download.pytorch.org/whl/cu130", None),  # the gate measured with what is here
     ("2.13.0+cpu", "2.11.0+cu128", "2.11.0+cu128", "https://download.pytorch.org/whl/cu128", "is the one that the release was tuned with"),
     ("2.13.0+cpu", "2.13.0+cpu", "2.13.0", None, "is not known"),
+    ("2.13.0+cpu", "2.13.x (nightly)", "2.13.0", None, "is not known"),
     ("2.13.0+cpu", None, "2.13.0", None, "is not known")])
 def test_cuda_takes_the_build_of_torch_that_was_measured(installed: Callable[..., None], installed_torch: str, measured: str | None,
                                                          pinned: str, index: str | None, remark: str | None) -> None:

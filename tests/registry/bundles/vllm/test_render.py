@@ -59,7 +59,7 @@ def test_the_same_settings_give_the_same_bytes_and_every_file_is_listed(bundle: 
 
 
 def test_what_the_settings_name_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="models/draft"):
+    with raises_code("missing_file", "models/draft"):
         write_bundle(serving(), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
