@@ -28,6 +28,8 @@ ROOT = "/bundle"
 SPOOL = "/spool"
 """Where a plug-in of a container writes what it counted, for `draftwell monitor`."""
 WORDS = "Rendered by `draftwell deploy`; a change here is refused at start."
+USER = 1000
+"""Number of the user whom the image runs as."""
 DRAIN, MARGIN = 60, 15
 """Seconds that a container has to end, and how many of them are left when vLLM stops waiting for its requests."""
 FREE = (".env", "chart/values.yaml", "compose.yaml")
@@ -54,6 +56,10 @@ USER root
 ${installs}COPY . $root
 ENV PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 WORKDIR $root
+# vLLM compiles into its user's home; a name, because libraries ask for the user's.
+ENV HOME=/tmp USER=draftwell
+RUN install -d -o $user -g $user /spool /hub
+USER $user:$user
 EXPOSE $port
 HEALTHCHECK --start-period=600s CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:$port/health', timeout=5)"]
 ENTRYPOINT ["/bin/sh", "$root/serve.sh", "--host", "0.0.0.0"]
@@ -122,15 +128,17 @@ def dockerfile(settings: VllmServing) -> str:
         wheels = " ".join(settings.plugins)
         installs += f"COPY {wheels} /install/\nRUN cd /install && pip install --no-cache-dir --no-deps {wheels}\n"
     return DOCKERFILE.substitute(words=WORDS, image=settings.image_name, port=settings.port, base=settings.base_image, installs=installs,
-                                 root=ROOT, gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
+                                 root=ROOT, user=USER, gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
 
 
 def compose(settings: VllmServing) -> dict[str, Any]:
     """`compose.yaml`: one replica with its GPUs reserved; the spool is a volume that a worker may share."""
     service: dict[str, Any] = {
         "image": settings.image_name, "build": ".", "restart": "unless-stopped", "security_opt": ["no-new-privileges:true"],
+        "cap_drop": ["ALL"], "read_only": True, "tmpfs": ["/tmp:exec"],  # where vLLM compiles, and loads what it compiled
         "ports": [f"127.0.0.1:{settings.port}:{settings.port}"],
-        "environment": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/hub"},
+        "environment": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/hub",
+                        "VLLM_API_KEY": "${VLLM_API_KEY:?give it a value in .env beside this file}"},
         "volumes": [f"spool:{SPOOL}", "hub:/hub"],
         "command": ["--shutdown-timeout", str(DRAIN - MARGIN)], "stop_grace_period": f"{DRAIN}s",
         "healthcheck": {"test": ["CMD", "python3", "-c", _probe(settings)], "interval": "10s", "start_period": "10m", "retries": 6}}
@@ -155,7 +163,9 @@ def chart_values(settings: VllmServing) -> dict[str, Any]:
     return {"image": {"name": settings.image_name, "pullPolicy": "IfNotPresent"}, "replicas": settings.replicas, "port": settings.port,
             "resources": {"requests": {"cpu": settings.cpus}, "limits": {"nvidia.com/gpu": settings.gpus} if on_gpu else {}},
             "runtimeClass": "", "sharedMemory": "8Gi", "spool": {"path": f"{SPOOL}/{settings.pair}", "claim": ""},
-            "hub": {"claim": "", "tokenSecret": ""}, "nodeSelector": {}, "tolerations": [],
+            "hub": {"claim": "", "tokenSecret": ""}, "apiKeySecret": "",
+            "security": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "allowPrivilegeEscalation": False,
+                         "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}, "nodeSelector": {}, "tolerations": [],
             "startSeconds": 1200, "drainSeconds": DRAIN}
 
 

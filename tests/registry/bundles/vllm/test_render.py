@@ -154,6 +154,10 @@ def test_compose_reserves_what_a_replica_needs() -> None:
     assert service["deploy"]["resources"]["reservations"]["devices"] == [{"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}]
     assert service["ports"] == ["127.0.0.1:8000:8000"]
     assert {volume.partition(":")[0] for volume in service["volumes"]} == set(data["volumes"])
+    assert (service["cap_drop"], service["read_only"], service["tmpfs"]) == (["ALL"], True, ["/tmp:exec"])
+    assert service["environment"]["VLLM_API_KEY"].startswith("${VLLM_API_KEY:?")
+    last = rendered(serving())["Dockerfile"].rindex("\nUSER ")
+    assert rendered(serving())["Dockerfile"][last:].startswith("\nUSER 1000:1000\n")
     on_cpu = yaml.safe_load(rendered(serving(**CPU))["compose.yaml"])["services"]["vllm"]
     assert on_cpu["deploy"]["resources"]["reservations"] == {"cpus": "4"}
 
@@ -174,7 +178,7 @@ def test_the_image_is_vllms_own_of_the_version_that_was_judged(bundle: Path) -> 
     text = (bundle / "Dockerfile").read_text()
     assert "FROM vllm/vllm-openai:v0.32.0\n" in text
     assert text.index("--require-hashes") < text.index("plugin-1-py3-none-any.whl /install/") < text.index("COPY . /bundle")
-    assert [line for line in rendered(serving())["Dockerfile"].splitlines() if line.startswith("RUN")] == []
+    assert [line for line in rendered(serving())["Dockerfile"].splitlines() if line.startswith("RUN")] == ["RUN install -d -o 1000 -g 1000 /spool /hub"]
 
 
 def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
@@ -214,7 +218,7 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
     assert (head["apiVersion"], head["name"], head["version"], head["appVersion"]) == ("v2", "draftwell-my-pair", "7.0.0", "0.32.0")
     if filled:
         values |= {"runtimeClass": "nvidia", "port": 9000, "spool": {**values["spool"], "claim": "spool"},
-                   "hub": {"claim": "hub", "tokenSecret": "token"},
+                   "hub": {"claim": "hub", "tokenSecret": "token"}, "apiKeySecret": "keys",
                    "tolerations": [{"key": "gpu", "operator": "Exists"}]}
     made = {path.stem: yaml.safe_load(expand(path.read_text(), values)) for path in TEMPLATES}
     assert {data["kind"] for data in made.values()} == {"Deployment", "Service", "PodDisruptionBudget"}
@@ -233,6 +237,11 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["spec"]["volumes"]}
     assert ("runtimeClassName" in pod["spec"]) is filled
     assert ("HF_TOKEN" in str(container["env"])) is filled
+    (key,) = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if one["name"] == "VLLM_API_KEY"] if filled else [None]
+    assert key == ({"name": "keys", "key": "key"} if filled else None)
+    allowed = container["securityContext"]
+    assert (allowed["runAsNonRoot"], allowed["runAsUser"], allowed["readOnlyRootFilesystem"]) == (True, 1000, True)
+    assert allowed["capabilities"] == {"drop": ["ALL"]}
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not on PATH: the chart was read, but not by Helm itself")
