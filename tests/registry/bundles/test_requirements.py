@@ -100,6 +100,14 @@ def test_cuda_takes_the_build_of_torch_that_was_measured(installed: Callable[...
     assert (lock.note or "") in lock.text
 
 
+def test_a_torch_that_the_runtime_does_not_take_is_not_pinned(installed: Callable[..., None]) -> None:
+    installed({"draftwell": ("0.1.0", ["torch>=2.11"]), "torch": ("2.13.0+cpu", [])})
+    lock = locked("cuda", measured={"torch": "2.9.1+cu128"})
+    assert lock.torch == "2.13.0"
+    assert "tuned with torch 2.9.1+cu128, and the runtime needs torch>=2.11" in str(lock.note)
+    assert locked("cuda", measured={"torch": "2.11.0+cu128"}).torch == "2.11.0+cu128"
+
+
 def test_pypis_own_build_of_torch_is_taken_from_there(installed: Callable[..., None]) -> None:
     installed({"draftwell": ("0.1.0", ["torch"]), "torch": ("2.13.0", ["nvidia-cublas"]), "nvidia-cublas": ("13", [])})
     lock = locked("cuda")
