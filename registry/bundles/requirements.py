@@ -134,8 +134,8 @@ def pinned_torch(installed: str, device: str, measured: Mapping[str, str], cuda_
     if tuned and (tuned.local or "cu").startswith("cu"):
         for needed in map(Requirement, runtime_requirements()):
             if needed.name == "torch" and not needed.specifier.contains(tuned, prereleases=True):
-                return public, (f"Built beside torch {installed}, which has no CUDA: the release was tuned with torch {tuned}, and the runtime "
-                                f"needs {needed}")
+                return public, (f"Built beside torch {installed}, which has no CUDA: the release was tuned with torch {tuned}, "
+                                f"and the runtime needs {needed}")
         return str(tuned), f"Built beside torch {installed}: the pinned torch {tuned} is the one that the release was tuned with"
     return public, f"Built beside torch {installed}, which has no CUDA: which CUDA build of it was measured is not known"
 

@@ -79,7 +79,8 @@ def too_large(spec: PairSpec, device: str, memory: Mapping[str, float] | None = 
     if takes is None or has is None or takes * ROOM <= has:
         return None
     needed = takes * ROOM
-    return f"its weights take {takes:g} GB in {number_format or spec.number_format}, with slots about {needed:.0f}, and {device} has {has:.0f} GB"
+    named = number_format or spec.number_format
+    return f"its weights take {takes:g} GB in {named}, with slots about {needed:.0f}, and {device} has {has:.0f} GB"
 
 
 def export_only(spec: PairSpec, memory: Mapping[str, float] | None = None) -> str | None:

@@ -178,7 +178,8 @@ def test_the_image_is_vllms_own_of_the_version_that_was_judged(bundle: Path) -> 
     text = (bundle / "Dockerfile").read_text()
     assert "FROM vllm/vllm-openai:v0.32.0\n" in text
     assert text.index("--require-hashes") < text.index("plugin-1-py3-none-any.whl /install/") < text.index("COPY . /bundle")
-    assert [line for line in rendered(serving())["Dockerfile"].splitlines() if line.startswith("RUN")] == ["RUN install -d -o 1000 -g 1000 /spool /hub"]
+    plain = rendered(serving())["Dockerfile"].splitlines()
+    assert [line for line in plain if line.startswith("RUN")] == ["RUN install -d -o 1000 -g 1000 /spool /hub"]
 
 
 def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
