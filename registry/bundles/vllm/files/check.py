@@ -85,7 +85,7 @@ def other_gpu(judged: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     classes = {"cuda-" + re.sub(r"[^a-z0-9_]+", "-", line.lower()).strip("-") for line in done.stdout.splitlines() if line.strip()}
-    if judged and classes - {judged}:
+    if judged and classes and judged not in classes:
         return f"the GPU here is {', '.join(sorted(classes))}, the gate judged {judged}: tune and gate again here"
     return None
 

@@ -254,7 +254,8 @@ def test_helm_renders_the_chart_and_kubeconform_takes_it(bundle: Path) -> None:
     subprocess.run(["kubeconform", "-strict", "-"], input=done.stdout, text=True, check=True)
 
 
-def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str = "0.32.0") -> subprocess.CompletedProcess[str]:
+def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str = "0.32.0",
+               gpu: str = "A  GPU") -> subprocess.CompletedProcess[str]:
     """serve.sh with a stand-in for vLLM that prints its arguments."""
     site = tmp_path / f"site-{package}-{version}"
     place = site / "vllm" / "entrypoints" / "openai"
@@ -265,8 +266,13 @@ def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str
     info = site / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text(f"#!/bin/sh\necho '{gpu}'\n")
+    tool.chmod(0o755)
     return subprocess.run([str(bundle / "serve.sh"), "--host", "0.0.0.0"], cwd=tmp_path, capture_output=True, text=True, check=False,
-                          env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"})
+                          env={"PATH": f"{tool.parent}:/usr/bin:/bin", "PYTHON": sys.executable, "PYTHONPATH": str(site),
+                               "PYTHONDONTWRITEBYTECODE": "1"})
 
 
 def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path) -> None:
@@ -289,6 +295,12 @@ def test_another_engine_is_refused_in_one_line(bundle: Path, tmp_path: Path, pac
     assert done.stderr.startswith("draftwell: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_another_gpu_is_refused(bundle: Path, tmp_path: Path) -> None:
+    done = run_bundle(bundle, tmp_path, gpu="Other GPU 9")
+    assert (done.returncode, "the GPU here is cuda-other-gpu-9, the gate judged cuda-a-gpu" in done.stderr) == (2, True)
+    assert run_bundle(bundle, tmp_path, gpu="").returncode == 0, "no name, nothing to compare"
 
 
 @pytest.mark.parametrize("name", ["models/draft/config.json", "serve.sh", "chart/Chart.yaml", "manifest.json", "added.txt"])
