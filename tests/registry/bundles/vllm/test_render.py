@@ -31,7 +31,7 @@ def serving(**changes: Any) -> VllmServing:
                                        "fingerprint": "f" * 64, "speculative": DRAFTED, "gpus": 2, "gate": GATE, **changes})
 
 
-CPU = {"gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2"}, "image": "some/vllm-cpu:0.32.0", "gpus": 1}
+CPU: dict[str, Any] = {"gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2"}, "image": "some/vllm-cpu:0.32.0", "gpus": 1}
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def test_what_the_gate_did_not_judge_is_refused(changes: dict[str, Any], said: s
 
 def test_the_gates_record_becomes_the_settings() -> None:
     record = {"engine": "vllm", **GATE, "dtype": "bfloat16-int8", "checks": [], "made": "2026-01-01"}
-    made = {"device": "cuda", "fingerprint": "f" * 64, "draft": "models/draft", "pair": "some", "release": 1, "model": "a/b",
-            "revision": "a" * 40}
+    made: dict[str, Any] = {"device": "cuda", "fingerprint": "f" * 64, "draft": "models/draft", "pair": "some", "release": 1,
+                            "model": "a/b", "revision": "a" * 40}
     found = gated_serving(record, **made)
     assert (found.dtype, found.speculative, found.gate.version) == ("bfloat16", DRAFTED, "0.32.0")
     for changed, said in (({"passed": False}, "did not pass"), ({"fingerprint": "e" * 64}, "not what the gate judged"),
