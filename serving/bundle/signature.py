@@ -6,6 +6,7 @@ the only one in a bundle that the manifest does not list, as it comes after it.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -39,6 +40,20 @@ def check_signature(bundle: Path, key: str, flags: Sequence[str] = ()) -> None:
     if problem is not None:
         raise BundleError(f"the signature of {bundle} does not fit the key {key} ({problem}): deploy again with its private key",
                           code="wrong_signature")
+
+
+def split_flags(text: str, name: str) -> list[str]:
+    """Options of cosign, as a shell splits them.
+
+    Args:
+        name: of what holds them, for the error.
+    Raises:
+        BundleError: a quote is open (`bad_value`).
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise BundleError(f"{name}: {text!r} cannot be split into options ({error}): close the quote", code="bad_value") from error
 
 
 def run_cosign(*words: str) -> str | None:

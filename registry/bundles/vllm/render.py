@@ -17,6 +17,7 @@ from string import Template
 from typing import Any
 
 from registry.bundles.vllm.settings import BUNDLED, VllmServing
+from serving.errors import DraftwellError
 from serving.files import json_digest, sha256_file
 
 MANIFEST = "manifest.json"
@@ -27,6 +28,13 @@ ROOT = "/bundle"
 SPOOL = "/spool"
 """Where a plug-in of a container writes what it counted, for `draftwell monitor`."""
 WORDS = "Rendered by `draftwell deploy`; a change here is refused at start."
+USER = 1000
+"""Number of the user whom the image runs as."""
+DRAIN, MARGIN = 60, 15
+"""Seconds that a container has to end, and how many of them are left when vLLM stops waiting for its requests."""
+FREE = (".env", "chart/values.yaml", "compose.yaml")
+"""What whoever installs the bundle may change; the check at start leaves it out."""
+OWN_WORDS = "Rendered by `draftwell deploy`; yours to change: the check at start leaves this file out."
 EXECUTABLE = ("serve.sh",)
 
 SERVE = Template("""\
@@ -35,8 +43,9 @@ SERVE = Template("""\
 set -eu
 cd "$$(dirname "$$0")"
 PYTHON="$${PYTHON:-python3}"
-"$$PYTHON" check.py
-${environment}exec "$$PYTHON" -m vllm.entrypoints.openai.api_server --model "$${DRAFTWELL_TARGET:-$model}" --port "$${PORT:-$port}" \\
+"$$PYTHON" -P check.py
+${environment}MODEL=$model
+exec "$$PYTHON" -P -m vllm.entrypoints.openai.api_server --model "$$MODEL" --port "$${PORT:-$port}" \\
   $arguments "$$@"
 """)
 DOCKERFILE = Template("""\
@@ -47,6 +56,10 @@ USER root
 ${installs}COPY . $root
 ENV PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 WORKDIR $root
+# vLLM compiles into its user's home; a name, because libraries ask for the user's.
+ENV HOME=/tmp USER=draftwell
+RUN install -d -o $user -g $user /spool /hub
+USER $user:$user
 EXPOSE $port
 HEALTHCHECK --start-period=600s CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:$port/health', timeout=5)"]
 ENTRYPOINT ["/bin/sh", "$root/serve.sh", "--host", "0.0.0.0"]
@@ -61,13 +74,13 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
     Returns:
         the manifest.
     Raises:
-        FileNotFoundError: a plug-in or a model that the settings place in the bundle is not there.
+        DraftwellError: a plug-in or a model that the settings place in the bundle is not there (`missing_file`).
     """
     named = [*settings.plugins, *([settings.requirements] if settings.requirements else []),
-             *(model for model in _models(settings) if model.startswith(BUNDLED))]
+             *(model for model, _ in settings.models().values() if model.startswith(BUNDLED))]
     for name in named:
         if not (folder / name).exists():
-            raise FileNotFoundError(f"{folder / name}, which the settings name, is not in the bundle")
+            raise DraftwellError(f"{folder / name}, which the settings name, is not in the bundle: put it there", code="missing_file")
     for name, text in rendered(settings).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
@@ -76,9 +89,11 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
         if source.is_file() and "__pycache__" not in source.parts:
             (folder / source.relative_to(HERE)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, folder / source.relative_to(HERE))
-    files = {path.relative_to(folder).as_posix(): {"sha256": sha256_file(path), "size": path.stat().st_size}
-             for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST}
-    body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"), "files": files}
+    files = {name: {"sha256": sha256_file(path), "size": path.stat().st_size}
+             for path in sorted(folder.rglob("*"))
+             if path.is_file() and (name := path.relative_to(folder).as_posix()) not in (MANIFEST, *FREE)}
+    body: dict[str, Any] = {"schema_version": SCHEMA, "kind": "vllm", "settings": settings.model_dump(mode="json"), "files": files,
+                            "free": list(FREE)}
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({**body, "digest": json_digest(body)}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return manifest
@@ -86,9 +101,9 @@ def write_bundle(settings: VllmServing, folder: Path) -> Path:
 
 def rendered(settings: VllmServing) -> dict[str, str]:
     """Path in the bundle → text of every file that depends on the settings."""
-    return {"serve.sh": serve_script(settings), "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings)),
+    return {"serve.sh": serve_script(settings), "Dockerfile": dockerfile(settings), "compose.yaml": _yaml(compose(settings), OWN_WORDS),
             "ray_serve.yaml": _yaml(ray_serve(settings)), "chart/Chart.yaml": _yaml(chart(settings)),
-            "chart/values.yaml": _yaml(chart_values(settings))}
+            "chart/values.yaml": _yaml(chart_values(settings), OWN_WORDS), ".dockerignore": ".env\n"}
 
 
 def serve_script(settings: VllmServing) -> str:
@@ -99,7 +114,7 @@ def serve_script(settings: VllmServing) -> str:
         words.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
     environment = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.environment.items()))
     return SERVE.substitute(pair=settings.pair, release=settings.release, version=settings.gate.version, device=settings.gate.device,
-                            words=WORDS, environment=environment, model=settings.model, port=settings.port,
+                            words=WORDS, environment=environment, model=shlex.quote(settings.model), port=settings.port,
                             arguments=" ".join(words))
 
 
@@ -113,16 +128,19 @@ def dockerfile(settings: VllmServing) -> str:
         wheels = " ".join(settings.plugins)
         installs += f"COPY {wheels} /install/\nRUN cd /install && pip install --no-cache-dir --no-deps {wheels}\n"
     return DOCKERFILE.substitute(words=WORDS, image=settings.image_name, port=settings.port, base=settings.base_image, installs=installs,
-                                 root=ROOT, gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
+                                 root=ROOT, user=USER, gpus=" --gpus all --ipc host" if settings.gate.device == "cuda" else "")
 
 
 def compose(settings: VllmServing) -> dict[str, Any]:
     """`compose.yaml`: one replica with its GPUs reserved; the spool is a volume that a worker may share."""
     service: dict[str, Any] = {
         "image": settings.image_name, "build": ".", "restart": "unless-stopped", "security_opt": ["no-new-privileges:true"],
+        "cap_drop": ["ALL"], "read_only": True, "tmpfs": ["/tmp:exec"],  # where vLLM compiles, and loads what it compiled
         "ports": [f"127.0.0.1:{settings.port}:{settings.port}"],
-        "environment": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/hub"},
-        "volumes": [f"spool:{SPOOL}", "hub:/hub"], "stop_grace_period": "60s",
+        "environment": {"DRAFTWELL_SPOOL": f"{SPOOL}/{settings.pair}", "HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/hub",
+                        "VLLM_API_KEY": "${VLLM_API_KEY:?give it a value in .env beside this file}"},
+        "volumes": [f"spool:{SPOOL}", "hub:/hub"],
+        "command": ["--shutdown-timeout", str(DRAIN - MARGIN)], "stop_grace_period": f"{DRAIN}s",
         "healthcheck": {"test": ["CMD", "python3", "-c", _probe(settings)], "interval": "10s", "start_period": "10m", "retries": 6}}
     if settings.gate.device == "cuda":
         service["ipc"] = "host"
@@ -145,8 +163,10 @@ def chart_values(settings: VllmServing) -> dict[str, Any]:
     return {"image": {"name": settings.image_name, "pullPolicy": "IfNotPresent"}, "replicas": settings.replicas, "port": settings.port,
             "resources": {"requests": {"cpu": settings.cpus}, "limits": {"nvidia.com/gpu": settings.gpus} if on_gpu else {}},
             "runtimeClass": "", "sharedMemory": "8Gi", "spool": {"path": f"{SPOOL}/{settings.pair}", "claim": ""},
-            "hub": {"claim": "", "tokenSecret": ""}, "nodeSelector": {}, "tolerations": [],
-            "startSeconds": 1200, "drainSeconds": 60}
+            "hub": {"claim": "", "tokenSecret": ""}, "apiKeySecret": "",
+            "security": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "allowPrivilegeEscalation": False,
+                         "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}, "nodeSelector": {}, "tolerations": [],
+            "startSeconds": 1200, "drainSeconds": DRAIN}
 
 
 def ray_serve(settings: VllmServing) -> dict[str, Any]:
@@ -164,17 +184,11 @@ def ray_serve(settings: VllmServing) -> dict[str, Any]:
     return {"http_options": {"host": "0.0.0.0", "port": settings.port}, "applications": [application]}
 
 
-def _models(settings: VllmServing) -> list[str]:
-    """All that the settings name as models."""
-    speculative = settings.speculative or {}
-    return [settings.model, *([speculative["model"]] if isinstance(speculative.get("model"), str) else [])]
-
-
 def _probe(settings: VllmServing) -> str:
     return f"import urllib.request as r; r.urlopen('http://127.0.0.1:{settings.port}/health', timeout=5)"
 
 
-def _yaml(data: Mapping[str, Any]) -> str:
+def _yaml(data: Mapping[str, Any], words: str = WORDS) -> str:
     import yaml
 
-    return f"# {WORDS}\n" + yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=120)
+    return f"# {words}\n" + yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=120)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from registry.pairs.catalogue import NAME
-from registry.strict import Strict
+from registry.strict import Strict, validate
+from serving.errors import DraftwellError
+from serving.number_format import dtype_of
 
 BUNDLED = "models/"
 """How the names of model folders begin that are in the bundle."""
 VERSION = r"^\d+(\.\d+)+([a-z0-9.]*)$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
+FILE = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+WHEEL = FILE.replace("*$", r"*\.whl$")
+COMMIT = r"^[0-9a-f]{40}$"
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+ONE_LINE = r"^[^\x00-\x1f\x7f]+$"
 
 
 class EngineGate(Strict):
@@ -21,6 +32,9 @@ class EngineGate(Strict):
     version: str = Field(pattern=VERSION, description="version of the engine that was measured, without its build")
     device: Literal["cpu", "cuda"]
     device_class: str | None = Field(None, description="machine class that it was measured on")
+    dtype: str | None = Field(None, description="number format that was measured")
+    fingerprint: str | None = Field(None, description="of the models that were measured")
+    settings: dict[str, Any] | None = Field(None, description="the speculative config that was judged; left out, plain decoding")
     passed: bool
     ungated_reason: str | None = Field(None, description="why it is deployed without a passed gate")
 
@@ -33,9 +47,10 @@ class VllmServing(Strict):
 
     pair: str = Field(pattern=NAME, description="name of the pair")
     release: int = Field(ge=1, description="number of the release")
-    model: str = Field(min_length=1, description="the target")
-    revision: str | None = Field(None, description="commit, tag or branch of the target on the hub")
-    served_name: str | None = Field(None, description="model's name in the API; left out, the pair's")
+    model: str = Field(pattern=ONE_LINE, description="the target")
+    revision: str | None = Field(None, pattern=COMMIT, description="the target's commit on the hub; left out where it is in the bundle")
+    fingerprint: str | None = Field(None, description="of the release's models; needed where the gate passed")
+    served_name: str | None = Field(None, pattern=ONE_LINE, description="model's name in the API; left out, the pair's")
     speculative: dict[str, Any] | None = Field(None, description="vLLM's speculative_config; left out, plain decoding")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     max_model_len: int | None = Field(None, ge=2, description="most tokens of prompt and answer; left out, the model's limit")
@@ -45,24 +60,50 @@ class VllmServing(Strict):
     cpus: int = Field(4, ge=1, description="cores that a replica asks for")
     replicas: int = Field(2, ge=1, description="copies behind one address: with two, one may restart")
     port: int = Field(8000, ge=1, le=65535)
-    image: str | None = Field(None, description="image with vLLM that the bundle's is made from; left out, vLLM's own for CUDA of that "
-                                                "version. For CPUs it has to be named")
-    plugins: tuple[str, ...] = Field((), description="file names of wheels in the bundle that are installed beside vLLM")
-    requirements: str | None = Field(None, description="file in the bundle with what the plug-ins need, locked with hashes")
-    environment: dict[str, str] = Field(default_factory=dict, description="further variables of the engine's process; no secrets")
+    image: str | None = Field(None, pattern=IMAGE, description="image with vLLM that the bundle's is made from; left out, vLLM's own for "
+                                                               "CUDA of that version. For CPUs it has to be named")
+    plugins: tuple[Annotated[str, StringConstraints(pattern=WHEEL)], ...] = Field(
+        (), description="file names of wheels in the bundle that are installed beside vLLM")
+    requirements: str | None = Field(None, pattern=FILE, description="file in the bundle with what the plug-ins need, locked with hashes")
+    environment: dict[Annotated[str, StringConstraints(pattern=VARIABLE)], str] = Field(
+        default_factory=dict, description="further variables of the engine's process; no secrets")
     gate: EngineGate
 
     @model_validator(mode="after")
     def _is_complete(self) -> VllmServing:
         if not self.gate.passed and not self.gate.ungated_reason:
             raise ValueError("the gate did not pass on vLLM: gate it there, or give a reason (ungated_reason)")
+        for role, (model, revision) in self.models().items():
+            if not model.startswith(BUNDLED) and not (isinstance(revision, str) and re.fullmatch(COMMIT, revision)):
+                raise ValueError(f"{role}: put {model} into the bundle ({BUNDLED}…), or name its commit on the hub (revision)")
         if self.gate.device == "cpu" and self.image is None:
             raise ValueError("image: name an image with vLLM for CPUs, vLLM's own is for CUDA")
         if self.gate.device == "cpu" and self.gpus != 1:
             raise ValueError("gpus: there are none on CPUs")
         if self.speculative is not None and not {"method", "model"} & self.speculative.keys():
             raise ValueError("speculative: it names neither a method nor a model")
+        if self.gate.passed and (what := self._unlike()):
+            raise ValueError(f"{what} is not what the gate judged: serve what it judged, or gate again")
         return self
+
+    def _unlike(self) -> str | None:
+        """What is served otherwise than it was judged; a draft has another path where it is served, and its digest in the fingerprint."""
+        gate = self.gate
+        if gate.device_class is None or not gate.device_class.startswith(f"{gate.device}-"):
+            return f"device {gate.device} (the record has class {gate.device_class})"
+        if self.fingerprint is None or self.fingerprint != gate.fingerprint:
+            return f"fingerprint {self.fingerprint}"
+        if gate.dtype is None or self.dtype != dtype_of(gate.dtype):
+            return f"dtype {self.dtype}"
+        judged, served = ({key: value for key, value in (config or {}).items() if key not in ("model", "revision")} | {
+            "model": "model" in (config or {})} for config in (gate.settings, self.speculative))
+        return "speculative" if judged != served else None
+
+    def models(self) -> dict[str, tuple[str, Any]]:
+        """The models by the fields that name them, with their revisions."""
+        speculative = self.speculative or {}
+        draft = {"speculative": (speculative["model"], speculative.get("revision"))} if isinstance(speculative.get("model"), str) else {}
+        return {"model": (self.model, self.revision), **draft}
 
     @property
     def name(self) -> str:
@@ -92,7 +133,34 @@ class VllmServing(Strict):
         """vLLM's arguments besides the model, by their names in Python; None, what is left to vLLM, is left out."""
         speculative = self.speculative and {
             key: self.place(value, root) if isinstance(value, str) else value for key, value in self.speculative.items()}
+        if speculative and speculative.get(SCHEDULE):
+            top = max(int(part[1]) for part in speculative[SCHEDULE])
+            if top < self.max_num_seqs:  # vLLM would go on with the last length at loads that nobody measured
+                speculative[SCHEDULE] = [*speculative[SCHEDULE], [top + 1, self.max_num_seqs, 0]]
         on_gpus = {"gpu_memory_utilization": self.memory, "tensor_parallel_size": self.gpus} if self.gate.device == "cuda" else {}
         found = {"revision": self.revision, "dtype": self.dtype, "max_model_len": self.max_model_len, "max_num_seqs": self.max_num_seqs,
                  **on_gpus, "speculative_config": speculative}
         return {name: value for name, value in found.items() if value is not None}
+
+
+def gated_serving(record: Mapping[str, Any], *, device: str, fingerprint: str, draft: str | None = None, **serving: Any) -> VllmServing:
+    """The settings that serve what an engine's gate judged, and nothing else.
+
+    Args:
+        record: the fields of an `EngineGateRecord`.
+        device: cpu or cuda.
+        fingerprint: of the release's models.
+        draft: place of the draft or head in the bundle, where the judged config has one.
+        serving: other fields of `VllmServing`.
+    Raises:
+        DraftwellError: the record lacks a field or did not pass, or the settings are not what it judged (`bad_value`).
+    """
+    where = "settings of the vLLM bundle"
+    wanted = ("engine", "version", "device_class", "dtype", "fingerprint", "settings", "passed")
+    if lacking := [name for name in wanted if name not in record]:
+        raise DraftwellError(f"{where}: the gate's record lacks {', '.join(lacking)}: gate again", code="bad_value")
+    judged = record["settings"]
+    speculative = judged if draft is None or not judged or "model" not in judged else {**judged, "model": draft}
+    gate = {**{name: record[name] for name in wanted}, "device": device}
+    return validate(VllmServing, {"dtype": dtype_of(str(record["dtype"])), "speculative": speculative, "fingerprint": fingerprint,
+                                  **serving, "gate": gate}, where)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from serving.artifacts.hardware_profile import HardwareProfile
 from serving.artifacts.kinds import other_temperature
 from serving.artifacts.pair_files import PairFiles, draftwell_home, models_root, settings_digest
 from serving.bundle.bundle import Bundle, Manifest, open_bundle, refuse_inside
-from serving.bundle.signature import check_signature
+from serving.bundle.signature import check_signature, split_flags
 from serving.device import cuda_problem, device_class, set_threads
 from serving.errors import DraftwellError
 from serving.runtime.engine.thread_governor import ThreadGovernor, governor_for
@@ -53,7 +52,7 @@ def from_bundle(settings: ServerSettings, serving_now: ServedModel | None = None
     refuse_inside(path, {"DRAFTWELL_HOME": draftwell_home()})  # a draft's ONNX graph is cached there
     bundle = open_bundle(path)
     if settings.signature_key is not None:
-        check_signature(bundle.path, settings.signature_key, shlex.split(settings.signature_flags))
+        check_signature(bundle.path, settings.signature_key, split_flags(settings.signature_flags, "--signature-flags"))
     manifest = bundle.manifest
     if settings.dtype not in (None, manifest.dtype):
         raise DraftwellError(f"the bundle {path} was tuned in {manifest.dtype}, not {settings.dtype}: leave --dtype out, or deploy a "

@@ -14,6 +14,7 @@ import pytest
 import registry.bundles.build
 from registry.bundles.build import build_bundle, bundle_bytes, link_current, relink
 from registry.bundles.requirements import pinned_torch
+from registry.bundles.retention import prune
 from registry.bundles.wheel import Wheel, runtime_wheel
 from registry.pairs import PairSpec, fetch, model_records
 from registry.promotion import promote, rollback
@@ -211,6 +212,23 @@ def test_a_bundle_that_stands_is_not_touched_by_one_with_another_runtime(
     (second / "README.md").write_text("changed")
     assert relink(champion, find_release(champion, "tiny", "cpu", 1), out) == first, "the newest that is whole"
     assert build_bundle(champion, spec, files, out=out).name == "1-cpu.3"
+
+
+def test_a_gap_that_prune_left_hides_no_newer_bundle_and_is_not_filled(
+        champion: Store, spec: PairSpec, files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "dist"
+    build_bundle(champion, spec, files, out=out)
+    for number in ("9", "10"):
+        newer = Wheel(f"draftwell_runtime-{number}-py3-none-any.whl", number, number.encode())
+        monkeypatch.setattr(registry.bundles.build, "runtime_wheel", lambda newer=newer: newer)
+        if number == "10":
+            (out / "tiny" / "current").unlink()
+            assert [path.name for path in prune(out / "tiny", keep=1)] == ["1-cpu"]
+            again = relink(champion, find_release(champion, "tiny", "cpu", 1), out)
+            assert again is not None
+            assert again.name == "1-cpu.2"
+        built = build_bundle(champion, spec, files, out=out)
+    assert built.name == "1-cpu.3"
 
 
 def test_an_ungated_release_needs_a_reason(store: Store, spec: PairSpec, files: PairFiles, tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_a_cpu_bundle_that_is_built_beside_cuda_libraries_leaves_them_out(instal
     ("2.13.0+cu130", "2.11.0+cu128", "2.13.0+cu130", "https://download.pytorch.org/whl/cu130", None),  # the gate measured with what is here
     ("2.13.0+cpu", "2.11.0+cu128", "2.11.0+cu128", "https://download.pytorch.org/whl/cu128", "is the one that the release was tuned with"),
     ("2.13.0+cpu", "2.13.0+cpu", "2.13.0", None, "is not known"),
+    ("2.13.0+cpu", "2.13.x (nightly)", "2.13.0", None, "is not known"),
     ("2.13.0+cpu", None, "2.13.0", None, "is not known")])
 def test_cuda_takes_the_build_of_torch_that_was_measured(installed: Callable[..., None], installed_torch: str, measured: str | None,
                                                          pinned: str, index: str | None, remark: str | None) -> None:
@@ -97,6 +98,14 @@ def test_cuda_takes_the_build_of_torch_that_was_measured(installed: Callable[...
     assert (lock.note is None) is (remark is None)
     assert (remark or "") in (lock.note or "")
     assert (lock.note or "") in lock.text
+
+
+def test_a_torch_that_the_runtime_does_not_take_is_not_pinned(installed: Callable[..., None]) -> None:
+    installed({"draftwell": ("0.1.0", ["torch>=2.11"]), "torch": ("2.13.0+cpu", [])})
+    lock = locked("cuda", measured={"torch": "2.9.1+cu128"})
+    assert lock.torch == "2.13.0"
+    assert "tuned with torch 2.9.1+cu128, and the runtime needs torch>=2.11" in str(lock.note)
+    assert locked("cuda", measured={"torch": "2.11.0+cu128"}).torch == "2.11.0+cu128"
 
 
 def test_pypis_own_build_of_torch_is_taken_from_there(installed: Callable[..., None]) -> None:

@@ -13,13 +13,13 @@ from registry.bundles.build import build_bundle
 from registry.bundles.hashes import recorded_hashes
 from registry.bundles.requirements import locked
 from registry.bundles.sbom import SBOM
-from registry.bundles.signing import hashes_remark, signature_remark
+from registry.bundles.signing import hashes_remark, sign, signature_remark
 from registry.pairs import PairSpec
 from registry.promotion import promote
 from registry.store import Store
 from serving.artifacts.pair_files import PairFiles
 from serving.bundle.bundle import open_bundle
-from serving.bundle.signature import SIGNATURE, check_signature
+from serving.bundle.signature import SIGNATURE, check_signature, split_flags
 from serving.server.model.loading import from_bundle
 from serving.server.settings import ServerSettings
 from tests.support.errors import raises_code
@@ -115,6 +115,28 @@ def test_a_bundle_is_signed_and_its_signature_checked(
     (tmp_path / "other").write_text("foreign\n")
     with raises_code("wrong_signature", "failed to verify signature"):
         check_signature(built, str(tmp_path / "other"))
+
+
+def test_a_signature_of_an_old_key_and_a_damaged_one_are_replaced(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = tmp_path / "1-cpu"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text("{}")
+    monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(key))
+    for left in ("of an old key", ""):
+        (bundle / SIGNATURE).write_text(left)
+        sign(bundle)
+        check_signature(bundle, str(key))
+
+
+@pytest.mark.parametrize("flags", ["--annotations 'a", "a\\"])
+def test_flags_with_an_open_quote_are_named(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch, flags: str) -> None:
+    monkeypatch.setenv("DRAFTWELL_COSIGN_KEY", str(key))
+    monkeypatch.setenv("DRAFTWELL_COSIGN_FLAGS", flags)
+    with raises_code("bad_value", "DRAFTWELL_COSIGN_FLAGS"):
+        sign(tmp_path)
+    with raises_code("bad_value", "--signature-flags"):
+        split_flags(flags, "--signature-flags")
+    assert split_flags("--a 'b c'", "--signature-flags") == ["--a", "b c"]
 
 
 def test_what_cannot_be_signed_is_not_deployed(

@@ -32,6 +32,26 @@ def test_a_pair_runs_where_one_device_holds_it(spec: PairSpec, memory: dict[str,
     assert (found is None) is (why is None)
 
 
+@pytest.mark.parametrize(("number_format", "takes"), [
+    (None, "40 GB in bfloat16"), ("float16", "40 GB in float16"), ("float32", "80 GB in float32"), ("bfloat16-int8", None),
+    ("bfloat16-int4", None)])
+def test_the_number_format_decides_what_weights_take(number_format: str | None, takes: str | None) -> None:
+    found = too_large(pair(40), "cpu", {"cpu": 30.0}, number_format)
+    assert (found is None) is (takes is None)
+    assert (takes or "") in (found or "")
+
+
+def test_a_groups_limit_counts_where_it_is_below_the_machines_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, text in (("proc/self/cgroup", "5:memory:/a/b\n4:cpu:/\n0::/c\n"), ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "3000"),
+                       ("sys/fs/cgroup/c/memory.max", "max"), ("sys/fs/cgroup/memory.max", "2000")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert fitting.memory_limits(tmp_path) == [3000, 2000]
+    assert fitting.memory_limits(tmp_path / "none") == []
+    monkeypatch.setattr(fitting, "memory_limits", lambda: [5 * 10**8])
+    assert device_gigabytes()["cpu"] == 0.5
+
+
 def test_the_default_pair_runs_here_and_the_catalogue_says_how_large_the_others_are() -> None:
     assert device_gigabytes()["cpu"] > 1
     assert export_only(find_pair("default")) is None

@@ -9,6 +9,8 @@ import hashlib
 import importlib.metadata
 import json
 import pathlib
+import re
+import subprocess
 import sys
 from typing import Any
 
@@ -27,20 +29,25 @@ def problem() -> str | None:
     body = {key: value for key, value in manifest.items() if key != "digest"}
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != manifest.get("digest"):
         return f"{HERE / MANIFEST} was changed since it was made: deploy again"
-    return changed(files) or foreign(gate)
+    return changed(files, manifest.get("free", [])) or foreign(gate)
 
 
-def changed(files: dict[str, Any]) -> str | None:
-    """The first file that is missing, changed, or not the bundle's."""
+def changed(files: dict[str, Any], free: list[str]) -> str | None:
+    """The first file that is missing, changed, or not the bundle's; those that are free may be."""
+    inside = sorted(HERE.rglob("*"))
+    for path in inside:
+        if path.is_symlink():
+            return f"{path} is a link, and a bundle has none: deploy again"
     for name, record in files.items():
         path = HERE / name
-        if not path.is_file() or path.is_symlink():
+        if not path.is_file():
             return f"the bundle lacks its file {path}: deploy again"
         if path.stat().st_size != record["size"] or sha256(path) != record["sha256"]:
             return f"{path} was changed since it was made: deploy again"
-    for path in sorted(HERE.rglob("*")):
-        name = path.relative_to(HERE).as_posix()
-        if not path.is_dir() and "__pycache__" not in path.parts and name not in files and name not in (MANIFEST, SIGNATURE):
+    for path in inside:
+        within = path.relative_to(HERE)
+        name = within.as_posix()
+        if not path.is_dir() and "__pycache__" not in within.parts and name not in files and name not in (MANIFEST, SIGNATURE, *free):
             return f"{path} is not part of the bundle: remove it or deploy again"
     return None
 
@@ -67,8 +74,20 @@ def foreign(gate: dict[str, Any]) -> str | None:
             return f"vLLM {version} is installed, the gate judged {gate['version']}: install that, or tune and gate again with this one"
         if device != gate["device"]:
             return f"vLLM for {device} is installed, the gate judged {gate['device']}: install that build, or tune and gate again here"
-        return None
+        return other_gpu(str(gate.get("device_class") or "")) if device == "cuda" else None
     return "vLLM is not installed here: install it, or use the Dockerfile"
+
+
+def other_gpu(judged: str) -> str | None:
+    """Why this machine's GPU is not of the class that the gate judged; None where nvidia-smi cannot say."""
+    try:
+        done = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    classes = {"cuda-" + re.sub(r"[^a-z0-9_]+", "-", line.lower()).strip("-") for line in done.stdout.splitlines() if line.strip()}
+    if judged and classes and judged not in classes:
+        return f"the GPU here is {', '.join(sorted(classes))}, the gate judged {judged}: tune and gate again here"
+    return None
 
 
 if __name__ == "__main__":

@@ -17,19 +17,21 @@ import yaml
 from pydantic import ValidationError
 
 from registry.bundles.vllm.render import HERE, compose, ray_serve, rendered, serve_script, write_bundle
-from registry.bundles.vllm.settings import VllmServing
+from registry.bundles.vllm.settings import SCHEDULE, VllmServing, gated_serving
+from tests.support.errors import raises_code
 
-GATE = {"version": "0.32.0", "device": "cuda", "device_class": "cuda-a-gpu", "passed": True}
 DRAFTED = {"method": "draft_model", "model": "models/draft", "num_speculative_tokens": 3}
+GATE = {"version": "0.32.0", "device": "cuda", "device_class": "cuda-a-gpu", "dtype": "bfloat16", "fingerprint": "f" * 64,
+        "settings": {**DRAFTED, "model": "/where/it/was/measured"}, "passed": True}
 TEMPLATES = sorted((HERE / "chart" / "templates").glob("*.yaml"))
 
 
 def serving(**changes: Any) -> VllmServing:
-    return VllmServing.model_validate({"pair": "my.pair", "release": 7, "model": "some/target", "revision": "a" * 40,
-                                       "speculative": DRAFTED, "gpus": 2, "gate": GATE, **changes})
+    return VllmServing.model_validate({"pair": "my.pair", "release": 7, "model": "some/target", "revision": "a" * 40, "dtype": "bfloat16",
+                                       "fingerprint": "f" * 64, "speculative": DRAFTED, "gpus": 2, "gate": GATE, **changes})
 
 
-CPU = {"gate": {**GATE, "device": "cpu"}, "image": "some/vllm-cpu:0.32.0", "gpus": 1}
+CPU: dict[str, Any] = {"gate": {**GATE, "device": "cpu", "device_class": "cpu-x86-64-2c-avx2"}, "image": "some/vllm-cpu:0.32.0", "gpus": 1}
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def bundle(tmp_path: Path) -> Path:
 def test_the_same_settings_give_the_same_bytes_and_every_file_is_listed(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     found = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
-    assert found == {*manifest["files"], "manifest.json"}
+    assert found == {*manifest["files"], "manifest.json", "compose.yaml", "chart/values.yaml"}
     assert {"serve.sh", "check.py", "Dockerfile", "compose.yaml", "ray_serve.yaml", "chart/Chart.yaml", "chart/values.yaml",
             "chart/templates/deployment.yaml"} <= found
     assert VllmServing.model_validate(manifest["settings"]).gate.version == "0.32.0"
@@ -57,13 +59,13 @@ def test_the_same_settings_give_the_same_bytes_and_every_file_is_listed(bundle: 
 
 
 def test_what_the_settings_name_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="models/draft"):
+    with raises_code("missing_file", "models/draft"):
         write_bundle(serving(), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"gate": {**GATE, "passed": False}}, "gate it there"), ({"gate": {**GATE, "device": "cpu"}}, "name an image"),
+    ({"gate": {**GATE, "passed": False}}, "gate it there"), ({"gate": CPU["gate"]}, "name an image"),
     ({**CPU, "gpus": 2}, "there are none on CPUs"), ({"speculative": {"num_speculative_tokens": 3}}, "neither a method nor a model"),
     ({"memory": 1.5}, "memory"), ({"unknown": 1}, "unknown"), ({"gate": {**GATE, "version": "latest"}}, "version")])
 def test_settings_that_cannot_serve_are_refused(changes: dict[str, Any], said: str) -> None:
@@ -85,12 +87,64 @@ def test_all_files_start_the_same_arguments() -> None:
     assert (given["--tensor-parallel-size"], given["--max-model-len"], given["--gpu-memory-utilization"]) == ("2", "4096", "0.9")
     assert json.loads(given["--speculative-config"]) == DRAFTED
     (config,) = ray_serve(settings)["applications"][0]["args"]["llm_configs"]
-    assert config["engine_kwargs"] == {"revision": "a" * 40, "dtype": "auto", "max_model_len": 4096, "max_num_seqs": 64,
+    assert config["engine_kwargs"] == {"revision": "a" * 40, "dtype": "bfloat16", "max_model_len": 4096, "max_num_seqs": 64,
                                        "gpu_memory_utilization": 0.9, "tensor_parallel_size": 2,
                                        "speculative_config": {**DRAFTED, "model": "/bundle/models/draft"}}
-    plain = serving(speculative=None, **CPU)
+    plain = serving(**{**CPU, "gate": {**CPU["gate"], "settings": None}}, speculative=None)
     assert "speculative" not in serve_script(plain)
     assert "gpu" not in serve_script(plain)
+
+
+@pytest.mark.parametrize("model", ["a'b", 'a"; touch owned; "', "$(touch owned)", "`touch owned`", "a}b"])
+def test_no_name_is_run_by_the_shell(model: str, tmp_path: Path) -> None:
+    text = serve_script(serving(model=model, environment={"A_B": "$(touch owned)'"}))
+    text = text.replace('"$PYTHON" -P check.py\n', "").replace('exec "$PYTHON" -P', "printf '%s\\n'")
+    done = subprocess.run(["sh", "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
+    lines = done.stdout.splitlines()
+    assert lines[lines.index("--model") + 1] == model
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("changes", [
+    {"environment": {"A=1; touch x; B": "1"}}, {"plugins": ("a.whl; touch x.whl",)}, {"plugins": ("../a.whl",)}, {"plugins": ("a.zip",)},
+    {"requirements": "a b.txt"}, {"image": "a\nRUN touch x"}, {"image": "a b"}, {"model": "a\nb"}, {"served_name": "a\nb"}])
+def test_names_that_would_be_more_than_a_name_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(changes))):
+        serving(**changes)
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"speculative": {**DRAFTED, "num_speculative_tokens": 5}}, "speculative is not what the gate judged"),
+    ({"speculative": None}, "speculative is not what"), ({"fingerprint": "e" * 64}, "fingerprint"), ({"fingerprint": None}, "fingerprint"),
+    ({"dtype": "float16"}, "dtype float16"), ({"dtype": "auto"}, "dtype auto"),
+    ({"gate": {**GATE, "device_class": "cpu-x86-64-2c-avx2"}}, "device cuda"), ({"revision": None}, "name its commit"),
+    ({"revision": "main"}, "revision"), ({"speculative": {**DRAFTED, "model": "some/draft"}}, "speculative: put some/draft into")])
+def test_what_the_gate_did_not_judge_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        serving(**changes)
+    serving(model="models/target", revision=None)
+
+
+def test_the_gates_record_becomes_the_settings() -> None:
+    record = {"engine": "vllm", **GATE, "dtype": "bfloat16-int8", "checks": [], "made": "2026-01-01"}
+    made: dict[str, Any] = {"device": "cuda", "fingerprint": "f" * 64, "draft": "models/draft", "pair": "some", "release": 1,
+                            "model": "a/b", "revision": "a" * 40}
+    found = gated_serving(record, **made)
+    assert (found.dtype, found.speculative, found.gate.version) == ("bfloat16", DRAFTED, "0.32.0")
+    for changed, said in (({"passed": False}, "did not pass"), ({"fingerprint": "e" * 64}, "not what the gate judged"),
+                          ({"engine": "sglang"}, "engine")):
+        with raises_code("bad_value", said):
+            gated_serving({**record, **changed}, **made)
+    with raises_code("bad_value", "lacks dtype"):
+        gated_serving({name: value for name, value in record.items() if name != "dtype"}, **made)
+
+
+def test_loads_that_were_not_measured_are_decoded_plainly() -> None:
+    config = {"method": "ngram", "num_speculative_tokens": 3, SCHEDULE: [[1, 4, 3], [5, 16, 1]]}
+    settings = serving(speculative=config, gate={**GATE, "settings": config})
+    assert settings.engine_arguments()["speculative_config"][SCHEDULE] == [[1, 4, 3], [5, 16, 1], [17, 64, 0]]
+    few = serving(speculative=config, gate={**GATE, "settings": config}, max_num_seqs=16)
+    assert few.engine_arguments()["speculative_config"] == config
 
 
 def test_compose_reserves_what_a_replica_needs() -> None:
@@ -100,6 +154,10 @@ def test_compose_reserves_what_a_replica_needs() -> None:
     assert service["deploy"]["resources"]["reservations"]["devices"] == [{"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}]
     assert service["ports"] == ["127.0.0.1:8000:8000"]
     assert {volume.partition(":")[0] for volume in service["volumes"]} == set(data["volumes"])
+    assert (service["cap_drop"], service["read_only"], service["tmpfs"]) == (["ALL"], True, ["/tmp:exec"])
+    assert service["environment"]["VLLM_API_KEY"].startswith("${VLLM_API_KEY:?")
+    last = rendered(serving())["Dockerfile"].rindex("\nUSER ")
+    assert rendered(serving())["Dockerfile"][last:].startswith("\nUSER 1000:1000\n")
     on_cpu = yaml.safe_load(rendered(serving(**CPU))["compose.yaml"])["services"]["vllm"]
     assert on_cpu["deploy"]["resources"]["reservations"] == {"cpus": "4"}
 
@@ -120,7 +178,8 @@ def test_the_image_is_vllms_own_of_the_version_that_was_judged(bundle: Path) -> 
     text = (bundle / "Dockerfile").read_text()
     assert "FROM vllm/vllm-openai:v0.32.0\n" in text
     assert text.index("--require-hashes") < text.index("plugin-1-py3-none-any.whl /install/") < text.index("COPY . /bundle")
-    assert [line for line in rendered(serving())["Dockerfile"].splitlines() if line.startswith("RUN")] == []
+    plain = rendered(serving())["Dockerfile"].splitlines()
+    assert [line for line in plain if line.startswith("RUN")] == ["RUN install -d -o 1000 -g 1000 /spool /hub"]
 
 
 def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "chart") -> str:
@@ -143,6 +202,8 @@ def expand(text: str, values: dict[str, Any], name: str = "here", chart: str = "
         elif all(kept):
             line = re.sub(r"\{\{ toJson (\.Values[\w.]+) \}\}", lambda m: json.dumps(value(m[1])), line)
             line = re.sub(r"\{\{ div (\.Values[\w.]+) (\d+) \}\}", lambda m: str(value(m[1]) // int(m[2])), line)
+            line = re.sub(r"\{\{ sub (\.Values[\w.]+) (\d+) \}\}", lambda m: str(value(m[1]) - int(m[2])), line)
+            line = re.sub(r"\{\{ (\.Values[\w.]+) \| quote \}\}", lambda m: json.dumps(str(value(m[1]))), line)
             line = re.sub(r"\{\{ (\.Values[\w.]+) \}\}", lambda m: str(value(m[1])), line)
             lines.append(line.replace("{{ .Release.Name }}", name).replace("{{ .Chart.Name }}", chart))
     assert kept == [True]
@@ -157,8 +218,8 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
     head, values = yaml.safe_load(files["chart/Chart.yaml"]), yaml.safe_load(files["chart/values.yaml"])
     assert (head["apiVersion"], head["name"], head["version"], head["appVersion"]) == ("v2", "draftwell-my-pair", "7.0.0", "0.32.0")
     if filled:
-        values |= {"runtimeClass": "nvidia", "spool": {**values["spool"], "claim": "spool"},
-                   "hub": {"claim": "hub", "tokenSecret": "token"},
+        values |= {"runtimeClass": "nvidia", "port": 9000, "spool": {**values["spool"], "claim": "spool"},
+                   "hub": {"claim": "hub", "tokenSecret": "token"}, "apiKeySecret": "keys",
                    "tolerations": [{"key": "gpu", "operator": "Exists"}]}
     made = {path.stem: yaml.safe_load(expand(path.read_text(), values)) for path in TEMPLATES}
     assert {data["kind"] for data in made.values()} == {"Deployment", "Service", "PodDisruptionBudget"}
@@ -166,12 +227,22 @@ def test_the_chart_is_yaml_and_asks_for_the_gpus(changes: dict[str, Any], filled
     (container,) = pod["spec"]["containers"]
     assert made["deployment"]["spec"]["replicas"] == 2
     assert container["resources"]["limits"] == ({} if changes else {"nvidia.com/gpu": 2})
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["PORT"] == str(container["ports"][0]["containerPort"]) == str(made["service"]["spec"]["ports"][0]["port"])
+    assert pod["spec"]["enableServiceLinks"] is False
+    assert container["args"] == ["--shutdown-timeout", "45"]
+    assert int(container["args"][1]) + 5 < pod["spec"]["terminationGracePeriodSeconds"], "with the seconds before it is told to stop"
     assert container["startupProbe"]["failureThreshold"] == 120
     assert made["service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     assert made["disruption"]["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["spec"]["volumes"]}
     assert ("runtimeClassName" in pod["spec"]) is filled
     assert ("HF_TOKEN" in str(container["env"])) is filled
+    (key,) = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if one["name"] == "VLLM_API_KEY"] if filled else [None]
+    assert key == ({"name": "keys", "key": "key"} if filled else None)
+    allowed = container["securityContext"]
+    assert (allowed["runAsNonRoot"], allowed["runAsUser"], allowed["readOnlyRootFilesystem"]) == (True, 1000, True)
+    assert allowed["capabilities"] == {"drop": ["ALL"]}
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not on PATH: the chart was read, but not by Helm itself")
@@ -183,7 +254,8 @@ def test_helm_renders_the_chart_and_kubeconform_takes_it(bundle: Path) -> None:
     subprocess.run(["kubeconform", "-strict", "-"], input=done.stdout, text=True, check=True)
 
 
-def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str = "0.32.0") -> subprocess.CompletedProcess[str]:
+def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str = "0.32.0",
+               gpu: str = "A  GPU") -> subprocess.CompletedProcess[str]:
     """serve.sh with a stand-in for vLLM that prints its arguments."""
     site = tmp_path / f"site-{package}-{version}"
     place = site / "vllm" / "entrypoints" / "openai"
@@ -194,8 +266,13 @@ def run_bundle(bundle: Path, tmp_path: Path, package: str = "vllm", version: str
     info = site / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text(f"#!/bin/sh\necho '{gpu}'\n")
+    tool.chmod(0o755)
     return subprocess.run([str(bundle / "serve.sh"), "--host", "0.0.0.0"], cwd=tmp_path, capture_output=True, text=True, check=False,
-                          env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"})
+                          env={"PATH": f"{tool.parent}:/usr/bin:/bin", "PYTHON": sys.executable, "PYTHONPATH": str(site),
+                               "PYTHONDONTWRITEBYTECODE": "1"})
 
 
 def test_a_whole_bundle_of_the_judged_engine_starts(bundle: Path, tmp_path: Path) -> None:
@@ -220,7 +297,13 @@ def test_another_engine_is_refused_in_one_line(bundle: Path, tmp_path: Path, pac
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["models/draft/config.json", "serve.sh", "chart/values.yaml", "manifest.json", "added.txt"])
+def test_another_gpu_is_refused(bundle: Path, tmp_path: Path) -> None:
+    done = run_bundle(bundle, tmp_path, gpu="Other GPU 9")
+    assert (done.returncode, "the GPU here is cuda-other-gpu-9, the gate judged cuda-a-gpu" in done.stderr) == (2, True)
+    assert run_bundle(bundle, tmp_path, gpu="").returncode == 0, "no name, nothing to compare"
+
+
+@pytest.mark.parametrize("name", ["models/draft/config.json", "serve.sh", "chart/Chart.yaml", "manifest.json", "added.txt"])
 def test_a_changed_or_added_file_is_refused_and_named(bundle: Path, tmp_path: Path, name: str) -> None:
     with (bundle / name).open("a") as file:
         file.write(" \n# more" if name != "manifest.json" else " x")
@@ -232,3 +315,29 @@ def test_a_changed_or_added_file_is_refused_and_named(bundle: Path, tmp_path: Pa
         done = run_bundle(bundle, tmp_path)
         assert done.returncode == 2
         assert name in done.stderr
+
+
+def test_what_an_installation_may_change_is_outside_the_check(bundle: Path, tmp_path: Path) -> None:
+    for name in ("chart/values.yaml", "compose.yaml", ".env"):
+        with (bundle / name).open("a") as file:
+            file.write("# mine\n")
+    done = run_bundle(bundle, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_linked_folder_is_refused_and_a_folder_above_does_not_excuse_files(bundle: Path, tmp_path: Path) -> None:
+    hidden = tmp_path / "__pycache__" / "bundle"
+    shutil.copytree(bundle, hidden)
+    (hidden / "vllm.py").write_text("print('not vLLM')")
+    done = run_bundle(hidden, tmp_path)
+    assert (done.returncode, "vllm.py is not part" in done.stderr) == (2, True)
+    (bundle / "models" / "draft").rename(tmp_path / "moved")
+    (bundle / "models" / "draft").symlink_to(tmp_path / "moved")
+    done = run_bundle(bundle, tmp_path)
+    assert (done.returncode, "draft is a link" in done.stderr) == (2, True)
+
+
+def test_a_file_of_the_bundle_takes_no_modules_place(bundle: Path, tmp_path: Path) -> None:
+    (bundle / "json.py").write_text("raise SystemExit(0)")
+    done = run_bundle(bundle, tmp_path)
+    assert (done.returncode, "json.py is not part" in done.stderr) == (2, True)
