@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
@@ -21,6 +22,7 @@ from serving.server.scheduling.detokenize import TokenInfo
 from serving.server.scheduling.ticket import Delta, End
 
 Found = tuple[AnswerChoice, Delta | End]
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 120.0
@@ -62,9 +64,15 @@ class Answer:
     async def whole(self) -> Response:
         """All choices in one object."""
         texts, tokens = await self.collect()
-        if self.rated:  # tens of thousands of tokens may have to be spelt
-            return JSONResponse(await asyncio.to_thread(self._assembled, texts, tokens))
-        return JSONResponse(self._assembled(texts, tokens))
+
+        def written() -> bytes:
+            return as_json(self._assembled(texts, tokens)).encode()
+
+        return Response(await self.apart(written), media_type="application/json")
+
+    async def apart(self, write: Callable[[], T]) -> T:
+        """What `write` returns, in a thread where log-probs are listed: tens of thousands of tokens may have to be spelt and written."""
+        return await asyncio.to_thread(write) if self.rated else write()
 
     def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> dict[str, Any]:
         choices = self.conversation.choices
@@ -87,8 +95,8 @@ class Answer:
                 if found is None:
                     yield PING
                 else:
-                    for chunk in await asyncio.to_thread(self._chunks, *found) if self.rated else self._chunks(*found):
-                        yield sse(chunk | usage)
+                    if pieces := await self.apart(partial(self._pieces, *found, usage)):
+                        yield pieces
                 if self.conversation.over:
                     break
                 found = await self.conversation.next(PING_SECONDS)
@@ -98,6 +106,10 @@ class Answer:
         if self.body.wants_usage:
             yield sse(self.shape.chunk(usage=self._usage().model_dump()))
         yield "data: [DONE]\n\n"
+
+    def _pieces(self, choice: AnswerChoice, event: Delta | End, usage: dict[str, Any]) -> str:
+        """The chunks of an event as server-sent events; "" where there is none."""
+        return "".join(sse(chunk | usage) for chunk in self._chunks(choice, event))
 
     def _chunks(self, choice: AnswerChoice, event: Delta | End) -> list[dict[str, Any]]:
         """The chunks of an event: the start of a choice, its text, or its end."""
@@ -175,3 +187,8 @@ class EventStream(StreamingResponse):
 def sse(data: dict[str, Any]) -> str:
     """One server-sent event, in ASCII: some readers also split lines at U+2028 or U+0085."""
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+def as_json(data: dict[str, Any]) -> str:
+    """JSON as of the server's other answers."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -107,10 +107,8 @@ class ResponseAnswer(Answer):
 
     body: ResponsesRequest
 
-    async def whole(self) -> Response:
-        """The complete response."""
-        texts, tokens = await self.collect()
-        return JSONResponse(self._ended(texts[0], self._listed(tokens[0])))
+    def _assembled(self, texts: Sequence[str], tokens: Sequence[Sequence[TokenInfo]]) -> dict[str, Any]:
+        return self._ended(texts[0], self._listed(tokens[0]))
 
     async def stream(self, first: Found | None) -> AsyncIterator[str]:
         """Server-sent events as OpenAI's clients read them, each with its number; a comment wherever there is none for `PING_SECONDS`."""
@@ -128,17 +126,29 @@ class ResponseAnswer(Answer):
         yield event("response.in_progress", response=begun)
         yield event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
         yield event("response.content_part.added", **item, part=part_of("", []))
-        text, listed = "", list[dict[str, Any]]()
+        texts, listed = list[str](), list[dict[str, Any]]()
+
+        def written(delta: Delta) -> str:
+            more = self._listed(delta.tokens)
+            texts.append(delta.text)
+            listed.extend(more)
+            return event("response.output_text.delta", **item, delta=delta.text, logprobs=more) if delta.text or more else ""
+
+        def ending() -> str:
+            text = "".join(texts)
+            ended = self._ended(text, listed)
+            return (event("response.output_text.done", **item, text=text, logprobs=listed)
+                    + event("response.content_part.done", **item, part=part_of(text, listed))
+                    + event("response.output_item.done", output_index=0, item=ended["output"][0])
+                    + event(f"response.{ended['status']}", response=ended))
+
         found = first
         try:
             while True:
                 if found is None:
                     yield PING
-                elif isinstance(found[1], Delta):
-                    delta, more = found[1].text, self._listed(found[1].tokens)
-                    text, listed = text + delta, listed + more
-                    if delta or more:
-                        yield event("response.output_text.delta", **item, delta=delta, logprobs=more)
+                elif isinstance(found[1], Delta) and (piece := await self.apart(partial(written, found[1]))):
+                    yield piece
                 if self.conversation.over:
                     break
                 found = await self.conversation.next(PING_SECONDS)
@@ -147,11 +157,7 @@ class ResponseAnswer(Answer):
             failed = {"code": "server_error", "message": said["message"]}
             yield event("response.failed", response=self._response("failed", []) | {"error": failed})
             return
-        ended = self._ended(text, listed)
-        yield event("response.output_text.done", **item, text=text, logprobs=listed)
-        yield event("response.content_part.done", **item, part=part_of(text, listed))
-        yield event("response.output_item.done", output_index=0, item=ended["output"][0])
-        yield event(f"response.{ended['status']}", response=ended)
+        yield await self.apart(ending)
 
     @property
     def _item_id(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +93,30 @@ def test_logprobs_are_listed_on_demand(client: openai.OpenAI) -> None:
     assert [(one.token, one.logprob) for one in listed] == [(one.token, one.logprob) for one in same]
     assert all(len(one.top_logprobs) == 2 for one in listed)
     assert not respond(client).output[0].content[0].logprobs
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_spelt_and_written_in_a_thread(client: openai.OpenAI, served: ServedModel, monkeypatch: Any, stream: bool) -> None:
+    """Tens of thousands of them would hold up every other stream."""
+    spelling, writing = set[str](), set[str]()
+    spell, write = served.token_text, json.dumps
+
+    def spelt(token: int) -> str:
+        spelling.add(threading.current_thread().name)
+        return spell(token)
+
+    def written(data: Any, **options: Any) -> str:
+        if "top_logprobs" in str(data.get("logprobs", data.get("output", ""))):
+            writing.add(threading.current_thread().name)
+        return write(data, **options)
+
+    monkeypatch.setattr(served, "token_text", spelt)
+    monkeypatch.setattr(json, "dumps", written)
+    found = respond(client, include=["message.output_text.logprobs"], stream=stream)
+    assert len(list(found) if stream else found.output) > 0
+    assert spelling
+    assert writing
+    assert all(name.startswith("asyncio") for name in spelling | writing), spelling | writing
 
 
 def test_a_predicted_answer_works_here_too(client: openai.OpenAI) -> None:
