@@ -182,7 +182,8 @@ def unlike_others(ticket: Ticket) -> bool:
     """Whether a request changes the logits in a way that no trace records, or only has its prompt rated: its distributions do not represent
     the traffic."""
     asked = ticket.sampling
-    return bool(asked.penalises or asked.biases or asked.banned_token_ids or asked.min_p) or isinstance(ticket.strategy, RatedPrompt)
+    cut = asked.min_p and not asked.greedy
+    return bool(asked.penalises or asked.biases or asked.banned_token_ids or cut) or isinstance(ticket.strategy, RatedPrompt)
 
 
 def blind(position: Mapping[str, Any]) -> dict[str, Any]:

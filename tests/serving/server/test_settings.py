@@ -19,7 +19,8 @@ OPTIONS: dict[str, tuple[Any, tuple[float | None, float | None] | None]] = {
     "prompt-tokens": (None, (8, None)), "deterministic": (False, None),
     "api-key-file": (None, None), "cors-origin": (None, None), "allowed-host": (None, None), "request-timeout": (None, (0.001, None)),
     "drain-seconds": (20.0, (0, None)),
-    "allow-parameters": (False, None), "strategies": (None, None), "state": (None, None), "state-dir": (None, None),
+    "allow-parameters": (False, None), "generation-config": ("model", None), "strategies": (None, None),
+    "state": (None, None), "state-dir": (None, None),
     "state-seconds": (30.0, (0.1, None)), "feedback-dir": (None, None), "feedback-rate": (0.0, (0, 1)), "feedback-text": (False, None),
     "feedback-per-minute": (60, (1, None)), "feedback-megabytes": (256, (1, None)),
 }

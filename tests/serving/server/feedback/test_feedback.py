@@ -200,6 +200,13 @@ def test_requests_that_alter_the_distributions_say_nothing(tmp_path: Path, pair:
     assert server.counts == {"skipped_altered": 2}
 
 
+@pytest.mark.parametrize(("temperature", "counts"), [(0.0, {}), (1.0, {"skipped_altered": 1})])
+def test_min_p_alters_sampled_requests_only(tmp_path: Path, pair: Any, temperature: float, counts: dict[str, int]) -> None:
+    server = FeedbackServer(pair, tmp_path)
+    server.ask(PROMPTS[:1], min_p=0.1, temperature=temperature)
+    assert server.counts.get("skipped_altered", 0) == counts.get("skipped_altered", 0)
+
+
 def test_what_is_not_comparable_or_not_finished_is_left_out(tmp_path: Path, pair: Any) -> None:
     unknown = FeedbackServer(pair, tmp_path / "unknown", follow=False)
     unknown.ask(PROMPTS[:2])

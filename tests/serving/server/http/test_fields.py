@@ -15,6 +15,7 @@ from serving.server.http import service as service_module
 from serving.server.http.answer import PING
 from serving.server.http.conversation import Conversation
 from serving.server.http.schemas import VLLM_OFF, ChatRequest, CompletionRequest
+from serving.server.model.loading import log_defaults
 from serving.server.model.served_model import ServedModel
 from tests.support.server.served_pair import MAX_CONTEXT, served_pair, serving
 
@@ -130,6 +131,15 @@ def test_the_models_own_sampling_defaults_fill_what_a_request_leaves_open() -> N
     assert (settings["temperature"], settings["top_k"], settings["repetition_penalty"]) == (0.6, 0, 1.2)
     assert CompletionRequest(model="tiny", prompt="x").used_temperature == 1.0
     assert served.sampling_defaults == {}
+    assert ServedModel("tiny", served.pair, served.strategy, 1, model_defaults=False).sampling_defaults == {}
+
+
+@pytest.mark.parametrize(("defaults", "feedback", "said"), [
+    ({"temperature": 0.6}, True, ""), ({"repetition_penalty": 1.1}, False, "no draft trees"), ({"min_p": 0.1}, False, ""),
+    ({"repetition_penalty": 1.1}, True, "feedback cannot"), ({"min_p": 0.1}, True, "feedback cannot")])
+def test_what_the_models_defaults_cost_is_logged(caplog: pytest.LogCaptureFixture, defaults: Any, feedback: bool, said: str) -> None:
+    log_defaults(defaults, feedback=feedback)
+    assert [said in line and "--generation-config none" in line for line in caplog.messages] == ([True] if said else [])
 
 
 def test_a_chat_can_continue_its_last_message(http: httpx.Client, served: ServedModel) -> None:
