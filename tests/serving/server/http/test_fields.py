@@ -142,6 +142,22 @@ def test_what_the_models_defaults_cost_is_logged(caplog: pytest.LogCaptureFixtur
     assert [said in line and "--generation-config none" in line for line in caplog.messages] == ([True] if said else [])
 
 
+@pytest.mark.parametrize("name", ["messages", "conversations", "self", "range", "namespace", "raise_exception", "strftime_now", "tokenize"])
+def test_a_templates_own_names_are_no_values(http: httpx.Client, name: str) -> None:
+    response = http.post("/v1/chat/completions", json=CHAT | {"chat_template_kwargs": {name: 1}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+def test_values_that_a_template_cannot_work_with_are_refused_in_one_line(http: httpx.Client, served: ServedModel,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    template = served.pair.tokenizer.chat_template
+    monkeypatch.setattr(served.pair.tokenizer, "chat_template", template + "{% if depth %}{{ 'x' + depth }}{% endif %}")
+    assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+    response = http.post("/v1/chat/completions", json=CHAT | {"chat_template_kwargs": {"depth": 3}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
+    assert "\n" not in response.json()["error"]["message"]
+
+
 def test_a_chat_can_continue_its_last_message(http: httpx.Client, served: ServedModel) -> None:
     messages = [USER, {"role": "assistant", "content": "Once upon"}]
     body = CHAT | {"messages": messages, "continue_final_message": True}
