@@ -20,7 +20,7 @@ from serving.temperature import SERVED_TEMPERATURE, TemperatureClass
 
 USABLE: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= 2, "top_p": lambda value: 0 < value <= 1, "top_k": lambda value: 0 <= value <= 10**6,
-    "min_p": lambda value: 0 <= value <= 1, "repetition_penalty": lambda value: 0 < value <= 10}
+    "min_p": lambda value: 0 <= value <= 1, "repetition_penalty": lambda value: 0.01 <= value <= 10}
 """Which values of a model's generation config are used as defaults."""
 
 

@@ -120,6 +120,15 @@ def test_vllms_harmless_defaults_are_taken(http: httpx.Client, served: ServedMod
     assert http.post("/v1/chat/completions", json=chat).status_code == 200
 
 
+@pytest.mark.parametrize(("penalty", "status"), [(0.01, 200), (1e-3, 400), (1e-320, 400)])
+def test_a_repetition_penalty_has_a_floor(http: httpx.Client, penalty: float, status: int) -> None:
+    """A logit that is divided by next to nothing is infinite."""
+    response = http.post("/v1/chat/completions", json=CHAT | {"repetition_penalty": penalty})
+    assert response.status_code == status
+    if status == 400:
+        assert response.json()["error"]["param"] == "repetition_penalty"
+
+
 def test_the_models_own_sampling_defaults_fill_what_a_request_leaves_open() -> None:
     served = served_pair("autoregressive", slots=1)
     config = served.pair.modules["target"].generation_config
