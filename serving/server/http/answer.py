@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi.responses import Response, StreamingResponse
-from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from serving.server.http.conversation import AnswerChoice, Conversation
 from serving.server.http.errors import APIError
@@ -23,10 +21,7 @@ from serving.server.scheduling.ticket import Delta, End
 
 Found = tuple[AnswerChoice, Delta | End]
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
-STALL_SECONDS = 120.0
-"""How long a client may read nothing of a stream that has something to send."""
 PING_SECONDS = 15.0
 """How long a stream may be silent: proxies and clients close connections that are so for a minute or less."""
 PING = ": ping\n\n"
@@ -172,14 +167,8 @@ class EventStream(StreamingResponse):
         self._conversation = answer.conversation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            async with asyncio.timeout(STALL_SECONDS):
-                await send(message)
-
         try:
-            await super().__call__(scope, receive, bounded)
-        except ClientDisconnect:  # a timeout is one to Starlette, too
-            log.info("a client stopped reading its stream: it is closed")
+            await super().__call__(scope, receive, send)
         finally:
             self._conversation.close()
 

@@ -21,6 +21,8 @@ OWN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """A client's id that is taken over: it goes into the log and into a header."""
 OWN_NAMES = ("localhost", ".localhost", "host.docker.internal", "host.containers.internal")
 """Names of this machine, the last two from within containers."""
+MOST_REQUESTS = 4096
+"""Requests at once, with those that wait or are still being sent. Connections without one do not count: the protocol closes them."""
 QUIET = frozenset({"/health", "/ready", "/metrics"})
 """Paths that are asked every few seconds; only what fails of them is logged."""
 
@@ -70,6 +72,28 @@ def is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class RequestLimit:
+    """Answers 503 to requests beyond so many that are being answered or wait; probes and scrapers are let through."""
+
+    def __init__(self, app: ASGIApp, most: int = MOST_REQUESTS):
+        self.app, self.most, self.now = app, most, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in QUIET:
+            await self.app(scope, receive, send)
+            return
+        if self.now >= self.most:
+            error = APIError(503, f"this server already has {self.most} requests: try again later", code="too_many_requests",
+                             headers={"Retry-After": "5"})
+            await error.response(scope, receive, send)
+            return
+        self.now += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.now -= 1
 
 
 class RequestLog:

@@ -144,8 +144,8 @@ class Generation(OpenAIFields):
         None, ge=0, le=1, description="sample from the tokens with at least this share of the most likely one's probability; default: the "
                                       "model's own, else 0")
     repetition_penalty: float | None = Field(
-        None, ge=0.01, le=10, description="divides the positive logits of tokens that prompt or answer contain, and multiplies the negative "
-                                       "ones; default: the model's own, else 1")
+        None, ge=0.01, le=10, description="divides the positive logits of tokens that prompt or answer contain, and multiplies "
+                                          "the negative ones; default: the model's own, else 1")
     presence_penalty: float | None = Field(
         None, ge=-2, le=2, description="subtracted once from the logit of a token that the answer contains")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="subtracted as many times as the answer contains the token")

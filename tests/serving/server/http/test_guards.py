@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import socket
 import time
@@ -14,17 +16,19 @@ import httpx
 import pytest
 
 from serving.errors import DeviceLost, OutOfMemory
+from serving.server import protocol as protocol_module
 from serving.server.http import security as security_module
 from serving.server.http import service as service_module
 from serving.server.http.conversation import Conversation, retry_after, shutting_down
-from serving.server.http.guards import HostCheck
+from serving.server.http.guards import HostCheck, RequestLimit
 from serving.server.http.security import Security, hosts_of
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling import scheduler as scheduler_module
 from serving.server.scheduling.admission import QueueFull
 from serving.server.scheduling.ticket import DeadlineExceeded, Failure
 from serving.server.settings import ServerSettings
-from tests.support.server.served_pair import served_pair, serving
+from tests.support.server.served_pair import served_pair, serving, web_server
+from tests.support.server.server_process import wait_until
 
 PLAIN = {"model": "tiny", "prompt": "hi", "max_tokens": 4, "temperature": 0}
 
@@ -168,32 +172,78 @@ def test_state_is_kept_apart_where_there_are_keys() -> None:
     assert ServerSettings(bundle=Path("x"), state="shared").with_keys(("k",)).state == "shared"
 
 
-def test_a_stalled_reader_is_let_go(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream ends when the client has read nothing for long, and its conversation is closed."""
-    from serving.server.http import answer as answer_module
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    """Answers in pieces, for as long as somebody is there; /whole at once."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/whole":
+        await send({"type": "http.response.body", "body": b"x" * (32 << 20)})
+        return
+    gone = asyncio.create_task(until_gone(receive))
+    while not gone.done():
+        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        await asyncio.sleep(0)
 
-    monkeypatch.setattr(answer_module, "STALL_SECONDS", 0.05)
-    closed: list[bool] = []
 
-    class Fake:
-        conversation = type("C", (), {"close": lambda self: closed.append(True)})()
+async def until_gone(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
-        async def stream(self, first: Any) -> Any:
-            for _ in range(3):
-                yield "data: {}\n\n"
 
-    async def run() -> None:
+@pytest.mark.parametrize("path", ["/stream", "/whole"])
+def test_a_stalled_reader_is_let_go(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """The connection ends when the client has read nothing for long, whether its answer is streamed or not."""
+    monkeypatch.setattr(protocol_module, "STALL_SECONDS", 0.3)
+    with web_server(endless) as server, socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert client.recv(10) == b"HTTP/1.1 2"
+        wait_until(lambda: not server.server_state.connections and not server.server_state.tasks, "the connection ends")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\nA: ",
+                                  b"GET /whole HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["nothing", "half", "all"])
+def test_headers_have_a_limited_time(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(protocol_module, "HEADER_SECONDS", 0.3)
+    with web_server(endless) as server, socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client:
+        client.sendall(sent)
+        if sent.endswith(b"\r\n\r\n"):
+            time.sleep(0.6)
+            assert client.recv(10) == b"HTTP/1.1 2", "a request that is complete may be answered later"
+        else:
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(10) == b""
+            wait_until(lambda: not server.server_state.connections, "the connection ends")
+
+
+def test_too_many_requests_are_refused_but_for_probes() -> None:
+    """In OpenAI's format; those that ended make room."""
+    begun: list[str] = []
+    release = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope["path"])
+        await release.wait()
+
+    async def ask(path: str, sent: list[Any]) -> None:
         async def send(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                await asyncio.sleep(30)
+            sent.append(message)
 
-        async def receive() -> Any:
-            await asyncio.sleep(30)
+        await limit({"type": "http", "path": path, "method": "POST", "headers": []}, None, send)  # type: ignore[arg-type]
 
-        stream = answer_module.EventStream(Fake(), None)  # type: ignore[arg-type]
-        await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+    limit = RequestLimit(app, most=1)
 
-    began = time.monotonic()
-    asyncio.run(run())
-    assert closed == [True]
-    assert time.monotonic() - began < 25
+    async def run() -> list[Any]:
+        sent: list[Any] = []
+        first = asyncio.create_task(ask("/v1/completions", []))
+        await asyncio.sleep(0)
+        await ask("/v1/completions", sent)
+        probe = asyncio.create_task(ask("/health", []))
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(first, probe)
+        await ask("/v1/completions", [])
+        return sent
+
+    sent = asyncio.run(run())
+    assert begun == ["/v1/completions", "/health", "/v1/completions"]
+    assert sent[0]["status"] == 503
+    assert json.loads(sent[1]["body"])["error"]["code"] == "too_many_requests"
