@@ -172,6 +172,9 @@ class Service:
         choices: list[AnswerChoice] = []
         for prompt in prompts:
             budget = self._budget(body, prompt, default_tokens)
+            if body.alternatives is not None and body.token_limit is None:  # nobody asked for so many
+                listed = MOST_LISTED // (1 + body.alternatives) // (len(prompts) * count)
+                budget = max(1, min(budget, listed - (len(prompt.ids) if prompt.echoed else 0)))
             for number in range(count):
                 sampling = replace(self._sampling(body, budget, derived_seed(seed, number)), prediction=prediction)
                 text = TextStream(decode, body.stop_strings, prompt.ids, sampling.min_tokens)

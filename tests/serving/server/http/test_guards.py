@@ -96,6 +96,18 @@ def test_what_a_request_lists_is_bounded_as_a_whole(server: tuple[httpx.Client, 
     assert http.post("/v1/completions", json=PLAIN | {"n": 20, "max_tokens": 10}).status_code == 200, "nothing is listed"
 
 
+def test_where_no_budget_was_named_it_is_what_can_be_listed(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    http, _ = server
+    monkeypatch.setattr(service_module, "MOST_LISTED", 100)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0, "ignore_eos": True, "n": 2,
+            "logprobs": True, "top_logprobs": 4}
+    response = http.post("/v1/chat/completions", json=chat)
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["completion_tokens"] == 2 * 10
+    assert [choice["finish_reason"] for choice in response.json()["choices"]] == ["length"] * 2
+    assert http.post("/v1/chat/completions", json=chat | {"max_tokens": 11}).status_code == 400
+
+
 def test_each_token_is_spelt_once(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     spelt: list[int] = []
     spell = served._spell
