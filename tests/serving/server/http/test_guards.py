@@ -25,6 +25,7 @@ from serving.server.http.security import Security, hosts_of
 from serving.server.model.served_model import ServedModel
 from serving.server.scheduling import scheduler as scheduler_module
 from serving.server.scheduling.admission import QueueFull
+from serving.server.scheduling.scheduler import Scheduler
 from serving.server.scheduling.ticket import DeadlineExceeded, Failure
 from serving.server.settings import ServerSettings
 from tests.support.server.served_pair import served_pair, serving, web_server
@@ -149,6 +150,7 @@ def test_a_body_that_does_not_arrive_is_a_408(served: ServedModel, monkeypatch: 
 def test_a_hung_step_fails_the_health_check(server: tuple[httpx.Client, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     http, scheduler = server
     monkeypatch.setattr(scheduler_module, "HUNG_SECONDS", 0.05)
+    monkeypatch.setattr(scheduler_module, "TOKEN_SECONDS", 0.0)
     step = scheduler.engine.step
     seen: list[int] = []
 
@@ -167,6 +169,18 @@ def test_a_hung_step_fails_the_health_check(server: tuple[httpx.Client, Any], mo
         time.sleep(0.01)
     assert not scheduler.hung
     assert http.get("/health").json()["status"] == "ok"
+
+
+def test_a_step_that_reads_a_long_prompt_has_longer(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(served.pair.engine(), served.strategy, 2)
+    now = time.monotonic()
+    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now)
+    scheduler._step_began, scheduler._reading = now - 301.0, 0
+    assert scheduler.hung
+    scheduler._reading = 1000
+    assert not scheduler.hung
+    scheduler._step_began = now - 801.0
+    assert scheduler.hung
 
 
 def test_lossy_strategies_are_offered_on_demand_only() -> None:
