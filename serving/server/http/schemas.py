@@ -78,7 +78,7 @@ class SpeculationOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     strategy: Name | None = Field(None, description="a strategy that this server offers; default: the one that the bundle was tuned for")
-    enabled: bool | None = Field(None, description="false: plain decoding, token by token")
+    enabled: bool | None = Field(None, description="false: plain decoding, token by token, without the prediction too")
     stats: bool | None = Field(None, description="false: leave the speculation statistics out of the answer; default: true")
     trace: bool | None = Field(None, description="report the origin of every token: accepted, rescued, recovered or target")
     parameters: Annotated[dict[Name, bool | int | float | Name], Field(max_length=MOST_PARAMETERS)] | None = Field(
@@ -161,7 +161,8 @@ class Generation(OpenAIFields):
     stream: bool | None = Field(None, description="send the answer as it comes, as server-sent events")
     stream_options: StreamOptions | None = None
     prediction: PredictedContent | None = Field(
-        None, description="text that much of the answer is expected to equal; it is drafted wherever it fits, and changes no answer")
+        None, description="text that much of the answer is expected to equal; it is drafted wherever it fits. Answers follow the same "
+                          "distribution, and greedy ones are identical; sampled ones with a seed may be other ones")
     timeout: float | None = Field(
         None, gt=0, le=86_400, description="seconds after which the request is cancelled; the server may have a shorter limit")
     speculation: SpeculationOptions | None = Field(None, description="Draftwell's extension: how to decode, and what to report about it")

@@ -152,7 +152,7 @@ class Service:
 
     async def _prediction(self, body: Generation) -> tuple[int, ...]:
         """Tokens of the predicted answer, as far as they can be part of one."""
-        if body.prediction is None:
+        if body.prediction is None or body.decoding.enabled is False:
             return ()
         text = body.prediction.text[: self._most_characters]
         ids = await asyncio.to_thread(self.served.encode, text, special=False)

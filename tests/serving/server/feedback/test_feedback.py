@@ -193,7 +193,7 @@ def test_requests_of_other_settings_are_shards_of_their_own(tmp_path: Path, pair
     assert [{round(t, 3) for t in shard.column("temperature").to_pylist()} for shard in shards] == [{0.0}, {0.7}]
 
 
-@pytest.mark.parametrize("asked", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1.0}}])
+@pytest.mark.parametrize("asked", [{"presence_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"prediction": (1, 2, 3)}])
 def test_requests_that_alter_the_distributions_say_nothing(tmp_path: Path, pair: Any, asked: dict[str, Any]) -> None:
     server = FeedbackServer(pair, tmp_path)
     server.ask(PROMPTS[:2], **asked)
