@@ -40,7 +40,7 @@ class Session:
     def __init__(self, prompt: Sequence[int], sampling: Sampling, models: Mapping[Role, Model], draft_limit: int = UNLIMITED):
         self.draft_limit = draft_limit
         self.predicted_limit = UNLIMITED
-        """Tokens that a draft of the client's prediction may have, which costs no drafting; 0 leaves it out. Changed as `draft_limit` is."""
+        """Tokens that a draft of the client's prediction may have; 0 leaves it out. Changed as `draft_limit` is."""
         self.round_costs: tuple[float, ...] | None = None
         """k → seconds of a round in which all running requests verify drafts of k tokens, over those of plain decoding; set by a busy
         server, whose rounds cost something else than those of one request."""

@@ -51,7 +51,7 @@ class Speculation(BaseModel):
     """How an answer was decoded; sums over its choices. The counters may include a few tokens after a stop string."""
 
     strategy: str
-    drafted: int = Field(description="draft tokens that the strategy proposed; those of the request's prediction are not among these numbers")
+    drafted: int = Field(description="draft tokens that the strategy proposed; these numbers leave a prediction's tokens out")
     judged: int = Field(description="draft tokens verified: the accepted ones and the first rejected one of each round")
     accepted: int = Field(description="draft tokens accepted by the strategy, rescued ones included")
     rescued: int = Field(description="of these, tokens that the exact rule would have rejected")
