@@ -58,6 +58,8 @@ Tokens = Annotated[list[TokenId], Field(max_length=LONGEST_TOKENS, fail_fast=Tru
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 TemplateValue = bool | int | float | Annotated[str, StringConstraints(max_length=4096), AfterValidator(whole_characters)] | None
 
+TemplateValues = Annotated[dict[Name, TemplateValue], Field(max_length=MOST_TEMPLATE_VALUES)]
+
 
 def contradiction(param: str, message: str) -> PydanticCustomError:
     """The error of a field that contradicts another one."""
@@ -282,7 +284,7 @@ class Messages(OpenAIFields):
     add_generation_prompt: bool | None = Field(
         None, description="end the prompt with the beginning of the assistant's turn; default: true, false with continue_final_message")
     continue_final_message: bool | None = Field(None, description="true: the answer continues the last message, an assistant's")
-    chat_template_kwargs: Annotated[dict[Name, TemplateValue], Field(max_length=MOST_TEMPLATE_VALUES)] | None = Field(
+    chat_template_kwargs: TemplateValues | None = Field(
         None, description="further values for the model's chat template, such as enable_thinking")
 
     @model_validator(mode="after")

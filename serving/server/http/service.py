@@ -89,7 +89,7 @@ class Service:
         """Answer `/v1/responses`."""
         self.check_model(body.model)
         body = body.with_defaults(self.served.sampling_defaults)
-        prompt = await self.chat_prompt(body.messages, field="input")
+        prompt = await self.chat_prompt(body.messages, body.template_options, field="input")
         choices = self._choices(body, request, [prompt], None, await self._prediction(body))
         return await self._respond(body, request, choices, ResponseShape(self.served.name, self.fingerprint), ResponseAnswer)
 
