@@ -17,7 +17,7 @@ from serving.temperature import SERVED_TEMPERATURE
 
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "reasoning_effort", "reasoning", "max_tool_calls", "request_id", "cache_salt", "priority", "include_reasoning",
+    "parallel_tool_calls", "reasoning_effort", "reasoning", "max_tool_calls", "request_id", "cache_salt", "include_reasoning",
 })
 """Fields about billing, logging, caching, order and speed, and about tools and reasoning that this server lacks. They change no answer."""
 
@@ -27,7 +27,7 @@ VLLM_OFF: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "prompt_logprobs": (), "truncate_prompt_tokens": (),
     "logits_processors": ([],), "vllm_xargs": ({},), "kv_transfer_params": ({},), "documents": ([],), "chat_template": (),
     "mm_processor_kwargs": ({},), "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (),
-    "guided_grammar": (), "thinking_token_budget": (),
+    "guided_grammar": (), "thinking_token_budget": (), "priority": (0,),
 }
 """vLLM's fields that this server lacks, with the values that change nothing; null always is one."""
 
@@ -72,6 +72,14 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = Field(None, description="end the stream with a chunk that holds the usage")
+    continuous_usage_stats: bool | None = Field(None, description="vLLM's usage in every chunk, which this server lacks: false or null")
+
+    @model_validator(mode="after")
+    def refuse_usage_in_every_chunk(self) -> Self:
+        if self.continuous_usage_stats:
+            raise PydanticCustomError("unsupported_field", "this server does not support {param}: leave it out",
+                                      {"param": "stream_options.continuous_usage_stats"})
+        return self
 
 
 class SpeculationOptions(BaseModel):

@@ -110,6 +110,16 @@ def test_a_wrong_value_is_named(http: httpx.Client, change: dict[str, Any], para
     assert refused(http, "/v1/completions", PLAIN | change)[0] == param
 
 
+@pytest.mark.parametrize(("change", "param"), [
+    ({"priority": 1}, "priority"), ({"stream": True, "stream_options": {"continuous_usage_stats": True}},
+                                    "stream_options.continuous_usage_stats")])
+def test_what_vllm_does_and_we_do_not_is_refused(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+    response = http.post("/v1/chat/completions", json=CHAT | change)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    harmless = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}, "priority": 0}
+    assert http.post("/v1/chat/completions", json=CHAT | harmless).status_code == 200
+
+
 def test_vllms_harmless_defaults_are_taken(http: httpx.Client, served: ServedModel) -> None:
     harmless = {name: values[0] if values else None for name, values in VLLM_OFF.items()}
     more = {"min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False, "top_k": -1, "stop_token_ids": [],
