@@ -21,7 +21,8 @@ from serving.server.scheduling.ticket import Delta
 LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
     "message.output_text.logprobs", "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
-    "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs", "reasoning.encrypted_content"]
+    "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+    "reasoning.encrypted_content"]
 """OpenAI's values of `include`; all but the first are of tools, images and reasoning."""
 Short = Annotated[str, StringConstraints(max_length=512)]
 
@@ -71,7 +72,7 @@ class ResponsesRequest(Generation):
     max_output_tokens: int | None = Field(None, ge=1, description="most tokens to generate; default: what the context leaves")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="report this many of the most likely tokens at each position")
     include: Annotated[list[Included], Field(max_length=16)] | None = Field(
-        None, description="message.output_text.logprobs: report the log-prob of every token; OpenAI's other values have nothing to add here")
+        None, description="message.output_text.logprobs: report the log-prob of every token; OpenAI's other values add nothing here")
     chat_template_kwargs: TemplateValues | None = Field(
         None, description="further values for the model's chat template, such as enable_thinking")
     metadata: Annotated[dict[Short, Short], Field(max_length=16)] | None = Field(None, description="returned as it is")

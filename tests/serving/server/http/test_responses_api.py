@@ -166,7 +166,8 @@ def test_an_earlier_refusal_is_part_of_the_conversation(client: openai.OpenAI) -
 
 
 @pytest.mark.parametrize(("error", "code"), [
-    (APIError(408, "late", code="deadline_exceeded"), "deadline_exceeded"), (APIError(504, "late", code="deadline_exceeded"), "server_error"),
+    (APIError(408, "late", code="deadline_exceeded"), "deadline_exceeded"),
+    (APIError(504, "late", code="deadline_exceeded"), "server_error"),
     (APIError(429, "full", code="queue_full"), "rate_limit_exceeded"), (APIError(500, "broken"), "server_error")], ids=str)
 def test_a_failed_response_says_whose_fault_it_is(error: APIError, code: str) -> None:
     assert failure_code(error) == code
@@ -174,7 +175,8 @@ def test_a_failed_response_says_whose_fault_it_is(error: APIError, code: str) ->
 
 def test_harmless_values_are_taken(client: openai.OpenAI) -> None:
     body = {"model": "tiny", "input": "hi", "max_output_tokens": 2, "store": True, "reasoning": {"effort": "low"}, "tools": [],
-            "include": ["reasoning.encrypted_content", "web_search_call.results"], "user": "me", "text": {"format": {"type": "text"}, "verbosity": "medium"}, "truncation": "disabled",
+            "include": ["reasoning.encrypted_content", "file_search_call.results"],
+            "user": "me", "text": {"format": {"type": "text"}, "verbosity": "medium"}, "truncation": "disabled",
             "previous_response_id": None,
             "parallel_tool_calls": True, "tool_choice": "auto", "background": False, "service_tier": "auto", "max_tool_calls": 3}
     assert httpx.post(f"{client.base_url}responses", json=body, timeout=100).status_code == 200
