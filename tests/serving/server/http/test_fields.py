@@ -123,7 +123,7 @@ def test_what_vllm_does_and_we_do_not_is_refused(http: httpx.Client, change: dic
 def test_vllms_harmless_defaults_are_taken(http: httpx.Client, served: ServedModel) -> None:
     harmless = {name: values[0] if values else None for name, values in VLLM_OFF.items()}
     more = {"min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False, "top_k": -1, "stop_token_ids": [],
-            "add_special_tokens": True, "cache_salt": "s", "request_id": "r", "priority": 0}
+            "add_special_tokens": True, "cache_salt": "s", "request_id": "r"}
     assert text_of(http, **harmless, **more) == text_of(http)
     chat = CHAT | harmless | more | {"add_special_tokens": False, "echo": False, "add_generation_prompt": True,
                                      "continue_final_message": False, "chat_template_kwargs": {}}
